@@ -47,7 +47,7 @@ RETURNING = 60.0
 
 
 def environment_with(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What a broker's environment gets; `PULSAR_MEM` of ours, where it is set, says how much memory it has."""
+    """Environment of a broker; `PULSAR_MEM` of this process, if set, is its memory."""
     own = os.environ.get("PULSAR_MEM")
     return {**chosen, "PULSAR_MEM": own} if own else dict(chosen)
 
@@ -338,7 +338,7 @@ def kill_process(handle: dict[str, Any]) -> None:
     if not process_is_alive(handle):
         return
     with contextlib.suppress(ProcessLookupError):
-        process = os.pidfd_open(handle["pid"])  # stays this very process, whoever gets its number next
+        process = os.pidfd_open(handle["pid"])  # stays this very process, even if its number is used again
         try:
             if process_is_alive(handle):
                 signal.pidfd_send_signal(process, signal.SIGKILL)

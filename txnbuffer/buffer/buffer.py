@@ -317,4 +317,4 @@ def _record_at(run: RecordSlice, index: int, positions: Positions) -> Position:
     row = positions.search(run.first)
     if row < len(positions) and positions[row] == run.first:
         return positions[row + index]
-    return run.first._replace(batch=index)  # a record set: its message stands before its records
+    return run.first._replace(batch=index)  # a record set: its message is before its records

@@ -23,7 +23,7 @@ FEW_ROWS = 8
 
 
 class PlacedMarker(NamedTuple):
-    """A marker where it stands."""
+    """A marker where it is."""
 
     position: Position
     marker: Marker

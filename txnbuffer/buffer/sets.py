@@ -59,7 +59,7 @@ class Ongoing:
         return (entry for entry in self._queue if not entry.ended)
 
     def began_by(self, position: Position) -> Iterator[OpenTxn]:
-        """Those whose first record stands at or below a position, oldest first."""
+        """Those whose first record is at or below a position, oldest first."""
         return itertools.takewhile(lambda entry: entry.first <= position, self)
 
     def get(self, txn: TxnId) -> OpenTxn | None:
@@ -282,7 +282,7 @@ class SuppressedRanges:
         return bool(self._overlapping(first, last)[0])
 
     def count(self, first: Position, size: int) -> int:
-        """How many of the `size` records of the set whose first record stands at `first` are suppressed."""
+        """How many of the `size` records of the set whose first record is at `first` are suppressed."""
         end = first._replace(batch=first.batch + size - 1)
         total = 0
         for low, high in zip(*self._overlapping(first, end), strict=True):

@@ -145,7 +145,7 @@ class Counters(NamedTuple):
 class BufferState:
     """State between two messages: all up to `applied` is in, nothing after it.
 
-    `max_read` follows from the rest; it stands here for whoever only asks for it. Suppressed ranges of
+    `max_read` follows from the rest; it is kept for callers that need only it. Suppressed ranges of
     ledgers below `first_ledger` no longer count. `damage` holds the first damaged commits, `counters`
     the number of all.
     """

@@ -89,7 +89,7 @@ class Backfill:
         return replaced
 
     def pop(self) -> MutationSnapshot | None:
-        """The next snapshot, None if there is none yet; whoever takes it frees it."""
+        """The next snapshot, None if there is none yet; the caller frees it."""
         return self._ready.popleft() if self._ready else None
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class Cursor:
 
     @property
     def reading(self) -> MutationSnapshot | None:
-        """The snapshot in the middle of which it stands, in memory or its own."""
+        """The snapshot in the middle of which it is, in memory or its own."""
         return self._reading
 
     def drop(self) -> bool:
@@ -303,7 +303,7 @@ class Cursor:
         return self.end is not None and self.after >= max(self.end, self.floor) and self._range is None
 
     def _advance(self, *, enter: bool) -> bool:
-        """Come to where the next mutation stands; whether there is one. An open snapshot is closed only to `enter`."""
+        """Come to where the next mutation is; whether there is one. An open snapshot is closed only to `enter`."""
         while self._reading is None:
             if not self.registered or self._complete:
                 return False
@@ -335,7 +335,7 @@ class Cursor:
             self._read(pin)
             return True
         newer = pin.newer
-        if newer is None:  # it stands in the open snapshot, which is empty
+        if newer is None:  # it is in the open snapshot, which is empty
             return False
         if newer.evicted:
             self._leave()
@@ -383,7 +383,7 @@ class Cursor:
         self._chunk, self._row = snapshot.find(self.after)
 
     def _fitting(self, snapshot: MutationSnapshot, limit: int, max_bytes: int) -> int:
-        """How many mutations to take from the chunk where it stands."""
+        """How many mutations to take from the chunk where it is."""
         chunk = snapshot.chunks[self._chunk - snapshot.base]
         count = min(limit, len(chunk.rows) - self._row)
         return count if max_bytes >= chunk.bytes else chunk.rows.fitting(self._row, count, max_bytes)

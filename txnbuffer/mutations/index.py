@@ -33,7 +33,7 @@ class SnapshotIndexEntry(NamedTuple):
 
 
 class SnapshotAnchor(NamedTuple):
-    """The mutation numbered `seqno` stands at `position`."""
+    """The mutation numbered `seqno` is at `position`."""
 
     seqno: int
     position: Position

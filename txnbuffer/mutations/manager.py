@@ -113,7 +113,7 @@ class MutationManager:
         """A cursor for a reader that has all mutations up to `after`; it replaces a cursor of the same name.
 
         `end`: the last seqno wanted; the snapshot that holds it is given whole. `snapshot_end`: the end of the
-        snapshot in the middle of which `after` stands, so that the first one given does not end before. Raises
+        snapshot in the middle of which `after` is, so that the first one given does not end before. Raises
         InvalidRequest if either lies above `high`, MutationsTrimmed if what follows `after` is gone; 0 asks for
         whatever there is.
         """
@@ -207,13 +207,13 @@ class MutationManager:
         self.chain.drop_indexes()
 
     def evict(self, goal: int) -> None:
-        """Let go of mutations that the log has and no cursor stands at, until so many bytes are won."""
+        """Let go of mutations that the log has and no cursor is at, until so many bytes are won."""
         self.chain.evict(goal)
 
     def drop_cursors(self, goal: int) -> None:
         """Send cursors to the log, the slowest first, until so many bytes are won.
 
-        The persistence cursor never, and none that stands beside or behind it: that would free nothing.
+        Never the persistence cursor, and no cursor at or after its position: that would free nothing.
         """
         memory = self.chain.account
         target = memory.bytes - goal

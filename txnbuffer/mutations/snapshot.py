@@ -281,7 +281,7 @@ class MutationSnapshot:
         return won
 
     def find(self, after: int) -> tuple[int, int]:
-        """Where the first mutation above a seqno stands: number of its chunk, `base` counted, and row."""
+        """Where the first mutation above a seqno is: number of its chunk, `base` counted, and row."""
         if after < self.chunks[0].first:
             return self.base, 0
         number = bisect_right(self.chunks, after, key=attrgetter("last"))

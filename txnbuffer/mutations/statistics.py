@@ -61,7 +61,7 @@ class ManagerStatistics(NamedTuple):
 
 
 def of_persistence(place: MutationSnapshot) -> CursorStatistics:
-    """Of the persistence cursor: it has passed all snapshots before the one where it stands, and gives no items."""
+    """Of the persistence cursor: it has passed all snapshots before the one where it is, and gives no items."""
     return CursorStatistics(PERSISTENCE, place.start, place.start - 1, None, 0, _from(place, place.start - 1))
 
 

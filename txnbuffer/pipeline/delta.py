@@ -137,7 +137,7 @@ def _put(found: dict[str, Any], path: str, value: Any) -> None:
 
 APP = "txnbuffer"
 ATTEMPTS = 10
-"""Others may commit between a look at the table and our commit; so often it is tried again."""
+"""Attempts to commit: others may commit between our read of the table and our commit."""
 KEPT = 10
 """Of so many runs it is kept how far they go: who opens the table now may find an older one than the last."""
 
@@ -226,7 +226,7 @@ class DeltaDirectory(ExportDirectory):
             self._check(self._seen)
 
     def publish(self, run: ExportRun) -> ExportRun:
-        """What stands in `writing` counts from here on, as the run behind the one that `last` found.
+        """What is in `writing` counts from here on, as the run behind the one that `last` found.
 
         Raises ExportFailed, ExportLocked if another process exported meanwhile, ExportChanged.
         """

@@ -229,7 +229,7 @@ class ExportDirectory:
         return f"{self._own}{uuid.uuid4().hex}"
 
     def publish(self, run: ExportRun) -> ExportRun:
-        """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
+        """What is in `writing` counts from here on, as a run. Raises ExportFailed."""
         with self.writable():
             self._publish(run)
         return run
@@ -328,7 +328,7 @@ def foreign(directory: str) -> str | None:
 
 
 def local_path(path: str) -> str:
-    """A path of this machine. Raises InvalidAddress for what is none."""
+    """A path of this machine. Raises InvalidAddress for anything else."""
     scheme, colon, rest = path.partition(":")
     if colon and scheme == "file":
         path = "/" + rest.lstrip("/") if rest.startswith("//") else rest
@@ -343,7 +343,7 @@ def local_path(path: str) -> str:
 
 
 def literal(path: str) -> str:
-    """A path as Spark's readers take it: to them a name is a pattern, which may match other directories beside it."""
+    """A path as Spark's readers take it: to them a name is a pattern, which may match other directories next to it."""
     return path.translate(_LITERAL)
 
 

@@ -154,7 +154,7 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:
-    """What stands in the file is what tasks get: it has to be where the query is planned only."""
+    """What is in the file is what tasks get: it has to be where the query is planned only."""
     if path is None:
         return {}
     if not broker.startswith("txnbuf:"):

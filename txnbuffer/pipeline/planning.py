@@ -97,7 +97,7 @@ def first_wanted(broker: Broker, pinned: PinnedTopic, start: Place, *, fail_on_d
 
 
 def begun_at(pinned: PinnedTopic, at: Position) -> Position:
-    """A place, or where the log begins if that is behind it: whoever waits there is told of what is gone by then.
+    """A place, or the start of the log if that is later: the reader there is told what was trimmed.
 
     Not at an empty ledger that may give place to another one without a word.
     """

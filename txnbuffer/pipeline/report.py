@@ -22,7 +22,7 @@ p.good { color: #276749; } p.bad { color: #c53030; font-weight: 600; } svg text 
 
 
 class Section(NamedTuple):
-    """A heading and what stands below it, which is HTML already."""
+    """A heading and what is below it, which is HTML already."""
 
     title: str
     parts: Sequence[str]

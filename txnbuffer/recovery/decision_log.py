@@ -61,7 +61,7 @@ class Decisions(NamedTuple):
 def read_decisions(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
     """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
 
-    What a marker tells stands there by then. `buffers`: topics as `replayed_topics` just had them.
+    The outcomes of markers are in it by then. `buffers`: topics as `replayed_topics` just had them.
 
     Raises as `replayed_topics`, and UnreadableDecision.
     """
@@ -120,7 +120,7 @@ def replayed_topics(broker: Broker, shards: int) -> Buffers:
 def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
     """What a decision log says, and why its end can't be read if it can't.
 
-    Raises UnreadableDecision, and ServiceUnavailable where what stands before the end does not come.
+    Raises UnreadableDecision, and ServiceUnavailable where what is before the end does not come.
     """
     history, at = History(), EARLIEST
     try:

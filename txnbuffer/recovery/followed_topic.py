@@ -93,7 +93,7 @@ class TopicSequencer:
                 self._held_bytes = 0
 
     def continued_in(self, ledger: int) -> None:
-        """The log goes on in this ledger behind what is applied: once all that is numbered, the next is there.
+        """The log continues in this ledger after what is applied: once all of it is sequenced, the next is there.
 
         Then the ledger before may vanish, whatever comes and however long it stays undecided.
         """
@@ -227,7 +227,7 @@ class FollowedTopic:
         return effects
 
     def taken_over(self, owner: str) -> None:
-        """Begin a version of the topic's history: `owner`, another text for each, goes on from what is numbered."""
+        """Begin a version of the topic's history: `owner` continues after what is sequenced."""
         uuid = version_of(self.topic, self.writer.incarnation, owner)
         self.failover = self.failover.taken_over(uuid, self.sequencing.sequencer.next_seqno - 1)
 
@@ -270,14 +270,14 @@ class FollowedTopic:
         )
 
     def _following_ledger(self) -> int:
-        """The ledger in which the log goes on, if that can be told; what was told once of a position stays true."""
+        """The ledger in which the log continues, if known; an answer for a position stays true."""
         applied = self.buffer.applied
         if applied is not None and (self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER):
             self._following = (applied, _following(applied, self._broker.ledgers(self.topic)))
         return self._following[1]
 
     def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
-        """The next snapshot of this topic, as it stands at this moment."""
+        """The next snapshot of this topic, as it is at this moment."""
         self.writer.add(map(BufferSegmentPayload, self.buffer.take_sealed()))
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
@@ -296,7 +296,7 @@ class FollowedTopic:
         return min([self.state().resume_ledger, *self.generations])
 
     def take_reader(self) -> Reader:
-        """The reader, which goes on behind `at`, for its new owner: from here on what comes is given to `apply`."""
+        """The reader, which continues after `at`, for its new owner: from now on messages are given to `apply`."""
         reader, self._reader = self._reader, None
         if reader is None:
             raise AssertionError(f"the reader of topic {self.topic} was given away")
@@ -338,7 +338,7 @@ def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, 
 
 
 def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
-    """One part entry from where it stands in the snapshot topic."""
+    """One part entry from where it is in the snapshot topic."""
     key = EntryKey(topic, KeyKind.PART, number)
     if at is None:
         raise SnapshotDamaged(topic, str(key), "it is missing, though the end entry names it")

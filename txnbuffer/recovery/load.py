@@ -23,7 +23,7 @@ from txnbuffer.recovery.restore import Restored, before_ledger, fresh, restore
 from txnbuffer.streams.failover import FailoverLog
 
 ATTEMPTS = 5
-"""So often a snapshot whose entries don't belong together is read anew."""
+"""Attempts to read a snapshot whose entries do not belong together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LoadedTopic:
     decided is decided from the first moment; it knows the rest once it was applied up to the end of the log.
     `registered` is False for a topic without a snapshot, which has no transactions: its whole log is to be
     applied, and its records have no seqnos yet. The snapshot tells of all from `origin_ledger` on, the log still
-    has what stands from `first_ledger` on.
+    has what is from `first_ledger` on.
     """
 
     topic: str
@@ -138,7 +138,7 @@ class SnapshotLoader:
 
 
 def _attempt(broker: Broker, topic: str, snapshot_topic: str) -> Restored:
-    broker.incarnation(topic)  # a missing data topic is told apart from a missing snapshot topic
+    broker.incarnation(topic)  # a missing data topic is distinguished from a missing snapshot topic
     try:
         running = Scan(broker, snapshot_topic, frozenset({topic}))
     except TopicNotFound:

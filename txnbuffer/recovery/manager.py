@@ -81,12 +81,12 @@ class FollowedTopicFactory:
         return followed
 
     def _whole(self, topic: str, entries: TopicEntries, epoch: int, ledgers: list[Ledger]) -> FollowedTopic:
-        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
+        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos start again: older ones cannot be continued
         incarnation = self._broker.incarnation(topic)
         return self.restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
 
     def keep_history(self, followed: FollowedTopic, former: TopicEntries) -> None:
-        """Let readers of a topic whose log was folded anew go on from what it still has of its history."""
+        """Let readers of a topic whose log was folded again continue from what is left of its history."""
         incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
         uuid = followed.failover.current.uuid
         kept = kept_history(followed.topic, incarnation, former, ledgers, followed.sequencing.sequencer, uuid)
@@ -238,9 +238,9 @@ class SnapshotManager:
         return effects
 
     def check_registered(self, topics: Iterable[str]) -> None:
-        """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`.
+        """After `recover`, topics that were registered once: one that has lost its snapshot is in `problems`.
 
-        So does one that was made anew and holds transactions again, with TopicNotFound: `recreate` it.
+        So does one that was re-created and holds transactions again, with TopicNotFound: `recreate` it.
         """
         for topic in {*topics} - {*self._followed, *self.problems, *self._deleted}:
             if self._guarded(topic, partial(holds_transactions, self._broker, topic)):
@@ -287,7 +287,7 @@ class SnapshotManager:
         self._begin(self._make.whole(topic, entries, self.epoch), entries)
 
     def recreate(self, topic: str) -> None:
-        """Follow a topic that was missing: the same one from its snapshot, one made anew from the start of its log.
+        """Follow a topic that was missing: the same one from its snapshot, a re-created one from the start of its log.
 
         Raises as `register`; then it can be tried again.
         """
@@ -327,7 +327,7 @@ class SnapshotManager:
         return self._followed_topic(topic)
 
     def stop(self, topic: str, error: Error) -> None:
-        """A topic can't be followed any further: its error stands in `problems`."""
+        """A topic can't be followed any further: its error is in `problems`."""
         self.problems[topic] = stopped_by(topic, error)
         if (followed := self._followed.pop(topic, None)) is not None:
             followed.close()
@@ -498,7 +498,7 @@ class SnapshotManager:
             self.notes.append(note)
 
     def _begin(self, followed: FollowedTopic, former: TopicEntries | None = None) -> None:
-        """Follow a topic from here on; its snapshot is durable before. It goes on with the history of `former`."""
+        """Follow a topic from here on; its snapshot is durable before. It continues the history of `former`."""
         try:
             followed.replay()
             if former is not None:

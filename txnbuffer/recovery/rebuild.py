@@ -145,7 +145,7 @@ def _differences(broker: Broker, loaded: LoadedTopic | None, rebuilt: Transactio
 
 
 def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuffer) -> list[str]:
-    """Records that the snapshot shows although the log says that they are none to show."""
+    """Records that are visible by the snapshot but not by the log."""
     buffer = loaded.buffer
     shown = PinnedVisibility(buffer.aborted, buffer.suppressed, buffer.decided_position)
     known = PinnedVisibility(rebuilt.aborted, rebuilt.suppressed, buffer.decided_position)
@@ -164,14 +164,14 @@ def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuff
 def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: FoldedLog, now_ms: int) -> None:
     """Make what was folded the topic's snapshot, as the owner.
 
-    Raises TopicNotFound if the topic was made anew since, OwnershipLost, and what the broker raises.
+    Raises TopicNotFound if the topic was re-created since, OwnershipLost, and what the broker raises.
     """
     topic, ledgers = found.topic, broker.ledgers(found.topic)
     if broker.incarnation(topic) != found.incarnation:
         raise TopicNotFound(f"topic {topic} was deleted and re-created while its log was read: try again")
     entries = table.topics.get(topic, TopicEntries())
     state = decode_state(found.state)
-    branch = f"{ownership.epoch}-{now_ms}"  # seqnos begin anew: nobody goes on from older ones
+    branch = f"{ownership.epoch}-{now_ms}"  # seqnos start again: older ones cannot be continued
     failover = fresh(topic, found.incarnation, ledgers, state.buffer.segment_size, branch).failover
     cursors: dict[str, int] = {}
     sequencer = Sequencer.restore(state.sequencer)

@@ -133,7 +133,7 @@ def restore(
 ) -> Restored:
     """One topic from what a scan found; the log is not read yet.
 
-    Raises SnapshotMissing (also if the topic was made anew since), SnapshotDamaged, UnsupportedSnapshot,
+    Raises SnapshotMissing (also if the topic was re-created since), SnapshotDamaged, UnsupportedSnapshot,
     AppliedPositionTrimmed, TopicNotFound.
     """
     incarnation = broker.incarnation(topic)
@@ -188,7 +188,7 @@ def fresh(
 def kept_history(
     topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger], sequencer: Sequencer, uuid: int
 ) -> tuple[FailoverLog, dict[str, int]] | None:
-    """Failover log and durable cursors of a topic whose log was folded and numbered anew, from its first ledger on.
+    """Failover log and durable cursors of a topic whose log was folded and sequenced again from its first ledger.
 
     What is left of a log that was never trimmed gets the numbers that it had, up to where something is missing: there
     the version `uuid` begins. None where no end entry can be read, or the log has lost its beginning: then nobody

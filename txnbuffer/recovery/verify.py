@@ -51,7 +51,7 @@ class Level(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """One thing found. `entry` is the key it is about, `position` where that entry stands in the snapshot topic."""
+    """One thing found. `entry` is the key it is about, `position` where that entry is in the snapshot topic."""
 
     level: Level
     topic: str

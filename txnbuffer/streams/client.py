@@ -315,7 +315,7 @@ class StreamClient:
     # --- from the connection ---
 
     def connected(self, now: float) -> None:
-        """A new connection stands; nothing of an older one is to be told any more."""
+        """A new connection is established; notifications of an older one no longer apply."""
         self.disconnected()
         self._last_stream = 0
         self._pulse = ClientPulse(self._config.noop_interval, now)

@@ -56,7 +56,7 @@ class StreamDemand(NamedTuple):
     bytes: int
 
 
-# Of the client's: `stream` is the handle that `open` gave, `token` where its reader stands after the event
+# Of the client's: `stream` is the handle that `open` gave, `token` where its reader is after the event
 
 
 class StreamOpened(NamedTuple):

@@ -51,7 +51,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """1 to 1,000 versions, newest first; seqnos never grow along it, no uuid stands twice.
+    """1 to 1,000 versions, newest first; seqnos never grow along it, no uuid occurs twice.
 
     Raises ValueError if they are not.
     """
@@ -79,7 +79,7 @@ class FailoverLog:
     def sanitised(cls, versions: Iterable[Version], uuid: int) -> FailoverLog:
         """What is sound of a stored log, newest first; if that is nothing, a new one that begins with `uuid`.
 
-        Versions that are none, that begin after a newer one, or whose uuid stands again further back, go.
+        Versions that are none, that begin after a newer one, or whose uuid occurs again further back, are dropped.
         """
         kept: list[Version] = []
         for version in versions:

@@ -49,7 +49,7 @@ class Allowance:
 class Window:
     """The receiver's side: how much may be on the way to its reader or waiting for it, over all openings of a stream.
 
-    What one connection delivered and the reader has not consumed yet stands against the next one's grants.
+    What one connection delivered and the reader has not consumed yet counts against the next one's grants.
     """
 
     __slots__ = ("_granted", "_received", "bytes", "items", "waiting_bytes", "waiting_items")
@@ -121,7 +121,7 @@ class ServerPulse:
         self._sent = now
 
     def silent(self, now: float) -> bool:
-        """A question stands unanswered for an interval."""
+        """A question is unanswered for an interval."""
         return self._asked is not None and now - self._asked >= self._interval
 
     def should_ask(self, now: float) -> bool:

@@ -26,7 +26,7 @@ STREAM_VERSION = 1
 """Version of the stream protocol; a server refuses a client of a newer one."""
 
 NO_END = MAX_SEQNO
-"""The end of a stream that goes on for ever."""
+"""The end of a stream that never ends."""
 
 
 # From client to server
@@ -146,7 +146,7 @@ class SnapshotFlag(enum.IntFlag):
 
 
 class SnapshotBegin(NamedTuple):
-    """The snapshot `[start, end]` begins: each key stands in it once, as of `end`.
+    """The snapshot `[start, end]` begins: each key is in it once, as of `end`.
 
     Within a snapshot it moves that one's end further on; `start` stays, and keys can then repeat.
     """

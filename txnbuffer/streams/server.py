@@ -120,7 +120,7 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
 
 
 def _rollback(request: StreamRequest, info: TopicInfo) -> int | None:
-    """A topic made anew under an old name has nothing in common with the old one."""
+    """A topic created again under an old name has nothing in common with the old one."""
     same = request.incarnation in ("", info.incarnation)
     return rollback_point(
         request.start,
@@ -301,7 +301,7 @@ class StreamServer:
         return True
 
     def snapshot_begins(self, stream: int, start: int, end: int, *, disk: bool = False) -> None:
-        """The cursor enters a snapshot, or goes on behind what it gave of the last one with another."""
+        """The cursor enters a snapshot, or continues with the next one after what it gave of the last."""
         if producer := self._streams.get(stream):
             self._say(producer.snapshot_begins(start, end, disk=disk))
 
@@ -457,7 +457,7 @@ def check_cursor_name(name: object) -> str:
 
 
 def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
-    """Up to which seqno a reader has everything that stands at a seqno or at a resume token.
+    """Up to which seqno a reader has everything that is at a seqno or at a resume token.
 
     Raises ForeignToken for a token of another topic, StreamBranched for one of another history, SeqnoOutOfRange.
     """

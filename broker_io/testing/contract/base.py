@@ -79,7 +79,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def numbered(count: int, start: int = 0) -> list[Message]:
-    """Messages that can be told apart by their values."""
+    """Messages that can be distinguished by their values."""
     return [Message(b"key-%d" % (number % 7), b"value-%d" % number) for number in range(start, start + count)]
 
 
@@ -128,7 +128,7 @@ def read_count(reader: Reader, count: int) -> list[PlacedMessage]:
 def read_all(
     broker: Broker, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
 ) -> list[PlacedMessage]:
-    """What stands in a topic from a position to its end as it is now."""
+    """What is in a topic from a position to its end as it is now."""
     end = broker.last_position(topic)
     with broker.reader(topic, start, inclusive=inclusive, compacted=compacted) as reader:
         found = read_on(reader)

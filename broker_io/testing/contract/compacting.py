@@ -24,7 +24,7 @@ from broker_io.testing.contract.base import (
 
 
 def newest(found: Iterable[PlacedMessage]) -> dict[bytes, PlacedMessage]:
-    """The map that whoever reads a compacted topic keeps: the newest message of each key but for deletes."""
+    """The map that a reader of a compacted topic keeps: the newest message of each key but for deletes."""
     table: dict[bytes, PlacedMessage] = {}
     for placed in found:
         key = placed.message.key

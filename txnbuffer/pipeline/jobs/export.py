@@ -66,7 +66,7 @@ class RowGroups(NamedTuple):
 
 
 def latest_of(spark: SparkSession, export: ExportDirectory, run: ExportRun, *, deleted: bool = False) -> DataFrame:
-    """The record of each topic and key that stands last in an export up to a run; those without a key are left out.
+    """The record of each topic and key that is last in an export up to a run; those without a key are left out.
 
     A key whose latest value is null is there with `deleted` only. The files have to be there until the last action on
     what is returned: see `ExportDirectory.reading`. Raises InvalidRequest for an export without keys.
@@ -114,7 +114,7 @@ def _newest_of_task(
 
 
 def read(piece: RowGroups, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """The records of a piece of a file, whoever wrote that, with the types of the data source."""
+    """The records of a slice of a file, with the types of the data source."""
     import pyarrow.parquet as pq
 
     schema = schema_of(columns)
@@ -171,7 +171,7 @@ class Export:
         self._cut = False
 
     def run(self) -> ExportRun | None:
-        """Export what is new; None if nothing is. The directory is locked by whoever calls.
+        """Export new records; None if there are none. The caller has locked the directory.
 
         Raises PositionTrimmed, LogTruncated or LogReplaced if some of it is gone, TopicNotFound if a topic is gone or
         another one now, JobFailed.
@@ -254,7 +254,7 @@ class Export:
         return Offset(reached), firsts
 
     def _lost(self, broker: Broker, one: PinnedTopic, before: ReadProgress) -> Position | None:
-        """Where a log goes on that lost what was exported of it, and may have grown since; else None.
+        """Where to continue on a log that lost exported records and may have grown since; else None.
 
         Raises LogTruncated, unless what is gone may be; to on_progress an older copy that has grown takes a mark.
         """
@@ -280,7 +280,7 @@ class Export:
         return rows_in(self._directory.writing)
 
     def _kept(self, last: ExportRun) -> DataFrame:
-        """The latest values of the last run, but for what topics that are read anew may not hold any more."""
+        """The latest values of the last run, without those that a topic read again may no longer hold."""
         from pyspark.sql import functions as f
 
         from txnbuffer.pipeline.spark.source import POSITION

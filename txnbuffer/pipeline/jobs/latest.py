@@ -26,7 +26,7 @@ FIRST_ROWS = 500_000
 """Records that a task gathers before it looks for the first time which of them are superseded, if they are small."""
 
 HELD_BYTES = 256 * 1024 * 1024
-"""What a task holds before the shuffle; what is more goes on as it is, and a later record may follow it."""
+"""Bytes that a task deduplicates before the shuffle; further records are shuffled as they are."""
 
 WORD_BYTES = 8
 
@@ -34,7 +34,7 @@ Rows = NDArray[np.intp]
 
 
 def latest(frame: DataFrame, *, deleted: bool = False, thinned: bool = False) -> DataFrame:
-    """The record of each topic and key that stands last; those without a key are left out.
+    """The record of each topic and key that is last; those without a key are left out.
 
     `frame` has the columns topic, key and position, and any others. A key whose latest value is null is gone: it is
     there with `deleted` only. `thinned` says that the data source read with its option `latest` already.
@@ -104,7 +104,7 @@ def codes_of(table: pa.Table) -> NDArray[np.int64]:
 
 
 def _key_codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Keys of one length up to 8 bytes are told apart as numbers, several times as fast as strings."""
+    """Keys of one length up to 8 bytes are distinguished as numbers, several times as fast as strings."""
     numbers = [_as_numbers(chunk) for chunk in column.chunks if len(chunk)]
     widths = {found[0] for found in numbers if found is not None}
     if len(widths) != 1 or None in numbers:

@@ -1,4 +1,4 @@
-"""Recover: the buffer snapshots of many topics made anew from their logs, side by side, where they are lost or wrong.
+"""Recover: rebuilds the buffer snapshots of many topics from their logs, in parallel, where they are lost or wrong.
 
 Tasks fold one log each and send what came out; the driver, as the fenced owner, writes it.
 """

@@ -151,7 +151,7 @@ def _properties(named: _Named) -> dict[str, PropertyColumn]:
 
 
 def _property(count: int, rows: Int64s, texts: Column) -> PropertyColumn:
-    """One property: the texts that these rows have; one that is null is none."""
+    """One property: the texts of these rows; a null means no property."""
     encoded = texts.dictionary_encode()
     codes = np.full(count, -1, np.int32)
     codes[rows] = encoded.indices.fill_null(-1).to_numpy()
@@ -200,7 +200,7 @@ class BatchWriter(DataSourceArrowWriter):
     def _forget(self) -> None:
         """No other job has this name: it is over, also for attempts of its tasks that are late.
 
-        What stands is committed, so a service that does not answer harms nobody.
+        What is stored is committed, so a service that does not answer harms nobody.
         """
         if self._forgotten:
             name, number = self._naming

@@ -33,7 +33,7 @@ class ReadTask(InputPartition):
 def read_task(
     options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
 ) -> Iterator[pa.RecordBatch]:
-    """What stands in ranges, as Arrow record batches with the columns of the options."""
+    """What is in ranges, as Arrow record batches with the columns of the options."""
     found = _read(options, ranges, filters)
     return newest(map(with_key, found), HELD_BYTES) if options.latest else found
 
