@@ -211,7 +211,7 @@ async def test_a_service_that_hangs_is_fenced_by_one_that_is_told_to(place: Plac
     await client.close()
 
 
-@row("the owner of a topic: its namespace, bundle or itself was unloaded")
+@row("the broker that serves a topic: the topic, its bundle or its namespace was unloaded")
 @on_a_loop_for(SECONDS)
 async def test_what_is_for_a_topic_without_an_owner_waits_for_the_next_one(place: Place) -> None:
     service = await place.serve()
