@@ -43,6 +43,8 @@ from broker_io.batch import Batch, Labels, Message, Numbers, PropertyColumn
 from txnbuffer import avro
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, MarkerItem, Outcome, TxnId
 
+RESERVED = "tb."
+"""Properties whose names begin with this belong to the protocol; records of applications have none of them."""
 VERSION = "tb.v"
 TXN = "tb.txn"
 SEQ = "tb.seq"

@@ -155,8 +155,8 @@ def coordinator_columns(states: Mapping[int, CoordinatorState]) -> CoordinatorCo
         np.array([most for most, _ in rows], np.int64),
         np.array([state.low_water_mark for _, state in rows], np.int64),
         np.array([state.epoch for _, state in rows], np.int64),
-        tuple(_to_bytes(state.committed) for _, state in rows),
-        tuple(_to_bytes(state.aborted) for _, state in rows),
+        tuple(bitmap_to_bytes(state.committed) for _, state in rows),
+        tuple(bitmap_to_bytes(state.aborted) for _, state in rows),
     )
 
 
@@ -169,7 +169,8 @@ def coordinator_states(columns: CoordinatorColumns) -> dict[int, CoordinatorStat
     }
 
 
-def _to_bytes(bitmap: BitMap64) -> bytes:
+def bitmap_to_bytes(bitmap: BitMap64) -> bytes:
+    """A bitmap in its stored form, roaring's portable one."""
     copy = bitmap.copy()
     copy.run_optimize()
     data: bytes = copy.serialize()

@@ -102,13 +102,45 @@ OPTIONS = [
 ]
 
 
-class GrpcLink:
-    """A session connection over gRPC: one bidirectional stream of frames."""
+class _FrameStream:
+    """A bidirectional gRPC stream of encoded frames, which owns its channel."""
 
     def __init__(self, target: str, channel: Any, call: Any) -> None:
         self._target = target
         self._channel = channel
         self._call = call
+
+    async def _write(self, data: bytes) -> None:
+        import asyncio
+
+        import grpc
+
+        try:
+            await self._call.write(data)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise self._gone(error) from None
+
+    async def _read(self) -> bytes | None:
+        """The next frame, None after the last one."""
+        import grpc
+
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._gone(error) from None
+        return None if data is grpc.aio.EOF else data
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    def _gone(self, error: Any) -> Error:
+        """The error to raise for one of gRPC."""
+        raise NotImplementedError
+
+
+class GrpcLink(_FrameStream):
+    """A session connection over gRPC: one bidirectional stream of frames."""
 
     @classmethod
     async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity) -> GrpcLink:
@@ -116,30 +148,14 @@ class GrpcLink:
         return cls(target, *await open_call(target, SESSION_PATH, root_certificates, timeout, log))
 
     async def send(self, frame: ClientFrame) -> None:
-        import asyncio
-
-        import grpc
-
-        try:
-            await self._call.write(encode_client_frame(frame))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise self._gone(error) from None
+        await self._write(encode_client_frame(frame))
 
     async def receive(self) -> ServerFrame | None:
-        import grpc
-
-        try:
-            data = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._gone(error) from None
-        return None if data is grpc.aio.EOF else decode_server_frame(data)
+        data = await self._read()
+        return None if data is None else decode_server_frame(data)
 
     async def end(self) -> None:
         await self._call.done_writing()
-
-    async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
 
     def _gone(self, error: Any) -> Error:
         import grpc
@@ -363,13 +379,8 @@ class EngineStreamLink:
         self._connection.lost()
 
 
-class GrpcStreamLink:
+class GrpcStreamLink(_FrameStream):
     """A connection of change streams over gRPC."""
-
-    def __init__(self, target: str, channel: Any, call: Any) -> None:
-        self._target = target
-        self._channel = channel
-        self._call = call
 
     @classmethod
     async def open(
@@ -379,27 +390,11 @@ class GrpcStreamLink:
         return cls(target, *await open_call(target, STREAMS_PATH, root_certificates, timeout, log))
 
     async def send(self, messages: Sequence[ClientMessage]) -> None:
-        import asyncio
-
-        import grpc
-
-        try:
-            await self._call.write(encode_stream_client_frame(messages))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise self._gone(error) from None
+        await self._write(encode_stream_client_frame(messages))
 
     async def receive(self) -> Sequence[ServerMessage] | None:
-        import grpc
-
-        try:
-            data = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._gone(error) from None
-        return None if data is grpc.aio.EOF else decode_stream_server_frame(data)
-
-    async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
+        data = await self._read()
+        return None if data is None else decode_stream_server_frame(data)
 
     def _gone(self, error: Any) -> ServiceUnavailable:
         details = error.details() if hasattr(error, "details") else str(error)

@@ -19,7 +19,7 @@ from broker_io.errors import InvalidMessage, MessageTooLarge
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.errors import Error
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import SEQ, TXN, VERSION, transactional
+from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, transactional
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
 from txnbuffer.rpc.frames import SEND_BYTES, Send
 
@@ -255,7 +255,6 @@ BATCHINGS = ("messages", "records")
 
 PROPERTY_BYTES = 80
 """Maximum size of the properties that make a record transactional."""
-RESERVED = "tb."
 ORDERING_KEY = "ordering_key"
 """The property that stores the ordering key."""
 

@@ -9,10 +9,7 @@ from typing import NamedTuple
 from broker_io.batch import Batch, PlacedBatch, PropertyColumn, Which
 from broker_io.position import Int64s, Positions
 from txnbuffer.model import Position, TxnId
-from txnbuffer.protocol import TXN
-
-RESERVED = "tb."
-"""Prefix of the properties of the log protocol, which are not returned."""
+from txnbuffer.protocol import RESERVED, TXN
 
 
 class Record(NamedTuple):

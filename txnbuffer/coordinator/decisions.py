@@ -63,6 +63,7 @@ from pyroaring import BitMap64
 from broker_io.batch import Message
 from broker_io.position import Position
 from txnbuffer import avro
+from txnbuffer.buffer.sets import bitmap_to_bytes
 from txnbuffer.coordinator.progress import Progress
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import Outcome
@@ -440,20 +441,12 @@ def decode(message: Message) -> Entry | None:
     return entry
 
 
-def to_bytes(bitmap: BitMap64) -> bytes:
-    """A bitmap in its stored form."""
-    copy = bitmap.copy()
-    copy.run_optimize()
-    data: bytes = copy.serialize()
-    return data
-
-
 def _of_bytes(data: bytes) -> BitMap64:
     try:
         bitmap = BitMap64.deserialize(data)
     except Exception as error:  # the library raises any exception for bad bytes
         raise ValueError(f"a bitmap can't be read: {error}") from None
-    if to_bytes(bitmap) != data:
+    if bitmap_to_bytes(bitmap) != data:
         raise ValueError("a bitmap can't be read: its bytes are not in the portable form")
     return bitmap
 
@@ -465,10 +458,10 @@ def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
         case Group():
             return "group", _group_record(entry)
         case LowWaterMark():
-            bitmaps = {"committed": to_bytes(entry.committed), "aborted": to_bytes(entry.aborted)}
+            bitmaps = {"committed": bitmap_to_bytes(entry.committed), "aborted": bitmap_to_bytes(entry.aborted)}
             return "mark", entry._asdict() | bitmaps
         case EndedIds():
-            return "ended", {"ids": to_bytes(entry.ids)}
+            return "ended", {"ids": bitmap_to_bytes(entry.ids)}
         case Lease():
             return "lease", entry._asdict()
         case RegisteredTopic():

@@ -6,8 +6,9 @@ from collections import deque
 
 from pyroaring import BitMap64
 
+from txnbuffer.buffer.sets import bitmap_to_bytes
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.decisions import ENDED_KEY, EndedIds, LowWaterMark, to_bytes
+from txnbuffer.coordinator.decisions import ENDED_KEY, EndedIds, LowWaterMark
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.producers import NamedProducers
@@ -128,7 +129,7 @@ class OutcomeRetention:
 
     def _is_too_large(self, *bitmaps: BitMap64) -> bool:
         """Whether they are too large for one message; then they have thousands of ids."""
-        return FIXED + sum([len(to_bytes(ids)) for ids in bitmaps]) > self._core.config.max_message_bytes
+        return FIXED + sum([len(bitmap_to_bytes(ids)) for ids in bitmaps]) > self._core.config.max_message_bytes
 
     def _ended_durable(self, ids: BitMap64) -> None:
         self._ended_under_way = False

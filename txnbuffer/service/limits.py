@@ -16,8 +16,6 @@ ROW_BYTES = 64
 """Approximate memory of a record in addition to its bytes."""
 CELL_BYTES = 8
 """Maximum memory of a record in a property column, even if it lacks the property."""
-MAX_PROPERTIES = 1000
-"""Distinct property names in one append; every broker accepts so many."""
 SMALLEST_CREDIT = 64 * 1024
 
 

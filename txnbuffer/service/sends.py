@@ -13,16 +13,16 @@ import numpy as np
 
 from broker_io.batch import Batch, Labels, Message
 from broker_io.errors import Error, InvalidMessage, MessageTooLarge
+from broker_io.port import MAX_PROPERTIES
 from txnbuffer.columns import numbers, texts_equal, transaction_codes
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import SEQ, TXN, VERSION
+from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION
 from txnbuffer.service.connection import SessionConnection
-from txnbuffer.service.limits import MAX_PROPERTIES, weight
+from txnbuffer.service.limits import weight
 from txnbuffer.service.topic import ServiceTopic
 
-RESERVED = "tb."
 TRANSACTIONAL = {VERSION, TXN, SEQ}
 
 

@@ -21,7 +21,9 @@ from txnbuffer.buffer.sequencer import Sequenced
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.errors import MutationsTrimmed, SeqnoGap, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
+from txnbuffer.mutations.manager import BACKFILL_BYTES
 from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
+from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import expand, pieces
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import before_ledger
@@ -30,9 +32,7 @@ from txnbuffer.service.topic import Topics
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
 from txnbuffer.streams.token import ResumeToken
 
-RESERVED = "tb."
 INDEX_ENTRIES = 1024
-BACKFILL_BYTES = 16 * 1024 * 1024
 
 
 class SeqnoAnchor(NamedTuple):

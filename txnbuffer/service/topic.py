@@ -22,7 +22,7 @@ import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
-from broker_io.port import Broker, BulkBroker, Writer, check_topic_name
+from broker_io.port import MAX_PROPERTIES, Broker, BulkBroker, Writer, check_topic_name
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
 from snapshots.errors import stopped_by
@@ -34,7 +34,7 @@ from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import topic_deleted
-from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES, MIB
+from txnbuffer.service.limits import CELL_BYTES, MIB
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 
 FLIGHT_BYTES = 8 * 1024 * 1024

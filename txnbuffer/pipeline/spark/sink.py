@@ -37,10 +37,10 @@ from broker_io.position import Int64s
 from txnbuffer.client.branches import Participant, abort_branches, commit_branches
 from txnbuffer.client.connection import PendingConnection, connect
 from txnbuffer.client.outbox import MAX_PROPERTIES
-from txnbuffer.client.records import RESERVED
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, LogRestored, TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions
+from txnbuffer.protocol import RESERVED
 
 Column: TypeAlias = "pa.Array"
 
