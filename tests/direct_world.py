@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from client_world import BreakingLink, never, run
 
 from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
+from txnbuffer import Outcome, Transaction
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on
 from txnbuffer.client.links import EngineLink, Link
@@ -96,3 +98,15 @@ def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:
             await test(world)
 
     run(inside())
+
+
+async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:
+    async with client.transaction() as txn:
+        await txn.send(topic, value)
+    return txn
+
+
+async def ended(client: Client, txn: Transaction) -> Outcome:
+    while (outcome := await client.outcome(txn.id)) is None:
+        await asyncio.sleep(0.01)
+    return outcome

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from client_world import once, until, values
-from direct_world import DirectWorld, in_direct_world
+from direct_world import DirectWorld, commit_one, ended, in_direct_world
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import (
@@ -48,18 +48,6 @@ def linked(world: DirectWorld, client: Client, links: int) -> bool:
 
 def holds(world: DirectWorld, appends: int) -> bool:
     return len(world.handles[0].faults.held) == appends
-
-
-async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:
-    async with client.transaction() as txn:
-        await txn.send(topic, value)
-    return txn
-
-
-async def ended(client: Client, txn: Transaction) -> Outcome:
-    while (outcome := await client.outcome(txn.id)) is None:
-        await asyncio.sleep(0.01)
-    return outcome
 
 
 @pytest.mark.parametrize("written", [0, 1, 2], ids=["nothing", "a part", "all"])

@@ -8,23 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 from client_world import until, values
-from direct_world import DirectWorld, in_direct_world
+from direct_world import DirectWorld, commit_one, ended, in_direct_world
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import EntryTooLarge, MessageTooLarge
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, Transaction, TransactionAborted
+from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.client.client import Client
 from txnbuffer.client.writers import SLICE, TopicAppend
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 
 STILL = "neither the cluster nor its service answered for 1 s"
-
-
-async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:
-    async with client.transaction() as txn:
-        await txn.send(topic, value)
-    return txn
 
 
 @contextmanager
@@ -34,12 +28,6 @@ def impatient(client: Client, error: type[Exception]) -> Iterator[None]:
     with pytest.raises(error, match=STILL):
         yield
     client.session.max_unavailable = 60.0
-
-
-async def ended(client: Client, txn: Transaction) -> Outcome:
-    while (outcome := await client.outcome(txn.id)) is None:
-        await asyncio.sleep(0.01)
-    return outcome
 
 
 def test_a_commit_of_records_that_nobody_acknowledges_becomes_an_abort() -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
@@ -367,9 +368,10 @@ def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
     return events
 
 
-def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers: int, shards: int = 1) -> Report:
+def play(make: Callable[[Path], Soak], broker: Standalone | Cluster, events: Sequence[str]) -> Any:
+    """Run the soak that `make` builds in a directory; its report."""
     with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
-        run = Soak(broker, Path(directory), seed, writers, shards)
+        run = make(Path(directory))
         try:
             return run.run(events)
         finally:
@@ -378,21 +380,38 @@ def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers
                 broker.drop(run.namespace)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--brokers", type=int, default=20, help="how often brokers are killed")
-    parser.add_argument("--services", type=int, default=50, help="how often services are killed, at least")
+def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers: int, shards: int = 1) -> Report:
+    return play(lambda directory: Soak(broker, directory, seed, writers, shards), broker, events)
+
+
+def run_script(
+    parser: argparse.ArgumentParser,
+    events_of: Callable[[argparse.Namespace, random.Random], list[str]],
+    soak_of: Callable[[Standalone, list[str], argparse.Namespace], Report],
+) -> int:
+    """Soak a broker of its own as the command line says; prints the report, returns the exit code."""
     parser.add_argument("--writers", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=1, help="how many share the topics, each with two services")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     print(f"seed {options.seed}", file=sys.stderr)
-    events = plan(options.brokers, options.services, random.Random(options.seed))
+    events = events_of(options, random.Random(options.seed))
     with Cluster(choose(), "", "").private_standalone() as broker:
-        report = soak(broker, events, options.seed, options.writers, options.shards)
+        report = soak_of(broker, events, options)
     print(json.dumps(asdict(report) | {"good": report.good}))
     return 0 if report.good else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--brokers", type=int, default=20, help="how often brokers are killed")
+    parser.add_argument("--services", type=int, default=50, help="how often services are killed, at least")
+    parser.add_argument("--shards", type=int, default=1, help="how many share the topics, each with two services")
+    return run_script(
+        parser,
+        lambda options, chance: plan(options.brokers, options.services, chance),
+        lambda broker, events, options: soak(broker, events, options.seed, options.writers, options.shards),
+    )
 
 
 if __name__ == "__main__":

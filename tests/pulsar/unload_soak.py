@@ -14,20 +14,18 @@ import argparse
 import itertools
 import json
 import random
-import signal
 import sys
-import tempfile
 import time
 import urllib.error
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from cluster_soak import SECONDS, Report, Soak, read_decided, wait_until
-from pulsar_cluster import Cluster, choose
+from cluster_soak import SECONDS, Report, Soak, play, read_decided, run_script, wait_until
+from pulsar_cluster import Cluster
 from soak_followers import COPIES, KINDS
 from soak_judge import TOPICS
 
@@ -184,31 +182,19 @@ def plan(unloads: int, restarts: int, chance: random.Random) -> list[str]:
 def soak(
     broker: Standalone | Cluster, events: Sequence[str], seed: int, writers: int = 2, services: int = 1
 ) -> Unloaded:
-    with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
-        run = UnloadSoak(broker, Path(directory), seed, writers, services)
-        try:
-            return run.run(events)
-        finally:
-            run.close()
-            if isinstance(broker, Cluster):  # which is not gone with this
-                broker.drop(run.namespace)
+    return play(lambda directory: UnloadSoak(broker, directory, seed, writers, services), broker, events)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--unloads", type=int, default=50)
     parser.add_argument("--restarts", type=int, default=5, help="how often the broker is killed and started again")
-    parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--services", type=int, default=1, help="with more, the log may change hands by an unload")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
-    print(f"seed {options.seed}", file=sys.stderr)
-    events = plan(options.unloads, options.restarts, random.Random(options.seed))
-    with Cluster(choose(), "", "").private_standalone() as broker:
-        report = soak(broker, events, options.seed, options.writers, options.services)
-    print(json.dumps(asdict(report) | {"good": report.good}))
-    return 0 if report.good else 1
+    return run_script(
+        parser,
+        lambda options, chance: plan(options.unloads, options.restarts, chance),
+        lambda broker, events, options: soak(broker, events, options.seed, options.writers, options.services),
+    )
 
 
 if __name__ == "__main__":
