@@ -1,4 +1,4 @@
-# Everything is built, run and proved from here. `make` alone tells what there is.
+# Targets that build, run and test the project; `make` alone lists them.
 .DEFAULT_GOAL := help
 .SILENT:
 .ONESHELL:
@@ -10,19 +10,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
 .PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden docs lock clean
 
-help: ## show this list
+help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv and install everything, pinned and hashed
+setup: $(STAMP) ## create .venv and install all dependencies, pinned and hashed
 
 $(STAMP): requirements/build.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-	    echo "txnbuffer needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): say make PYTHON=python3.12" >&2
+	    echo "txnbuffer requires Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.12" >&2
 	    exit 1
 	}
 	echo "installing into .venv (a minute, once)" >&2
@@ -32,36 +32,36 @@ $(STAMP): requirements/build.txt requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e . >&2
 	touch $(STAMP)
 
-demo: $(STAMP) ## see it work in a minute, BROKER=pulsar on a real one in three; ARGS="--output json" for a machine
+demo: $(STAMP) ## run the demo (1 minute), BROKER=pulsar on a real broker (3 minutes); ARGS="--output json" for JSON
 	if [ "$(BROKER)" = pulsar ]; then
 	    TXNBUFFER_PULSAR_HOME=$${TXNBUFFER_PULSAR_HOME:-$$(docker/distribution.sh)}
 	    export TXNBUFFER_PULSAR_HOME
 	fi
 	$(BIN)/txnbuf demo $(if $(BROKER),--broker $(BROKER)) $(ARGS)
 
-test: lint typecheck pulsar ## lint, types and all tests, as CI runs them
-	HYPOTHESIS_PROFILE=ci $(PYTEST)
+test: lint typecheck pulsar ## run lint, type checks and all tests, as CI does
+	$(PYTEST)
 
-test-fast: $(STAMP) ## the tests alone, fewer examples; ARGS="tests/buffer -k trim"
+test-fast: $(STAMP) ## run the tests only; ARGS="tests/buffer -k trim"
 	$(PYTEST) $(ARGS)
 
-pulsar: $(STAMP) ## see which Pulsar the tests run on, and fetch it if need be
-	$(BIN)/python tests/pulsar_cluster.py >&2 || true # what is missing fails the tests that need it
+pulsar: $(STAMP) ## show which Pulsar the tests use, and download it if necessary
+	$(BIN)/python tests/pulsar_cluster.py >&2 || true # without a broker the tests that need one fail
 
-lint: $(STAMP) ## style and format
+lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
 
-typecheck: $(STAMP) ## types
+typecheck: $(STAMP) ## check types
 	$(BIN)/mypy --no-error-summary
 
-explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one says how to play it again
+explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure prints its seed
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
-mutants: $(STAMP) ## plant each known bug and see the tests catch it; SECONDS=3000 for a slice, ONLY=text for some
+mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),"$(ONLY)")
 
-soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that may be open at once, 5,000 examples a property
+soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full scale; 5,000 examples per property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --shards 2 --brokers $(or $(BROKERS),5) --services $(or $(SERVICES),40) $(if $(SEED),--seed $(SEED))
@@ -77,27 +77,27 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
-	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py
+	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py tests/pulsar/test_spark_cluster.py
 
-bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some
+bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)
 
-compare: $(STAMP) ## compare figures with another tree by turns; OTHER=DIR, ONLY=prefix for some
+compare: $(STAMP) ## compare the figures with another tree; OTHER=DIR, ONLY=prefix for some
 	$(BIN)/python -m bench.compare $(OTHER) $(ONLY)
 
-golden: $(STAMP) ## write the golden files anew; ONLY when a format changed on purpose
-	echo "Golden files pin formats that others have on disk. A diff here is a new format version." >&2
+golden: $(STAMP) ## rewrite the golden files; ONLY when a format changed on purpose
+	echo "Golden files pin formats that users have on disk. A diff here is a new format version." >&2
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k golden
 	git status --short tests/golden >&2
 
-docs: $(STAMP) ## build the documentation site in site/, refresh the diagram in docs/architecture.md
+docs: $(STAMP) ## build the documentation site in site/, update the diagram in docs/architecture.md
 	$(BIN)/python tests/layers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "open site/index.html" >&2
 
-lock: ## resolve the lock files anew (Python 3.11)
+lock: ## resolve the lock files again (Python 3.11)
 	$(PYTHON) requirements/lock.py
 
-clean: ## remove everything that was made here
+clean: ## remove everything that make created
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""Figures of this machine, measured side by side with peers where there are any: `make bench`."""
+"""Performance figures of this machine, some compared with a peer measured at the same time: `make bench`."""

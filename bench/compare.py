@@ -1,9 +1,9 @@
-"""Compare the figures of this tree with those of another one: `make compare OTHER=DIR`.
+"""Compare the figures of this tree with those of another tree: `make compare OTHER=DIR`.
 
-Machines are noisy, so the trees take turns: each figure is measured once in the other tree and once in this one, again
-and again. Both run on this interpreter and its packages, each on its own sources. A figure is kept if the median of its
-paired ratios is at least 0.95, or if its median lies within the spread of the other tree's own runs; a ratio above 1
-means that this tree is better, whatever the unit is. One JSON object a figure is written to stdout.
+Machines are noisy, so each figure is measured in both trees alternately, first in the other one. Both run on this
+interpreter and its packages, each with its own sources. A figure is kept if the median of its paired ratios is at least
+0.95, or if its median is within the range of the other tree's runs. A ratio above 1 means that this tree is better,
+whatever the unit. Writes one JSON object per figure to stdout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ run([one for one in figures(sys.argv[1]) if one.name == sys.argv[1]], runs=1)
 
 
 def measure(tree: Path, name: str) -> float | None:
-    """One figure, measured once in a process of its own; None if it could not be measured, which stderr explains."""
+    """One figure, measured once in a new process; None if it failed, with the reason on stderr."""
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def measure(tree: Path, name: str) -> float | None:
 
 
 def compared(chosen: Figure, pairs: Sequence[tuple[float, float]]) -> dict[str, object]:
-    """What pairs of values, of the other tree and of this one, say about a figure."""
+    """The JSON object of a figure from pairs of values: of the other tree, of this one."""
     less = chosen.unit in LESS_IS_BETTER
     others, these = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     ratio = statistics.median(other / this if less else this / other for other, this in pairs)
@@ -76,10 +76,10 @@ def compared(chosen: Figure, pairs: Sequence[tuple[float, float]]) -> dict[str, 
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 if every figure is kept, 1 if one is not or could not be measured."""
+    """Compare figures; the exit code is 0 if every figure is kept, 1 if one is not or could not be measured."""
     parser = argparse.ArgumentParser("python -m bench.compare", description=__doc__)
     parser.add_argument("other", type=Path, metavar="DIR", help="the root of the other tree")
-    parser.add_argument("prefix", nargs="*", metavar="PREFIX", help="compare the figures whose names start so")
+    parser.add_argument("prefix", nargs="*", metavar="PREFIX", help="compare only figures with this name prefix")
     parser.add_argument("--runs", type=int, default=RUNS)
     options = parser.parse_args(arguments)
     good = True

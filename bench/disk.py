@@ -1,4 +1,4 @@
-"""What the disk under the temporary directory does on its own, to judge other figures by."""
+"""The speed of the disk of the temporary directory, for comparison with the figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 def synced_write_ms(writes: int = 20) -> float:
-    """Median milliseconds of appending a page to a file and syncing it."""
+    """Median milliseconds to append a page to a file and sync it."""
     block = bytes(4096)
     times: list[float] = []
     with tempfile.TemporaryFile() as file:

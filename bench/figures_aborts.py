@@ -1,4 +1,4 @@
-"""The set of aborted transactions: what ten million of them weigh, and what asking costs."""
+"""The set of aborted transactions: memory of ten million, and the time of a lookup."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BULK = 1_000
 
 
 def aborted_ids(count: int, one_in: int) -> Int64s:
-    """Ids of aborted transactions, ascending, where one in `one_in` transactions aborts, at random."""
+    """int64[count]: ids of aborted transactions, ascending, if one in `one_in` transactions aborts, at random."""
     steps = np.random.default_rng(7).geometric(1 / one_in, count) if one_in > 1 else np.ones(count)
     return np.cumsum(steps, dtype=np.int64)
 
 
 def filled(ids: Int64s) -> AbortedSet:
-    """A set filled as recovery fills it, part by part."""
+    """A set filled segment by segment, as recovery fills it."""
     aborted = AbortedSet()
     most = np.zeros(SEGMENT_SIZE, np.int64)
     for start in range(0, len(ids), SEGMENT_SIZE):
@@ -53,7 +53,7 @@ def lookup_ns(count: int, one_in: int, bulk: bool) -> float:
             aborted.mask(most, asked[at : at + BULK])
     else:
         for txn in txns:
-            txn in aborted  # noqa: B015  # asking is what is measured
+            txn in aborted  # noqa: B015  # the lookup is measured
     return (time.perf_counter_ns() - start) / LOOKUPS
 
 

@@ -1,4 +1,4 @@
-"""The transaction buffer: folding a log, and telling what of it is visible."""
+"""The transaction buffer: applying a log, and filtering the visible records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCHES = 400
 
 
 def placed(batches: Sequence[Batch]) -> list[PlacedBatch]:
-    """Batches one behind the other in one ledger."""
+    """Consecutive batches of one ledger."""
     found: list[PlacedBatch] = []
     entry = 0
     for batch in batches:
@@ -50,7 +50,7 @@ def short_transactions() -> list[PlacedBatch]:
 
 
 def fold_rate(log: list[PlacedBatch]) -> float:
-    """Records a second."""
+    """Records per second."""
     buffer = TransactionBuffer()
     start = time.perf_counter()
     for batch in log:

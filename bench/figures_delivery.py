@@ -1,4 +1,4 @@
-"""Change streams through the public client from a service in another process."""
+"""Change streams of the public client from a service in another process."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def filled(address: str, records: int) -> None:
 
 
 async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str, float]:
-    """How many mutations a second come to a reader that begins when all are there.
+    """Mutations per second delivered to a reader that starts after the last commit.
 
-    `in_memory`: a stream that was opened before and reads nothing keeps them in the memory of the service.
+    `in_memory`: an earlier stream that reads nothing keeps them in the memory of the service.
     """
     from txnbuffer import ChangeBatch, connect
     from txnbuffer.client.stream_connection import StreamSession
@@ -59,7 +59,7 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
 
 
 async def latency(address: str, seconds: float) -> dict[str, float]:
-    """Seconds from asking for a commit until a reader that keeps up has its last record, at 5,000 a second."""
+    """Seconds from the commit request until a reader that keeps up has the last record, at 5,000 records per second."""
     from txnbuffer import ChangeBatch, connect
 
     asked: dict[bytes, float] = {}
@@ -94,8 +94,8 @@ async def latency(address: str, seconds: float) -> dict[str, float]:
     return {"p99": times[int(len(times) * 0.99)]}
 
 
-async def keeping_up(address: str, streams: int, seconds: float) -> dict[str, float]:
-    """How many streams of one topic have all of 2,000 mutations a second within a second after the last."""
+async def keeps_up(address: str, streams: int, seconds: float) -> dict[str, float]:
+    """Streams of one topic that have received all of 2,000 mutations per second one second after the last one."""
     from txnbuffer import ChangeBatch, connect
 
     counts = [0] * streams
@@ -147,4 +147,4 @@ def commit_to_delivery() -> float:
 @figure("streams.fan_out", unit="streams", goal=">= 100")
 def fan_out() -> float:
     with service() as address:
-        return asyncio.run(keeping_up(address, STREAMS, SECONDS))["streams"]
+        return asyncio.run(keeps_up(address, STREAMS, SECONDS))["streams"]

@@ -1,4 +1,4 @@
-"""Transactions through the public client and a service in another process, every commit on the disk."""
+"""Transactions of the public client with a service in another process; every commit is durable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUE = b"v" * 100
 async def lanes(
     address: str, topics: list[str], in_flight: int, records: int, seconds: float, options: dict[str, str] | None = None
 ) -> dict[str, float]:
-    """So many transactions at a time, each of `records` records to each topic, one behind the other in each lane."""
+    """Concurrent lanes of consecutive transactions, each with `records` records to each topic."""
     from txnbuffer import connect
 
     done = 0
@@ -28,7 +28,7 @@ async def lanes(
         async def lane() -> None:
             nonlocal done
             values = [VALUE] * records
-            while (now := time.perf_counter()) < began + seconds or not done:  # one at least, however slow it is
+            while (now := time.perf_counter()) < began + seconds or not done:  # at least one, however slow it is
                 async with client.transaction() as txn:
                     for topic in topics:
                         if records == 1:
@@ -43,7 +43,7 @@ async def lanes(
 
 
 async def paced(address: str, rate: float, seconds: float) -> dict[str, float]:
-    """Transactions begun at a steady rate, whatever became of those before; how long each took to commit."""
+    """Begin transactions at a steady rate, without waiting for earlier ones; the time of each to commit."""
     from txnbuffer import connect
 
     times: list[float] = []
@@ -112,7 +112,7 @@ def hundred_records() -> float:
 
 @figure("embedded.commit_ms_p99", unit="ms", goal="<= 20")
 def commit_time() -> float:
-    """From the moment a transaction should begin, at 1,000 a second, to its commit."""
+    """Time from the scheduled begin of a transaction, at 1,000 per second, to its commit."""
     with service() as address:
         result: dict[str, Any] = fresh("bench.figures_embedded", "run_paced", address, 1000, SECONDS)
     return float(result["p99"]) * 1000
@@ -123,7 +123,7 @@ MANY_TOPICS = 4_000
 
 
 async def make_topics(address: str, prefix: str, count: int) -> float:
-    """Topics a second, each made and registered by a transaction of its own, all at the same time."""
+    """Topics per second, each created and registered by its own transaction, all concurrently."""
     from txnbuffer import connect
 
     async with connect(address) as client:
@@ -154,6 +154,6 @@ def first_topics() -> float:
 
 
 @figure("embedded.topics_per_s.4k", unit="topics/s")
-def topics_beside_many() -> float:
-    """Where the log has 4,000 topics already."""
+def topics_with_many_existing() -> float:
+    """As `first_topics`, with 4,000 existing topics in the log."""
     return topics_per_second(MANY_TOPICS)

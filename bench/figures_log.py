@@ -1,4 +1,4 @@
-"""The embedded log: appending durably, and reading what committed from another process."""
+"""The embedded log: durable appends, and reading committed records from another process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RECORDS = 1_000_000
 BATCH = 1_000
 READ_AT_ONCE = 10_000
 MAX_WAIT = 10.0
-"""Seconds without a record after which a reader takes it that one is missing."""
+"""Seconds without a record after which a reader reports missing records."""
 UNDER_WAY = 32
-"""Appends that a writer has under way at most; the peer has one transaction."""
+"""Maximum number of pending appends of the writer; the peer has one transaction."""
 
 
 def append_all(writer: Writer, work: list[Batch]) -> None:
-    """Append batches and return once all are durable."""
+    """Append batches and wait until all are durable."""
     under_way: deque[Future[Positions]] = deque()
     for batch in work:
         under_way.append(writer.append(batch))
@@ -49,7 +49,7 @@ def append_seconds(broker: Broker, work: list[Batch]) -> float:
         return time.perf_counter() - start
 
 
-@figure("log.append_records_per_s", unit="records/s", goal=">= 500000", peer="sqlite3, WAL, one transaction a batch")
+@figure("log.append_records_per_s", unit="records/s", goal=">= 500000", peer="sqlite3, WAL, one transaction per batch")
 def append() -> Pair:
     work = batches(RECORDS, BATCH)
     with tempfile.TemporaryDirectory() as directory:
@@ -60,19 +60,19 @@ def append() -> Pair:
 
 
 def write_committed(address: str, work: list[Batch]) -> None:
-    """Write each batch as one transaction that commits, and snapshot what its topic's buffer makes of it."""
-    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register(TOPIC)
+    """Write each batch as a committed transaction, and a snapshot of the topic's buffer."""
+    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register(TOPIC)
         with broker.writer(TOPIC) as writer:
             for number, batch in enumerate(work, 1):
                 append_all(writer, [transactional(batch, TxnId(0, number), 1)])
                 append_all(writer, [end_of(range(number, number + 1), Outcome.COMMIT, len(batch))])
-        keeper.pump()
+        manager.pump()
 
 
 def read_committed_seconds(address: str, expected: int) -> float:
-    """Read so many visible records of a log that another process owns or owned."""
+    """Seconds to read the `expected` visible records of a log that another process owns or owned."""
     from txnbuffer.client.reader import CommittedReader
 
     start = time.perf_counter()

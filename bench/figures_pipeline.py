@@ -1,4 +1,4 @@
-"""Committed records read in bulk on Spark, compared with the same rows in Parquet."""
+"""Committed records read in bulk with Spark, compared with the same rows in Parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSES = 3
 
 
 def write_both(directory: str, records: int) -> None:
-    """The records in a log, committed in transactions of 1,000, and in Parquet files."""
+    """Write records to a log, committed in transactions of 1,000, and to Parquet files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -42,15 +42,15 @@ def write_both(directory: str, records: int) -> None:
 
 
 def read_seconds(directory: str, records: int) -> dict[str, float]:
-    """Seconds that a pass over all rows takes on local[2]: over the log, and over the Parquet files."""
+    """Seconds of a pass over all rows on local[2]: over the log, and over the Parquet files."""
     from txnbuffer.pipeline.spark.session import open_session
 
     spark = open_session("local[2]", settings={"spark.driver.memory": "2g"})
     spark.sparkContext.setLogLevel("ERROR")
     log, parquet = log_frame(spark, directory), spark.read.parquet(f"{directory}/parquet")
     for frame in (log, parquet):
-        if (count := frame.count()) != records:  # which warms up workers and compilers too
-            raise RuntimeError(f"{count} of {records} records came")
+        if (count := frame.count()) != records:  # this warms up workers and compilers too
+            raise RuntimeError(f"{count} of {records} records were read")
     seconds = {"log": best_pass_seconds(log), "parquet": best_pass_seconds(parquet)}
     spark.stop()
     return seconds
@@ -62,7 +62,7 @@ def log_frame(spark: SparkSession, directory: str) -> DataFrame:
 
 
 def best_pass_seconds(frame: DataFrame) -> float:
-    """The shortest of some passes: the first ones still warm up compilers."""
+    """Seconds of the fastest of several passes: the first ones still warm up compilers."""
     return min(pass_seconds(frame) for _ in range(PASSES))
 
 

@@ -1,4 +1,4 @@
-"""Jobs on Spark: exporting a log, the latest value of each key, and what a record costs when there are many."""
+"""Spark jobs: exporting a log, the latest value of each key, and the cost of a record in a large export."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 RECORDS = 5_000_000
 TXN_RECORDS = 1_000
 AT_ONCE = 500_000
-"""Records that are made before they are written."""
+"""Records that are generated at a time."""
 
 LATEST_RECORDS, KEYS = 10_000_000, 1_000_000
 FILES = 8
 FEW, MANY = 1_000_000, 50_000_000
 HARDLY_ANY = 10_000
 LARGE_TASK = 640 * 1024 * 1024
-"""Bytes of the log that a task reads when the latest records are looked for: two tasks for ten million records."""
+"""Bytes of the log that a task of the search for the latest records reads: two tasks for ten million records."""
 COLUMNS = ("topic", "position", "key", "value")
 PEERS = ("row_number", "max_by")
 
 
 def write_log(address: str, records: int, keys: int | None = None) -> None:
-    """So many thousands of records, committed in transactions of 1,000; of so many keys, None: each of its own."""
+    """Write records in committed transactions of 1,000, with `keys` distinct keys; None: one key per record."""
     chance = np.random.default_rng(2)
-    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register(TOPIC)
+    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register(TOPIC)
         number = 0
         with broker.writer(TOPIC) as writer:
             for first in range(0, records, AT_ONCE):
@@ -58,11 +58,11 @@ def write_log(address: str, records: int, keys: int | None = None) -> None:
                     appends.append(transactional(batch, TxnId(0, number), 1))
                     appends.append(end_of(range(number, number + 1), Outcome.COMMIT, len(batch)))
                 append_all(writer, appends)
-                keeper.pump()
+                manager.pump()
 
 
 def write_versions(directory: str, records: int, keys: int) -> None:
-    """One run of an export to Parquet files: records of keys that repeat, in the order of a log."""
+    """Write one run of an export to Parquet files: records of repeated keys, in the order of a log."""
     from txnbuffer.pipeline.offsets import Offset
 
     export = ExportDirectory(directory, VERSIONS)
@@ -105,9 +105,9 @@ def _blobs(data: bytes, width: int, count: int) -> Blobs:
 
 
 def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
-    """The latest record of each key, of an export or a log: our plans, and the two that one would write in SQL.
+    """The latest record of each key, of an export or a log: the plans of this package, and the two usual ones in SQL.
 
-    `frame` is our plan where nothing is known but a data frame.
+    `frame` is the plan for any data frame.
     """
     from txnbuffer.pipeline.jobs.export import latest_of
     from txnbuffer.pipeline.jobs.latest import latest
@@ -136,7 +136,7 @@ def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
 
 
 def latest_seconds(path: str, mine: str) -> dict[str, float]:
-    """Seconds that a plan of ours and those of the peers take on local[2]; each has run once before."""
+    """Seconds of the plan `mine` and of those of the peers on local[2]; each has run once before."""
     spark = session()
     seconds = {}
     chosen = {name: frame for name, frame in plans(spark, path).items() if name in (mine, *PEERS)}
@@ -148,7 +148,7 @@ def latest_seconds(path: str, mine: str) -> dict[str, float]:
 
 
 def export_seconds(directory: str, *logs: str) -> list[float]:
-    """Seconds that the first export of each log takes on local[2], after one that warms everything up."""
+    """Seconds of the first export of each log on local[2], after a warm-up export."""
     spark = session()
     seconds = [export(spark, f"file:{log}", f"{directory}/{number}") for number, log in enumerate([logs[0], *logs])]
     spark.stop()
@@ -156,7 +156,7 @@ def export_seconds(directory: str, *logs: str) -> list[float]:
 
 
 def format_seconds(directory: str, log: str) -> dict[str, float]:
-    """Seconds that the first export of a log takes on local[2] in each format, after one that warms everything up."""
+    """Seconds of the first export of a log on local[2] in each format, after a warm-up export."""
     spark = session()
     seconds = {}
     for warm in (True, False):
@@ -207,13 +207,13 @@ def delta_records() -> Pair:
     peer="Spark SQL, the faster of row_number and max_by",
 )
 def latest_records() -> Pair:
-    """Of an export of all versions to Parquet files, which our tasks open themselves."""
+    """From an export of all versions to Parquet files, which the tasks of this package open themselves."""
     return _latest_of_export("ours")
 
 
 @figure("pipeline.latest_records_per_s.frame", unit="records/s", peer="Spark SQL, the faster of row_number and max_by")
 def latest_of_frame() -> Pair:
-    """Of the same files as Spark reads them, or of any other data frame."""
+    """From the same files as Spark reads them, as from any other data frame."""
     return _latest_of_export("frame")
 
 
@@ -221,25 +221,25 @@ def _latest_of_export(mine: str) -> Pair:
     with tempfile.TemporaryDirectory() as directory:
         write_versions(f"{directory}/versions", LATEST_RECORDS, KEYS)
         seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"{directory}/versions", mine)
-    return _beside_sql(seconds, mine)
+    return _compared_with_sql(seconds, mine)
 
 
 @figure("pipeline.latest_records_per_s.log", unit="records/s", peer="Spark SQL, the faster of row_number and max_by")
 def latest_of_log() -> Pair:
-    """Of a log, where tasks that read it leave out what they see superseded; Spark SQL is given all of it."""
+    """From a log, where the reading tasks omit records that they see superseded; Spark SQL gets all records."""
     with tempfile.TemporaryDirectory() as directory:
         write_log(f"file:{directory}/log", LATEST_RECORDS, KEYS)
         seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"file:{directory}/log", "ours")
-    return _beside_sql(seconds, "ours")
+    return _compared_with_sql(seconds, "ours")
 
 
-def _beside_sql(seconds: dict[str, float], mine: str) -> Pair:
+def _compared_with_sql(seconds: dict[str, float], mine: str) -> Pair:
     return Pair(LATEST_RECORDS / seconds[mine], LATEST_RECORDS / min(seconds[name] for name in PEERS))
 
 
 @figure("pipeline.flatness", unit="times", goal="<= 1.2")
 def flatness() -> float:
-    """What a record costs an export of 50 million over what it costs one of 1 million, start-up taken out of both."""
+    """Time per record in an export of 50 million over that in one of 1 million, both without start-up."""
     with tempfile.TemporaryDirectory() as directory:
         sizes = (HARDLY_ANY, FEW, MANY)
         for size in sizes:

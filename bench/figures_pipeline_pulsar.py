@@ -1,4 +1,4 @@
-"""Committed records of a real broker read and written in bulk on Spark, as record sets."""
+"""Committed records of a real broker read and written in bulk with Spark, as record sets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def both_seconds(address: str, admin: str, records: int) -> dict[str, float]:
 
 
 def measured(spark: SparkSession, options: dict[str, str], records: int) -> dict[str, float]:
-    """Seconds that one job takes to write so many records, and that one pass takes to read them."""
+    """Seconds of one job that writes records, and of one pass that reads them."""
     frame = spark.range(0, records, 1, 4).selectExpr(
         "CAST(id AS STRING) key", f"left(sha2(CAST(id AS STRING), 512), {VALUE_BYTES}) value"
     )
@@ -39,7 +39,7 @@ def measured(spark: SparkSession, options: dict[str, str], records: int) -> dict
     written = time.perf_counter() - start
     found = spark.read.format("txnbuffer").options(topics=TOPIC, columns="key,value", **options).load()
     if (count := found.count()) != records:
-        raise RuntimeError(f"{count} of {records} records came")
+        raise RuntimeError(f"{count} of {records} records were read")
     return {"write": written, "read": best_pass_seconds(found)}
 
 

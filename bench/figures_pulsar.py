@@ -1,4 +1,4 @@
-"""Transactions on a real broker, ours and Pulsar's own side by side."""
+"""Transactions of this package and Pulsar's own, on the same real broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEER = "Pulsar's own transactions, Java client"
 
 
 def both(in_flight: int, topics: int = 1) -> Pair:
-    """Transactions of one record to each topic a second: ours, then the peer's, on the same broker."""
+    """Transactions per second with one record to each topic: those of this package, then the peer's."""
     names = [f"topic-{number}" for number in range(topics)]
     space = broker().namespace()
     address = f"{broker().url}/{space}"

@@ -1,4 +1,4 @@
-"""Time until transactions continue on a real broker: after a start with many aborts, and after a take-over."""
+"""Time until transactions continue on a real broker: after a start with many aborts, and after a takeover."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Options = dict[str, str]
 
 
 class Aborted(NamedTuple):
-    """Topics with as many aborts: the namespace's address for ours, TENANT/NAMESPACE/TOPIC for the native one."""
+    """Topics with the same number of aborts: `native`, TENANT/NAMESPACE/TOPIC, has Pulsar's own transactions."""
 
     address: str
     native: str
@@ -33,7 +33,7 @@ class Aborted(NamedTuple):
 
 @once_per_broker
 def aborted(count: int) -> Aborted:
-    """Make them by transactions that abort. All of their data is kept, or aborts would go with their ledgers."""
+    """Create the topics with transactions that abort. All data is retained, because aborts end with their ledgers."""
     space = broker().namespace()
     ask(broker().admin, f"namespaces/{space}/retention", "POST", KEEP)
     made = Aborted(f"{broker().url}/{space}", f"{space}/native")
@@ -45,7 +45,7 @@ def aborted(count: int) -> Aborted:
 
 
 async def aborting(address: str, count: int, options: Options) -> None:
-    """So many transactions of one record, each aborted."""
+    """Abort `count` transactions of one record."""
     from txnbuffer import connect
 
     async with connect(address, broker_options=options) as client:
@@ -76,25 +76,25 @@ def wait_until(true: Any, what: str) -> None:
     deadline = time.monotonic() + MAX_WAIT
     while not true():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{MAX_WAIT:g} s were not enough until {what}")
+            raise RuntimeError(f"timed out after {MAX_WAIT:g} s: expected that {what}")
         time.sleep(POLL)
 
 
 def load(count: int) -> Pair:
-    """Seconds from the start of our service's process until it is ready; of the native topic, from unload to ready."""
+    """Seconds from the start of the service process until it is ready; of the native topic, from unload to ready."""
     topics = aborted(count)
     start = time.perf_counter()
     with service(topics.address) as (_, facts):
         wait_until(lambda: metric(facts["http"], "txnbuffer_ready") == 1, "the service is ready")
         ours = time.perf_counter() - start
         if (found := metric(facts["http"], "txnbuffer_aborts")) != count:
-            raise RuntimeError(f"{found:.0f} aborts recovered of {count}")
+            raise RuntimeError(f"{found:.0f} of {count} aborts were recovered")
     start = time.perf_counter()
     ask(broker().admin, f"persistent/{topics.native}/unload", "PUT")
     wait_until(lambda: native_buffer(topics.native).get("state") == "Ready", "the native topic is ready")
     theirs = time.perf_counter() - start
     if (found := native_buffer(topics.native)["totalAbortedTransactions"]) != count:
-        raise RuntimeError(f"the native topic recovered {found} aborts of {count}")
+        raise RuntimeError(f"the native topic recovered {found} of {count} aborts")
     return Pair(ours, theirs)
 
 
@@ -104,7 +104,7 @@ def load_many_aborts() -> Pair:
 
 
 async def takeover(address: str, pid: int, options: Options) -> float:
-    """Seconds from the kill of the active service until the commit of a transaction begun then is answered."""
+    """Seconds from the kill of the active service to the commit of a transaction begun then."""
     from txnbuffer import Transaction, connect
 
     async def write(txn: Transaction) -> None:

@@ -22,15 +22,15 @@ WARM_UP = 1.0
 PERF_INTERVAL = 5
 PERF_SECONDS = 2 * PERF_INTERVAL + 2
 IDLE = 0.5
-"""Seconds without a record after which all are processed, which are not counted."""
-SILENCE = 60.0
-"""Seconds without a record after which what is missing is taken to be lost."""
+"""Seconds without a record after which all count as processed; this time is not counted."""
+LOSS_TIMEOUT = 60.0
+"""Seconds without a record after which missing records count as lost."""
 
 Options = dict[str, str]
 
 
 async def transactions(address: str, seconds: float, options: Options) -> dict[str, float]:
-    """Transactions of many records, so many at a time; records a second, and how many in all."""
+    """Concurrent transactions of many records; records per second, and their number."""
     from txnbuffer import connect
 
     noise = os.urandom(RECORDS * RECORD_BYTES // 2).hex().encode()
@@ -41,7 +41,7 @@ async def transactions(address: str, seconds: float, options: Options) -> dict[s
 
         async def lane() -> None:
             nonlocal done, measured
-            while (now := time.perf_counter()) < began + seconds or not measured:  # one at least, however slow it is
+            while (now := time.perf_counter()) < began + seconds or not measured:  # at least one, however slow it is
                 async with client.transaction() as txn:
                     await txn.send_many(TOPIC, values)
                 done += RECORDS
@@ -57,22 +57,22 @@ def run_transactions(address: str, seconds: float, options: Options) -> dict[str
 
 
 def read_all(address: str, records: int, options: Options) -> float:
-    """Read so many committed records from the beginning; records a second."""
+    """Records per second of reading this number of committed records from the beginning."""
     from broker_io import open_broker
     from txnbuffer import CommittedReader
 
     count, start = 0, time.perf_counter()
     with open_broker(address, **options) as log, CommittedReader(log, TOPIC) as reader:
         while count < records:
-            batch = reader.read(timeout=SILENCE)
+            batch = reader.read(timeout=LOSS_TIMEOUT)
             if batch is None:
-                raise RuntimeError(f"{count} records were read of {records}")
+                raise RuntimeError(f"{count} of {records} records were read")
             count += len(batch)
         return count / (time.perf_counter() - start)
 
 
 async def process_all(address: str, options: Options) -> float:
-    """Consume all records, change each, produce them elsewhere, exactly once; records a second."""
+    """Records per second of consuming, changing and producing all records exactly once."""
     from txnbuffer import RecordBatch, Transaction, connect
 
     async def transform(txn: Transaction, records: RecordBatch) -> None:
@@ -80,7 +80,7 @@ async def process_all(address: str, options: Options) -> float:
 
     async with connect(address, broker_options=options, batching="records") as client:
         start = time.perf_counter()
-        group = f"changing-{os.getpid()}"  # each run consumes all of it
+        group = f"changing-{os.getpid()}"  # each run consumes the whole topic
         done = await client.process_batches(TOPIC, group, transform, batch=RECORDS, idle_timeout=IDLE)
         return done.records / (time.perf_counter() - start - IDLE)
 
@@ -91,7 +91,7 @@ def run_process(address: str, options: Options) -> float:
 
 @once_per_broker
 def written() -> tuple[str, float]:
-    """A namespace with records, and how many."""
+    """The address of a namespace with records, and their number."""
     address = f"{broker().url}/{broker().namespace()}"
     with service(address):
         return address, write(address)["records"]
@@ -104,18 +104,18 @@ def write(address: str) -> dict[str, float]:
 
 
 def perf(topic: str) -> float:
-    """What the distribution's own producer writes, in messages a second once it is warm; no transactions."""
+    """Messages per second of the distribution's own producer once it is warm, without transactions."""
     command: list[Any] = [f"{home()}/bin/pulsar-perf", "produce", "-u", broker().url, "-s", RECORD_BYTES, "-r", 10**7]
     command += ["-time", PERF_SECONDS, "-i", PERF_INTERVAL, topic]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=MAX_WAIT)
     return last_rate(done.stdout + done.stderr)
 
 
-def last_rate(told: str) -> float:
+def last_rate(output: str) -> float:
     """The messages per second of the last interval in the output of pulsar-perf."""
-    rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", told)
+    rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", output)
     if not rates:
-        raise RuntimeError(f"pulsar-perf printed no rate:\n{told[-2000:]}")
+        raise RuntimeError(f"pulsar-perf printed no rate:\n{output[-2000:]}")
     return float(rates[-1])
 
 

@@ -15,26 +15,26 @@ from broker_io.testing.standalone import ask
 
 TOPICS = 200
 AT_ONCE = 8
-"""So many topics the peer makes at the same time, as a service registers them."""
+"""Topics that the peer creates concurrently; a service registers as many."""
 
 Options = dict[str, str]
 
 
 async def registering(address: str, count: int, options: Options) -> dict[str, float]:
-    """Register so many new topics together; topics a second, and the threads of the process then."""
+    """Register `count` new topics together; topics per second, and the number of threads of the process."""
     from broker_io import open_broker
     from txnbuffer.service.engine import Engine
 
     names = [f"topic-{number}" for number in range(count)]
     with open_broker(address, **options) as log:
-        engine = await Engine.start(log, shared=True)
+        engine = await Engine.start(log, cluster_mode=True)
         try:
             began = time.perf_counter()
             await asyncio.gather(*map(engine.registrar.register_now, names))
             elapsed = time.perf_counter() - began
             followed = [topic for topic in map(engine.topics.get, names) if topic is not None and topic.follower]
             if len(followed) < count:
-                raise RuntimeError(f"{len(followed)} topics were registered of {count}")
+                raise RuntimeError(f"{len(followed)} of {count} topics were registered")
             return {"per_second": count / elapsed, "threads": threading.active_count()}
         finally:
             await engine.stop()
@@ -45,7 +45,7 @@ def run_registering(address: str, count: int, options: Options) -> dict[str, flo
 
 
 def registered() -> dict[str, Any]:
-    """Register topics in a fresh namespace and return the measurements."""
+    """Register topics in a new namespace; the measurements."""
     address = f"{broker().url}/{broker().namespace()}"
     options = {"admin_url": broker().admin}
     result: dict[str, Any] = fresh("bench.figures_pulsar_topics", "run_registering", address, TOPICS, options)
@@ -58,7 +58,7 @@ def threads() -> float:
 
 
 def made() -> float:
-    """Topics that are made by the admin interface alone, a second."""
+    """Topics per second created by the admin interface alone."""
     space = broker().namespace()
     paths = [f"persistent/{space}/bare-{number}" for number in range(TOPICS)]
     began = time.perf_counter()
@@ -68,7 +68,7 @@ def made() -> float:
 
 
 @figure(
-    "pulsar.topics_per_s", unit="topics/s", goal=">= 0.1 times the peer", peer="making topics by the admin interface"
+    "pulsar.topics_per_s", unit="topics/s", goal=">= 0.1 times the peer", peer="creating topics by the admin interface"
 )
 def topics_per_second() -> Pair:
     return Pair(float(registered()["per_second"]), made())

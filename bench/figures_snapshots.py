@@ -1,4 +1,4 @@
-"""Buffer snapshots: what many aborts cost to keep, and how long a process takes to come back with them."""
+"""Buffer snapshots: bytes written for many aborts, and the time to recover them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.harness import figure
 from bench.workload import end_of, one_record_each
 from broker_io import open_broker
 from broker_io.port import Broker, Writer
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.manager import SnapshotManager
 
@@ -25,37 +25,37 @@ RECORD_BYTES = 8
 
 
 def abort(writer: Writer, first: int, count: int) -> None:
-    """Append one record for each of `count` transactions, and the marker that aborts them."""
+    """Append a record of each of `count` transactions, and the marker that aborts them."""
     least = range(first, first + count)
     writer.append(one_record_each(least, size=RECORD_BYTES))
     writer.append(end_of(least, Outcome.ABORT)).result()
 
 
 def abort_many(broker: Broker, aborts: int, *, snapshot_every: int) -> None:
-    """A topic with so many aborted transactions, followed by its owner, who snapshots as often."""
-    with SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register(TOPIC)
+    """Write `aborts` aborted transactions to a topic whose owner takes a snapshot every `snapshot_every` of them."""
+    with SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register(TOPIC)
         with broker.writer(TOPIC) as writer:
             for done in range(0, aborts, snapshot_every):
                 for first in range(done + 1, done + snapshot_every, GROUP):
                     abort(writer, first, GROUP)
-                keeper.pump()
+                manager.pump()
 
 
 def recover(address: str, aborts: int) -> float:
-    """The monotonic time at which the owner of a log is ready."""
-    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
+    """The monotonic time at which the owner of the log is ready."""
+    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+        manager.recover()
         ready = time.monotonic()
-        if len(keeper.buffer(TOPIC).aborted) != aborts:
-            raise RuntimeError(f"{len(keeper.buffer(TOPIC).aborted)} aborts recovered of {aborts}")
+        if len(manager.buffer(TOPIC).aborted) != aborts:
+            raise RuntimeError(f"{len(manager.buffer(TOPIC).aborted)} of {aborts} aborts were recovered")
     return ready
 
 
 @functools.cache
 def address_with(aborts: int) -> str:
-    """The address of a log with so many aborts, made once."""
+    """The address of a log with this number of aborts, created once."""
     directory = tempfile.TemporaryDirectory()
     atexit.register(directory.cleanup)
     address = f"file:{directory.name}/log"
@@ -82,7 +82,7 @@ def recovery_of_ten_million() -> float:
 
 @figure("snapshot.bytes.800k", unit="bytes", goal="<= 20000000")
 def snapshot_bytes() -> float:
-    """All bytes that the snapshot topic took in, headers and end entries included."""
+    """All bytes written to the snapshot topic, headers and end entries included."""
     with tempfile.TemporaryDirectory() as directory, open_broker(f"file:{directory}/log") as broker:
         abort_many(broker, 800_000, snapshot_every=GROUP)
         return float(sum(ledger.bytes for ledger in broker.ledgers(SNAPSHOT_TOPIC)))

@@ -1,4 +1,4 @@
-"""Change streams: mutations queued into a manager whose cursors all read."""
+"""Change streams: mutations queued in a mutation manager while all cursors read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = 10_000
 
 
 def mutations(count: int, size: int) -> list[MutationBatch]:
-    """`count` batches of `size`: keys of 8 bytes, at random out of 10,000, values of 100 bytes."""
+    """`count` batches of `size` mutations: random keys of 8 bytes out of 10,000, values of 100 bytes."""
     random = np.random.default_rng(9)
     offsets = np.arange(0, (size + 1) * 8, 8, dtype=np.int32)
     batches = []
@@ -31,7 +31,7 @@ def mutations(count: int, size: int) -> list[MutationBatch]:
 
 
 def queued_per_s(size: int, *, take_every: int = 1) -> float:
-    """Each cursor takes all there is once after every `take_every` batches of `size` mutations."""
+    """Mutations per second; each cursor takes all of them after every `take_every` batches of `size`."""
     batches = mutations(BATCHES, size)
     manager = MutationManager()
     cursors = [manager.register(f"cursor-{number}", 0) for number in range(CURSORS)]

@@ -1,4 +1,4 @@
-"""Measuring in a process of its own, where nothing was imported or allocated before."""
+"""Measurements in a new process, without earlier imports and allocations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def fresh(module: str, function: str, *arguments: object) -> Any:
-    """What a function of a module returns (JSON) when called with these (JSON) in a new Python."""
+    """The result (JSON) of a function of a module, called with these arguments (JSON) in a new process."""
     script = (
         f"import json, sys, {module}\nresult = {module}.{function}(*json.loads(sys.argv[1]))\nprint(json.dumps(result))"
     )
@@ -18,19 +18,19 @@ def fresh(module: str, function: str, *arguments: object) -> Any:
         [sys.executable, "-c", script, json.dumps(arguments)], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"{module}.{function} failed in its own process:\n{done.stderr}")
+        raise RuntimeError(f"{module}.{function} failed in a new process:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def fresh_seconds(module: str, function: str, *arguments: object) -> float:
-    """Seconds from the start of a new Python until a function of it has returned and the process ended."""
+    """Seconds of a new process that calls a function, from its start to its end."""
     start = time.perf_counter()
     fresh(module, function, *arguments)
     return time.perf_counter() - start
 
 
 def resident_bytes() -> int:
-    """Memory of this process as the kernel counts it."""
+    """Resident memory of this process."""
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     import resource

@@ -1,14 +1,14 @@
-"""The registry of figures and what runs them.
+"""The registry of figures, and the harness that runs them.
 
-A figure is a function that measures once and returns one number, or a `Pair` with that of a peer
-measured right beside it. Each runs several times; what is printed is the median, as one JSON object a
-line on stdout with the keys
+A figure is a function that measures once and returns one number, or a `Pair` with the number of a peer
+measured right after it. Each runs several times. The medians are printed to stdout, one JSON object per
+line, with the keys
 
     figure, value, unit, goal, peer, peer_value, ratio, runs
 
 `goal` is a text such as ">= 500000", ">= 2 times the peer" or null; `peer`, `peer_value` and `ratio` (value over peer's
-value) are null where there is no peer; `runs` says how many runs the medians come from. Everything
-else is printed on stderr, including the single values and the time of a synced write on this disk.
+value) are null without a peer; `runs` is the number of runs. Everything else is printed to stderr,
+including the single values and the time of a synced write on this disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TO_PEER = " times the peer"
 
 
 class Pair(NamedTuple):
-    """One measurement and that of the peer, taken one right after the other."""
+    """One measurement, and that of the peer right after it."""
 
     value: float
     peer_value: float
@@ -57,7 +57,7 @@ _if_it_fails: dict[Callable[[TextIO], None], None] = {}
 def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = None) -> Callable[[Measure], Measure]:
     """Register a function as a figure; with a `peer` it returns a Pair.
 
-    `goal` is `<= number` or `>= number`, followed by `times the peer` where it speaks of the ratio.
+    `goal` is `<= number` or `>= number`, followed by `times the peer` if it is a goal for the ratio.
     """
 
     def register(measure: Measure) -> Measure:
@@ -66,7 +66,7 @@ def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = 
         if goal is not None:
             reaches(0.0, goal)
             if goal.endswith(TO_PEER) and peer is None:
-                raise ValueError(f"the goal of figure {name} speaks of a peer, and it has none")
+                raise ValueError(f"the goal of figure {name} names a peer, but the figure has none: give peer")
         _registry[name] = Figure(name, unit, goal, peer, measure)
         return measure
 
@@ -74,23 +74,23 @@ def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = 
 
 
 def if_it_fails(explain: Callable[[TextIO], None]) -> None:
-    """Have `explain` called with stderr if the figure that is being measured fails, after its traceback."""
+    """Call `explain` with stderr if the current figure fails, after its traceback."""
     _if_it_fails[explain] = None
 
 
 def figures(only: str = "") -> list[Figure]:
-    """All figures whose name starts with `only`, sorted by name. Raises ValueError if there is none."""
+    """All figures whose names start with `only`, sorted by name. Raises ValueError if there are none."""
     for module in pkgutil.iter_modules(bench.__path__):
         if module.name.startswith("figures_"):
             importlib.import_module(f"bench.{module.name}")
     chosen = [_registry[name] for name in sorted(_registry) if name.startswith(only)]
     if not chosen:
-        raise ValueError(f"no figure starts with {only!r}; there are {', '.join(sorted(_registry)) or 'none'}")
+        raise ValueError(f"no figure starts with {only!r}: choose from {', '.join(sorted(_registry)) or 'none'}")
     return chosen
 
 
 def reaches(value: float, goal: str) -> bool:
-    """Whether a value, or the ratio if it is that which the goal speaks of, is as good as the goal."""
+    """Whether a value, or the ratio if the goal names the peer, reaches the goal."""
     match goal.removesuffix(TO_PEER).split():
         case ["<=", limit]:
             return value <= float(limit)
@@ -100,12 +100,12 @@ def reaches(value: float, goal: str) -> bool:
 
 
 def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
-    """Run one figure and return its JSON object."""
+    """Run one figure; its JSON object."""
     results: list[Pair] = []
     for _ in range(runs):
         result = chosen.measure()
         if isinstance(result, Pair) != (chosen.peer is not None):
-            raise TypeError(f"figure {chosen.name} returns a Pair if it names a peer, and only then")
+            raise TypeError(f"figure {chosen.name} must return a Pair if it names a peer, and a number if not")
         results.append(result if isinstance(result, Pair) else Pair(result, 0.0))
         print(f"  {_short(results[-1].value)} {chosen.unit}", file=err, flush=True)
     value = statistics.median(result.value for result in results)
@@ -123,7 +123,7 @@ def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
 
 
 def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None, err: TextIO | None = None) -> bool:
-    """Measure figures and print them, with a note for each missed goal; return whether all could be measured."""
+    """Measure and print figures, and whether each reaches its goal; return whether all could be measured."""
     out, err = out or sys.stdout, err or sys.stderr
     complete = True
     for one in chosen:
@@ -131,7 +131,7 @@ def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None
         _if_it_fails.clear()
         try:
             line = measured(one, runs, err)
-        except Exception:  # one figure that can't be measured leaves the others standing
+        except Exception:  # the other figures are still measured
             traceback.print_exc(file=err)
             for explain in list(_if_it_fails):
                 explain(err)
@@ -139,14 +139,14 @@ def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None
             continue
         if one.goal is not None:
             to_peer = one.goal.endswith(TO_PEER)
-            verdict = "reached" if reaches(float(str(line["ratio" if to_peer else "value"])), one.goal) else "MISSED"
-            print(f"  goal {one.goal}{'' if to_peer else ' ' + one.unit}: {verdict}", file=err, flush=True)
+            outcome = "reached" if reaches(float(str(line["ratio" if to_peer else "value"])), one.goal) else "MISSED"
+            print(f"  goal {one.goal}{'' if to_peer else ' ' + one.unit}: {outcome}", file=err, flush=True)
         print(json.dumps(line), file=out, flush=True)
     return complete
 
 
 def _short(value: float) -> float:
-    """Four digits that mean something, whole numbers above that."""
+    """A value rounded to four significant digits, or to an integer if it is larger."""
     return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
@@ -154,11 +154,11 @@ def main(arguments: list[str]) -> int:
     """`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; the exit code."""
     parser = argparse.ArgumentParser(
         "python -m bench",
-        description="Measure this machine: one JSON object a line on stdout, all else on stderr. Without PREFIX "
+        description="Measure this machine: one JSON object per line on stdout, all else on stderr. Without PREFIX "
         "all figures are measured, each three times, which takes long.",
     )
-    parser.add_argument("prefix", metavar="PREFIX", nargs="*", help="measure the figures whose names start so")
-    parser.add_argument("--list", action="store_true", help="list names, units and goals without measuring")
+    parser.add_argument("prefix", metavar="PREFIX", nargs="*", help="measure only figures with this name prefix")
+    parser.add_argument("--list", action="store_true", help="list names, units and goals, and measure nothing")
     options = parser.parse_args(arguments)
     try:
         chosen = {one.name: one for prefix in options.prefix or [""] for one in figures(prefix)}

@@ -1,4 +1,4 @@
-"""A real broker for the Pulsar figures of a run, with its own transactions switched on for the native peer."""
+"""A real broker for the Pulsar figures of a run, with Pulsar's own transactions enabled for the native peer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 MAX_WAIT = 3600.0
 LEAST_DIRECT, MOST_DIRECT = 1024, 4096
-"""MiB of direct memory: a broker runs with the first, and aborts the transactions of the figures with the second."""
+"""MiB of direct memory: the default of a broker, and enough for the native aborts of the figures."""
 SETTINGS = ["transactionCoordinatorEnabled=true"]
 DRIVER = Path(__file__).parent / "native" / "NativeTransactions.java"
 DISTRIBUTION = Path(__file__).parents[1] / "docker" / "distribution.sh"
@@ -32,13 +32,13 @@ DISTRIBUTION = Path(__file__).parents[1] / "docker" / "distribution.sh"
 
 @functools.cache
 def home() -> Path:
-    """The server distribution, fetched if it is not there."""
+    """The directory of the server distribution, downloaded if it is missing."""
     done = subprocess.run([DISTRIBUTION], stdout=subprocess.PIPE, text=True, check=True)
     return Path(done.stdout.strip())
 
 
 def memory(megabytes: int) -> str:
-    """What a broker gets of a machine that has so many: what many native aborts take, a quarter of it at most."""
+    """Memory options of a broker on a machine with this memory: a quarter of it as direct memory, within limits."""
     direct = max(LEAST_DIRECT, min(MOST_DIRECT, megabytes // 4))
     return f"-Xms256m -Xmx1g -XX:MaxDirectMemorySize={direct}m"
 
@@ -50,19 +50,19 @@ def make(directory: Path) -> StandaloneProcess:
 
 @functools.cache
 def brokers() -> Brokers:
-    """The brokers of this process, the last of which ends with it."""
+    """The brokers of this process; the last one ends with the process."""
     made = Brokers(make)
     atexit.register(made.end)
     return made
 
 
 def broker() -> Standalone:
-    """A standalone for the figure that is being measured."""
+    """The standalone broker for the current figure."""
     return brokers().current()
 
 
 def once_per_broker(prepare: Callable[P, T]) -> Callable[P, T]:
-    """Prepare something on the broker once, and once again on each fresh broker."""
+    """Call a function once for each broker and set of arguments."""
     prepared: dict[tuple[object, ...], T] = {}
 
     @functools.wraps(prepare)
@@ -79,15 +79,15 @@ def once_per_broker(prepare: Callable[P, T]) -> Callable[P, T]:
 def service(
     address: str, *arguments: str, event: str = "serving"
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """`txnbuf serve` on the broker, once it has logged an event, and the fields of that event."""
+    """`txnbuf serve` on the broker after it has logged an event, and the fields of that event."""
     command = [sys.executable, "-m", "txnbuffer", "serve", address, "--listen", "127.0.0.1:0"]
     command += ["--http", "127.0.0.1:0", "--admin-url", broker().admin, *arguments]
-    with started(command, event) as told:
-        yield told
+    with started(command, event) as process_and_fields:
+        yield process_and_fields
 
 
 def native(what: str, *arguments: object) -> float:
-    """Run the native driver; return the transactions per second that it prints."""
+    """Run the native driver; the transactions per second that it prints."""
     command = ["java", "-cp", f"{home()}/lib/*", str(DRIVER), what, broker().url, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_WAIT)
     if done.returncode:
@@ -100,9 +100,9 @@ def native_buffer(topic: str) -> dict[str, Any]:
 
     Empty while the broker has none.
     """
-    with contextlib.suppress(OSError):  # it loads the topic, and is asked again
+    with contextlib.suppress(OSError):  # the topic is being loaded; the caller retries
         ask(broker().admin, f"persistent/{topic}/stats")
         with urllib.request.urlopen(f"{broker().admin}/admin/v3/transactions/transactionBufferStats/{topic}") as answer:
-            told: dict[str, Any] = json.loads(answer.read())
-            return told
+            statistics: dict[str, Any] = json.loads(answer.read())
+            return statistics
     return {}

@@ -1,4 +1,4 @@
-"""A service in a process of its own, for the figures that go through a client."""
+"""A service in another process, for the figures of the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 @contextmanager
 def service() -> Iterator[str]:
-    """`txnbuf serve` on a new log; its address."""
+    """The address of a `txnbuf serve` process on a new log."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}/log"]
         command += ["--listen", "127.0.0.1:0", "--http", ""]
@@ -26,7 +26,7 @@ def service() -> Iterator[str]:
 
 
 def as_installed() -> dict[str, str]:
-    """An environment in which modules are compiled once, as those of an installed package are, not at each start."""
+    """An environment in which modules are compiled once, like those of an installed package, not at each start."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": _compiled()}
 
@@ -40,11 +40,11 @@ def _compiled() -> str:
 
 @contextmanager
 def started(command: list[str], event: str = "serving") -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process of a service, and the fields of an event that it has to log first."""
+    """The process of a service that has logged an event, and the fields of that event."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=as_installed())
     output = process.stderr
     assert output is not None
-    reading = threading.Thread(target=output.read, daemon=True)  # or the service would wait for us
+    reading = threading.Thread(target=output.read, daemon=True)  # or a full pipe would block the service
     try:
         facts = _wait_for(output, event)
         reading.start()
@@ -58,11 +58,11 @@ def started(command: list[str], event: str = "serving") -> Iterator[tuple[subpro
 
 
 def _wait_for(output: IO[str], event: str) -> dict[str, Any]:
-    told = []
+    lines = []
     for line in output:
-        told.append(line)
+        lines.append(line)
         if line.startswith("{"):
             facts: dict[str, Any] = json.loads(line)
             if facts["event"] == event:
                 return facts
-    raise RuntimeError(f"the service did not log {event!r}:\n{''.join(told)}")
+    raise RuntimeError(f"the service did not log {event!r}:\n{''.join(lines)}")

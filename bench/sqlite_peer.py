@@ -1,4 +1,4 @@
-"""The peer of the log: SQLite, the durable store that every Python has."""
+"""The peer of the log: SQLite, the durable store in Python's standard library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_io.batch import Batch
 
 
 def append_seconds(path: str, batches: Sequence[Batch]) -> float:
-    """Insert batches of records, one durable transaction each."""
+    """Seconds to insert batches of records, each in a durable transaction."""
     rows = [[(key, value) for key, value, _, _ in batch] for batch in batches]
     connection = sqlite3.connect(path)
     try:
@@ -27,7 +27,7 @@ def append_seconds(path: str, batches: Sequence[Batch]) -> float:
 
 
 def read_seconds(path: str, size: int) -> float:
-    """Read all records in log order, `size` at a time."""
+    """Seconds to read all records in log order, `size` at a time."""
     start = time.perf_counter()
     connection = sqlite3.connect(path)
     try:

@@ -1,4 +1,4 @@
-"""Records to write: keys of 8 bytes, values of 100, in batches of columns; and transactions of them."""
+"""Records with keys of 8 bytes and values of 100 bytes in batches, and transactions of records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUE_BYTES = 100
 
 
 def records(count: int, first: int = 0) -> Batch:
-    """`count` records with keys of their own, numbered from `first`."""
+    """`count` records with distinct keys, numbered from `first`."""
     keys = np.arange(first, first + count, dtype=">u8").tobytes()
     values = np.random.default_rng(first).bytes(count * VALUE_BYTES)
     return Batch(_column(keys, KEY_BYTES, count), _column(values, VALUE_BYTES, count))
@@ -25,7 +25,7 @@ def batches(count: int, size: int) -> list[Batch]:
 
 
 def one_record_each(least: range, *, size: int = VALUE_BYTES) -> Batch:
-    """One transactional record of `size` bytes for each of these transactions, as one batch."""
+    """A batch with one record of `size` bytes for each of these transactions."""
     count = len(least)
     properties = {
         VERSION: Labels.constant("1", count),
@@ -36,7 +36,7 @@ def one_record_each(least: range, *, size: int = VALUE_BYTES) -> Batch:
 
 
 def end_of(least: range, outcome: Outcome, records: int = 1) -> Batch:
-    """A marker that ends these transactions; those before them have ended everywhere."""
+    """A marker that ends these transactions; all earlier ones have ended on all topics."""
     items = tuple(MarkerItem(TxnId(0, number), outcome, records) for number in least)
     return Batch.of([encode_marker(Marker(0, 1, least.start - 1, True, items))])
 

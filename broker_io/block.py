@@ -86,7 +86,7 @@ class BadBlock(Exception):
 
 
 class Header(NamedTuple):
-    """The header of a block, but for magic and checksum; `length` is that of the whole block."""
+    """The header of a block without magic and checksum; `length` is that of the whole block."""
 
     flags: int
     sections: int

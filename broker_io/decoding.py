@@ -40,8 +40,8 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
 def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
     """The messages of a block from an untrusted peer, and the offset of its end.
 
-    A valid checksum proves no good intent, so the columns are checked, and compressed blocks, whose size is unknown,
-    are rejected. Raises BadBlock, or UnsupportedFormat.
+    A peer can compute a valid checksum of bad columns, so the columns are checked. Compressed blocks are rejected,
+    because their decompressed size is unknown. Raises BadBlock, or UnsupportedFormat.
     """
     header = codec.parse_header(data, at, 0)
     if not header.rows or header.flags:

@@ -1,7 +1,7 @@
 """The world as ports: clock, disk and randomness.
 
 The embedded log reaches the operating system only through these ports, so that a deterministic simulator can
-drive the same code. The `System…` classes are the real thing; `broker_io.testing` has a simulated disk.
+drive the same code. The `System…` classes use the operating system; `broker_io.testing` has a simulated disk.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class ReadableFile(Protocol):
     def size(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+def disable_grpc_fork_handlers() -> None:
+    """Call this before gRPC is first used.
+
+    Its fork handlers are for programs that use gRPC in the child. They sometimes crash it, and a child that only starts
+    another program, such as Spark's JVM, must not depend on them.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def read_file(file: ReadableFile) -> bytes:
@@ -246,4 +255,4 @@ class Environment:
     disk: Disk = field(default_factory=SystemDisk)
     randomness: Randomness = field(default_factory=SystemRandomness)
     process: str = field(default_factory=lambda: str(os.getpid()))
-    """The text that a lock file has about its holder: the process id."""
+    """The text that a lock file holds about its owner: the process id."""

@@ -8,9 +8,9 @@ Rules of every backend:
 - An append is acknowledged once it is durable, in order. A failed append leaves a prefix of itself in the log;
   the writer learns how long a prefix only by reading the log.
 - Opening an exclusive writer fences every older writer of that topic: each later append of theirs fails with
-  `Fenced`. While an exclusive writer is open nobody else can append. On a Pulsar cluster a shared writer of another
+  `Fenced`. While an exclusive writer is open no other writer can append. On a Pulsar cluster a shared writer of another
   process may block meanwhile and continue afterwards, so topics with an owner have no shared writers. With `wait` an
-  exclusive writer fences nobody: it opens once the current holder is gone.
+  exclusive writer fences no other: it opens once the current holder has closed or ended.
 - Messages are read in position order, each at the position that was acknowledged. Positions grow and are never
   reused; they may have gaps.
 - A reader never skips silently: reading from a position whose messages are gone raises `PositionTrimmed`. A position

@@ -1,8 +1,10 @@
-"""The waits of this process, shown to users who ask why nothing moves.
+"""The waits of this process, shown to users who look for the cause of a stall, and the retries that wait.
 
 A wait is shown once it has lasted `LONG_SECONDS`. A wait that ended with an error is shown for `KEPT_SECONDS` more, and
 counts as one wait with the next attempt if that begins within this time. When an attempt fails after `LONG_SECONDS`,
 the logger `txnbuffer.waits` gets a warning; a service writes it to its own log.
+
+There is one policy of retries, for the clients of a service and of a cluster, while it is unavailable.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
-from broker_io.errors import Error
+import tenacity
+
+from broker_io.errors import Error, ServiceUnavailable
 
 LONG_SECONDS = 3.0
 """Seconds after which a wait is shown."""
@@ -48,11 +52,11 @@ class Wait:
         return self._since is None
 
     def resume(self) -> None:
-        """Start to wait now."""
+        """Continue the wait, counting from now."""
         self._since = time.monotonic()
 
     def pause(self) -> None:
-        """Stop to wait, until `resume`."""
+        """Suspend the wait until `resume`."""
         self._since, self._reason = None, ""
 
     def failed(self, error: BaseException | None) -> None:
@@ -111,3 +115,46 @@ def long_waits() -> list[LongWait]:
             _failed.pop(what, None)
     found = (wait.current() for wait in {**_waits, **dict.fromkeys(wait for wait, _ in [*_failed.values()])})
     return sorted((wait for wait in found if wait is not None), key=lambda wait: -wait.seconds)
+
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+
+class RetryPolicy:
+    """Retries for up to `seconds` after ServiceUnavailable; `check` raises once the result is not needed any more.
+
+    The seconds count from the first failure, because an attempt may be a long read; with `from_start` they count from
+    the first attempt. `broker_io.waits` shows the wait meanwhile.
+    """
+
+    def __init__(self, seconds: float, check: Callable[[], None], *, from_start: bool = False) -> None:
+        self.seconds = seconds
+        self._check = check
+        self._from_start = from_start
+
+    def __call__(self, what: str, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`; `what` names the wait. Raises the last ServiceUnavailable."""
+        began = time.monotonic() if self._from_start else None
+
+        def is_over(_: tenacity.RetryCallState) -> bool:
+            nonlocal began
+            self._check()
+            now = time.monotonic()
+            began = now if began is None else began
+            return now - began >= self.seconds
+
+        with waiting(what) as wait:
+
+            def failed(state: tenacity.RetryCallState) -> None:
+                wait.failed(None if state.outcome is None else state.outcome.exception())
+
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(ServiceUnavailable),
+                wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+                stop=is_over,
+                before_sleep=failed,
+                reraise=True,
+            )
+            return retrying(attempt)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A Docker engine and an image of Pulsar, on a Debian machine that reaches no image registry. As root:
+# Docker engine and Pulsar image for a Debian machine without access to an image registry. As root:
 #
 #     settings=$(docker/engine.sh start) && eval "$settings"    # DOCKER_HOST, TXNBUFFER_PULSAR_IMAGE
-#     docker/engine.sh stop                                     # ends the engine if it was started here
+#     docker/engine.sh stop                                     # stops the engine if this script started it
 #
-# The engine is the one that answers, else Debian's, started by hand on a socket of its own. The image is made of
-# Debian's Java (debootstrap) and Pulsar's server distribution (Maven), with the layout of the official one. What is
-# there already is not made again. Stdout is for the settings; stderr tells what is done.
+# Uses a running engine, else starts Debian's on its own socket. The image has Debian's Java (debootstrap) and Pulsar's
+# server distribution (Maven), with the layout of the official image. An existing image is kept. The settings go to
+# stdout, progress to stderr.
 set -euo pipefail
 
 version=4.0.8
@@ -19,7 +19,7 @@ socket=$run/docker.sock
 say() { echo "engine: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
-# Run a command whose output matters only if it fails.
+# Run a command and print its output only if it fails.
 quietly() {
     local log status=0
     log=$(mktemp)
@@ -48,7 +48,7 @@ start_engine() {
         install_packages docker.io iptables
     mkdir -p $run "$cache/engine"
     local flags
-    # Not every kernel has what the first line needs; the last one is slow, and asks for nothing.
+    # Not every kernel supports the first line; the last one is slow and works on all.
     for flags in "--storage-driver=overlay2" \
         "--storage-driver=overlay2 --iptables=false --ip6tables=false" \
         "--storage-driver=vfs --iptables=false --ip6tables=false"; do
@@ -70,7 +70,7 @@ start_engine() {
     fail "no Docker engine could be started; see above"
 }
 
-# The mirror that this machine's apt takes packages from.
+# The mirror of this machine's apt sources.
 mirror() {
     apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
         awk -v release="$1" '$1 == release && $2 == "main" {print $3; exit}'
@@ -78,7 +78,7 @@ mirror() {
 
 make_image() {
     if docker image inspect $image >/dev/null 2>&1; then
-        say "image $image is there"
+        say "image $image exists"
         return
     fi
     local distribution root release from proxy
@@ -92,7 +92,7 @@ make_image() {
     root=$(mktemp -d "$cache/.image.XXXXXX")
     # shellcheck disable=SC2064
     trap "rm -rf --one-file-system '$root'" EXIT
-    say "making Debian $release with Java 17 (a minute)"
+    say "creating Debian $release with Java 17 (a minute)"
     http_proxy=${proxy:-${http_proxy:-}} quietly debootstrap --variant=minbase \
         --include=ca-certificates,openjdk-17-jre-headless "$release" "$root" "$from" ||
         fail "debootstrap of $release failed; see above"
@@ -112,18 +112,18 @@ stop_engine() {
     pid=$(cat $run/pid)
     kill "$pid" 2>/dev/null || return 0
     while [ -d "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do sleep 0.1; done
-    awk -v under="$run/" 'index($2, under) == 1 {print $2}' /proc/mounts | xargs -r umount # it leaves some behind
+    awk -v under="$run/" 'index($2, under) == 1 {print $2}' /proc/mounts | xargs -r umount # dockerd leaves some mounted
     rm -rf --one-file-system $run
 }
 
 case ${1:-} in
 start)
-    [ "$(id -u)" = 0 ] || fail "run this as root, or use an engine of your own and the image of docker/compose.yaml"
+    [ "$(id -u)" = 0 ] || fail "run this as root, or use your own engine and the image of docker/compose.yaml"
     start_engine
     make_image
     [ -z "${DOCKER_HOST:-}" ] || echo "export DOCKER_HOST=$DOCKER_HOST"
     echo "export TXNBUFFER_PULSAR_IMAGE=$image"
     ;;
 stop) stop_engine ;;
-*) fail "say start or stop" ;;
+*) fail "unknown command '${1:-}': run engine.sh start or engine.sh stop" ;;
 esac

@@ -18,8 +18,7 @@ from broker_io.errors import Error, Fenced, StillHeld
 from broker_io.port import Broker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import OwnershipLost
-from snapshots.format import owner_message
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC, owner_message
 from snapshots.scan import Scan, SnapshotTable
 
 COMPACT_BYTES = 64 * 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ASSUMED_REPLAY_RATE = 200_000.0
-"""Messages per second of a replay, until it is measured."""
+"""Messages per second of a replay, until the rate is measured."""
 
 _WEIGHT = 0.2
 """Weight of a new measurement of the replay rate."""
@@ -17,7 +17,7 @@ _WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """`changes`: ended transactions and suppressed runs; times in milliseconds, `recovery_target` in seconds."""
+    """`changes`: ended transactions and suppressed ranges; times in milliseconds, `recovery_target` in seconds."""
 
     changes: int = 1_000
     interval_ms: int = 5_000
@@ -42,7 +42,7 @@ class SnapshotDue:
         self.changes += changes
 
     def measured(self, messages: int, seconds: float) -> None:
-        """Note that a replay of `messages` took `seconds`; replays that are too short to measure are ignored."""
+        """Record that a replay of `messages` took `seconds`; replays that are too short to measure are ignored."""
         if messages < 1_000 or seconds <= 0:
             return
         self.replay_rate += _WEIGHT * (messages / seconds - self.replay_rate)
@@ -55,7 +55,7 @@ class SnapshotDue:
         return self.messages > 0 and (now - self.since) * 1000 >= self.policy.interval_ms
 
     def written(self, now: float, messages: int, changes: int) -> None:
-        """Note that a snapshot of `messages` and `changes` is durable; a failed snapshot changes no counts."""
+        """Record that a snapshot of `messages` and `changes` is durable; a failed snapshot changes no counts."""
         self.since = now
         self.messages -= messages
         self.changes -= changes

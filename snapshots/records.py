@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position, Positions
 
 MAX_LONG_BYTES = 10
-"""A long of 64 bits never takes more."""
+"""Maximum size of an encoded 64-bit long."""
 
 _CONTINUED = 0x80
 _THRESHOLDS = np.array([1 << shift for shift in range(7, 64, 7)], np.uint64)
@@ -63,7 +63,7 @@ def decode_long(data: bytes, offset: int) -> tuple[int, int]:
                 break
             return (rest >> 1) ^ -(rest & 1), at + 1
         shift += 7
-    raise BadColumn(f"no whole number at offset {offset}")
+    raise BadColumn(f"the number at offset {offset} is incomplete or too large")
 
 
 def encode_longs(values: Int64s) -> bytes:
@@ -205,7 +205,7 @@ def _encode_boolean(value: bool) -> bytes:
 def _decode_boolean(data: bytes, offset: int) -> tuple[bool, int]:
     byte = _exactly(data, offset, 1)
     if byte not in (b"\0", b"\1"):
-        raise BadRecord(f"no boolean at offset {offset}")
+        raise BadRecord(f"the byte at offset {offset} is not a boolean")
     return byte == b"\1", offset + 1
 
 
@@ -241,7 +241,7 @@ _PLAIN: dict[str, tuple[Encode, Decode]] = {
 def _fixed(size: int) -> tuple[Encode, Decode]:
     def encode(value: bytes) -> bytes:
         if len(value) != size:
-            raise ValueError(f"a fixed field of {size} bytes got {len(value)}")
+            raise ValueError(f"a fixed field must have {size} bytes, got {len(value)}")
         return value
 
     return encode, lambda data, offset: (_exactly(data, offset, size), offset + size)
@@ -278,7 +278,7 @@ class RecordCodec:
             except (BadColumn, BadRecord, UnicodeDecodeError) as error:
                 raise BadRecord(f"field {name} of {self.name}: {error}") from error
         if offset != len(data):
-            raise BadRecord(f"{len(data) - offset} bytes too many after {self.name}")
+            raise BadRecord(f"{self.name} is followed by {len(data) - offset} more bytes")
         return values
 
 

@@ -18,11 +18,19 @@ from broker_io.batch import PlacedBatch, PropertyColumn
 from broker_io.errors import PositionTrimmed, ServiceUnavailable, StorageError
 from broker_io.port import Broker, PolicyBroker, Reader
 from broker_io.position import EARLIEST, Position
-from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
-from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.format import (
+    EPOCH_PROPERTY,
+    KIND_PROPERTY,
+    OWNER_KEY,
+    SNAPSHOT_TOPIC,
+    VERSION_PROPERTY,
+    EntryKey,
+    KeyKind,
+    Stored,
+)
 
 MESSAGE_TIMEOUT = 30.0
-"""Seconds in which a message that is in the log must be read."""
+"""Seconds within which a message that is in the log must be read."""
 
 
 def read_log_rest(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
@@ -56,33 +64,33 @@ END_TIMEOUT = 0.25
 EPOCH_DIGITS = 18
 
 OWN_WRITE_TIMEOUT = 30.0
-"""Seconds in which an acknowledged message of this process must be read back."""
+"""Seconds within which an acknowledged message of this process must be read back."""
 
 HISTORY_KEPT = 8
 
 
 @dataclass(slots=True)
 class TopicEntries:
-    """The newest live entries of one data topic; `end_deleted` says that the end entry was deleted."""
+    """The newest live entries of one data topic, by number; `end_deleted`: the end entry was deleted."""
 
     end: Stored | None = None
     end_deleted: bool = False
-    parts: dict[int, Stored] = field(default_factory=dict)
-    spills: dict[int, Stored] = field(default_factory=dict)
+    segments: dict[int, Stored] = field(default_factory=dict)
+    overflow: dict[int, Stored] = field(default_factory=dict)
 
     def put(self, key: EntryKey, stored: Stored) -> None:
         if key.kind is KeyKind.END:
             self.end = None if stored.value is None else stored
             self.end_deleted = stored.value is None
             return
-        numbered = self.parts if key.kind is KeyKind.PART else self.spills
+        numbered = self.segments if key.kind is KeyKind.SEGMENT else self.overflow
         if stored.value is None:
             numbered.pop(key.number, None)
         else:
             numbered[key.number] = stored
 
     def __bool__(self) -> bool:
-        return bool(self.end or self.parts or self.spills)
+        return bool(self.end or self.segments or self.overflow)
 
 
 @dataclass(slots=True)
@@ -136,7 +144,7 @@ class SnapshotTable:
         entries.put(key, stored)
         if self.history is not None and key.kind is KeyKind.END and stored.value is not None:
             ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
-            ends.append(TopicEntries(stored, parts=dict(entries.parts), spills=dict(entries.spills)))
+            ends.append(TopicEntries(stored, segments=dict(entries.segments), overflow=dict(entries.overflow)))
 
     def _owner(self, stored: Stored) -> None:
         self.owners.append((stored.position, stored.epoch))

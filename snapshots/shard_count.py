@@ -11,7 +11,7 @@ import re
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
 
 
@@ -33,7 +33,7 @@ def recorded_shard_count(broker: Broker) -> int | None:
 
 
 def record_shard_count(broker: Broker, shards: int) -> None:
-    """Record the number of shards for ever. If that fails, the number of partitions counts."""
+    """Record the number of shards permanently. If that fails, the number of partitions counts."""
     if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
             broker.annotate(SNAPSHOT_TOPIC, f"shards={shards}")

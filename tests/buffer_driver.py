@@ -1,4 +1,4 @@
-"""Drives a transaction buffer through a history as an owner does: parts are kept outside, trims forget."""
+"""Applies a history to a transaction buffer as an owner does, with sealed segments stored outside of it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from txnbuffer.buffer import BufferSegment, Effect, Sequencer, TransactionBuffer
 
 
 class Owner:
-    """A buffer with the parts that it sealed, by number."""
+    """A buffer and its sealed segments by number."""
 
     def __init__(self, segment_size: int = 8000) -> None:
         self.buffer = TransactionBuffer(segment_size)
-        self.parts: dict[int, BufferSegment] = {}
+        self.segments: dict[int, BufferSegment] = {}
         self.effects: list[Effect] = []
 
     def apply(self, log: Log, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:
         for placed in log.batches(start, stop, sizes):
             self.effects += self.buffer.apply_batch(placed)
             for part in self.buffer.take_sealed():
-                assert self.parts.setdefault(part.number, part) is part
+                assert self.segments.setdefault(part.number, part) is part
                 assert len(part.items) == self.buffer.segments.segment_size
 
     def trim(self, first_ledger: int) -> None:
         for number in self.buffer.trim(first_ledger):
-            self.buffer.forget(self.parts.pop(number))
+            self.buffer.forget(self.segments.pop(number))
 
     def run(self, history: History, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:
-        """Messages and trims from one index to another; trims at `stop` happen, those at `start` have happened."""
+        """Apply messages and trims from index `start` to `stop`, including trims at `stop` but not those at `start`."""
         stop = len(history.log.events) if stop is None else stop
         for at, ledger in history.trims:
             if start < at <= stop:
@@ -41,11 +41,11 @@ class Owner:
         self.apply(history.log, start, stop, sizes)
 
     def recovered(self) -> Owner:
-        """Another process that found what this one wrote."""
-        state, parts = through_written_form(self.buffer.snapshot_state(), [*self.parts.values()])
+        """A new owner that recovers what this one wrote."""
+        state, parts = through_written_form(self.buffer.snapshot_state(), [*self.segments.values()])
         other = Owner(state.segment_size)
         other.buffer = TransactionBuffer.restore(state, parts)
-        other.parts = {part.number: part for part in parts}
+        other.segments = {part.number: part for part in parts}
         return other
 
 
@@ -56,7 +56,7 @@ def folded(log: Log, **options: int) -> Owner:
 
 
 def visible(log: Log, buffer: TransactionBuffer, start: int = 0, sizes: Sequence[int] = (1000,)) -> list[Position]:
-    """Positions of the visible records from one message on, as a reader sees them."""
+    """Positions of the visible records from message `start` on, as a reader sees them."""
     found: list[Position] = []
     at = start
     for placed in log.batches(start, None, sizes):
@@ -74,6 +74,6 @@ def visible(log: Log, buffer: TransactionBuffer, start: int = 0, sizes: Sequence
 def numbered(
     log: Log, buffer: TransactionBuffer, sequencer: Sequencer, start: int = 0, sizes: Sequence[int] = (1000,)
 ) -> None:
-    """Let a sequencer read the log from one message on."""
+    """Advance a sequencer over the log from message `start` on."""
     for placed in log.batches(start, None, sizes):
         sequencer.advance(placed, buffer)

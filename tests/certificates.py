@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made by openssl: an authority, what it signs, and another one that nobody trusts."""
+"""Certificates for tests of TLS, created by openssl: an authority, certificates that it signs, a self-signed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 
 class Authority:
-    """Signs certificates; `trust` is the file of its own, PEM."""
+    """A certificate authority; `trust` is the file of its certificate, PEM."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -20,7 +20,7 @@ class Authority:
         openssl("req", "-x509", *KEY, *DAYS, "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.trust)
 
     def sign(self, name: str) -> tuple[Path, Path]:
-        """A certificate of a server on this machine, or of a client of that name, and its key in PKCS 8."""
+        """The files of a certificate for a server on this machine or a client of that name, and of its PKCS 8 key."""
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         request, extensions = self._directory / f"{name}.csr", self._directory / "extensions"
         extensions.write_text(NAMES)
@@ -31,7 +31,7 @@ class Authority:
 
 
 def self_signed(directory: Path) -> tuple[str, str]:
-    """Files of a certificate of this machine that signs itself, and of its key."""
+    """The files of a self-signed certificate of this machine and of its key."""
     certificate, key = directory / "cert.pem", directory / "key.pem"
     openssl(
         "req", "-x509", *KEY, *DAYS, "-subj", "/CN=localhost", "-addext", NAMES, "-keyout", key, "-out", certificate
@@ -40,5 +40,5 @@ def self_signed(directory: Path) -> tuple[str, str]:
 
 
 def openssl(*words: str | Path) -> None:
-    assert shutil.which("openssl"), "there is no openssl to make certificates with: install it"
+    assert shutil.which("openssl"), "openssl, which creates the certificates, is missing: install it"
     subprocess.run(["openssl", *words], check=True, capture_output=True)

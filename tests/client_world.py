@@ -1,4 +1,4 @@
-"""What tests of the client share: running coroutines, links that break, reading a topic at once."""
+"""Helpers of the client's tests: running coroutines, links that break, and reading a whole topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txnbuffer.service.engine import Engine
 Result = TypeVar("Result")
 
 LONG = 200.0
-"""Seconds after which a test that hangs has failed."""
+"""Seconds after which a hanging test fails."""
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -36,7 +36,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def read_all(broker: Broker, topic: str, isolation: str = "read_committed") -> list[Record]:
-    """What a reader that starts now is given."""
+    """All records that a new reader gets."""
     records: list[Record] = []
     with CommittedReader(broker, topic, isolation=isolation) as reader:
         while (batch := reader.read()) is not None:
@@ -49,13 +49,13 @@ def values(broker: Broker, topic: str) -> list[bytes | None]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     while not holds():
         await asyncio.sleep(0.005)
 
 
 class Breaks(Protocol):
-    """When links break; see World."""
+    """Decides when links break; see `World`."""
 
     before: Callable[[ClientFrame], bool]
     after: Callable[[ClientFrame], bool]
@@ -63,7 +63,7 @@ class Breaks(Protocol):
 
 
 class BreakingLink:
-    """A link that breaks when `before` says so of a frame to be sent, or `after` of one that was; or by `cut`."""
+    """A link that breaks if `before` returns true for a frame to be sent, or `after` for a sent one, or by `cut`."""
 
     def __init__(self, link: Link, world: Breaks) -> None:
         self._link = link
@@ -104,7 +104,7 @@ def never(_: ClientFrame) -> bool:
 
 
 def once(what: Callable[[ClientFrame], bool]) -> Callable[[ClientFrame], bool]:
-    """True the first time that it holds."""
+    """A condition that returns true once, the first time that `what` holds."""
     done = False
 
     def first(frame: ClientFrame) -> bool:
@@ -119,7 +119,7 @@ def once(what: Callable[[ClientFrame], bool]) -> Callable[[ClientFrame], bool]:
 class World:
     """An engine on a broker, and clients of it whose links break on demand.
 
-    `late`: seconds between a frame's arrival and the break behind it, in which the service acts on it.
+    `late`: seconds between the arrival of a frame and the break after it, in which the service handles the frame.
     """
 
     def __init__(self, address: str = "memory:") -> None:
@@ -145,7 +145,7 @@ class World:
             link.cut()
 
     async def restart(self) -> None:
-        """Another owner takes over, as after a crash of the process but not of the log."""
+        """Another owner takes over, as after a crash of the process that left the log intact."""
         old = self.engine
         self.engine = await Engine.start(self.broker)
         self.cut()
@@ -171,7 +171,7 @@ class World:
 
 
 def in_world(test: Callable[[World], Awaitable[None]]) -> None:
-    """Run a test in a world of its own."""
+    """Run a test in a new world."""
 
     async def inside() -> None:
         async with World() as world:

@@ -1,4 +1,4 @@
-"""A cluster in memory with an engine beside it, and an application that writes records to it straight."""
+"""A cluster in memory with an engine in cluster mode, and an application that writes records to the cluster itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txnbuffer.service.engine import Engine
 
 
 class App:
-    """Writes to topics through a connection of its own; its transactions go through a session."""
+    """An application that writes records over its own connection; its transactions go through a session."""
 
     def __init__(self, broker: Broker, session: RawSession, ids: range) -> None:
         self.broker = broker
@@ -28,14 +28,14 @@ class App:
     async def write(
         self, topic: str, ids: Sequence[int], value: bytes = b"v", seq: int = 1, size: int = 1
     ) -> Positions:
-        """`size` records for each transaction."""
+        """Write `size` records of each transaction."""
         writer = self._writers.get(topic)
         if writer is None:
             writer = self._writers[topic] = self.broker.writer(topic)
         return await asyncio.wrap_future(writer.append(transactional(ids, value, seq, size)))
 
     def forget_writers(self) -> None:
-        """Those of a topic that was deleted are of no use for another one."""
+        """Drop all writers: those of a deleted topic can't write to its successor."""
         self._writers.clear()
 
     async def commit(self, txn: int, *topics: str, size: int = 1) -> Any:
@@ -43,7 +43,7 @@ class App:
 
 
 async def app_on(engine: Engine, broker: Broker, *topics: str, ids: int = 100) -> App:
-    """An application that may write to topics."""
+    """An application with registered topics."""
     session = RawSession(InProcess(engine))
     await session.hello()
     await session.register(*topics)
@@ -52,7 +52,7 @@ async def app_on(engine: Engine, broker: Broker, *topics: str, ids: int = 100) -
 
 @asynccontextmanager
 async def cluster_engine(cluster: MemoryBroker, **options: Any) -> AsyncIterator[tuple[Engine, MemoryBroker]]:
-    """An engine in cluster mode, and its connection to the cluster, to inject faults."""
+    """An engine in cluster mode, and its connection to the cluster for faults."""
     with cluster.connect() as broker:
-        async with engine_on(broker, shared=True, **options) as engine:
+        async with engine_on(broker, cluster_mode=True, **options) as engine:
             yield engine, broker

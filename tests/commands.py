@@ -1,4 +1,4 @@
-"""Commands in this process: what `txnbuf` prints and its exit code, without the second a new interpreter takes."""
+"""Runs `txnbuf` commands in this process, which saves the start of an interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txnbuffer.cli import main
 
 
 def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """As from a process of its own; where a signal, a kill or the streams themselves count, start one."""
+    """Output and exit code of a command. For tests of signals, kills or the streams themselves start a process."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code: object = None
     with (

@@ -1,12 +1,43 @@
-"""Hypothesis profiles, chosen by the environment variable HYPOTHESIS_PROFILE: `dev` (default), `ci` or `soak`."""
+"""Hypothesis profiles (HYPOTHESIS_PROFILE: `dev`, the default, `mutants`, `soak`) and how workers share tests."""
 
+import functools
 import os
+import re
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+from broker_io.environment import disable_grpc_fork_handlers
+
+disable_grpc_fork_handlers()  # servers run in the process of tests, which starts others
 
 pytest_plugins = ["txnbuffer.testing", "spark_session"]
 
-settings.register_profile("dev", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=300)
+settings.register_profile("dev", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("mutants", settings.get_profile("dev"), max_examples=200)
 settings.register_profile("soak", settings.get_profile("dev"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+SHARED = ("spark", "mortal", "odd_broker")
+"""Session fixtures that take long to start: all modules that use one of them run on one worker."""
+
+
+class SharingScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Give each worker one test after another, and the tests of modules that share a slow fixture to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return shared_fixture(nodeid.partition("::")[0]) or nodeid
+
+
+@functools.cache
+def shared_fixture(module: str) -> str:
+    """The first of the slow fixtures that a parameter in the module names; empty if there is none."""
+    text = (Path(__file__).parent.parent / module).read_text()
+    return next((name for name in SHARED if re.search(rf"\b{name}: ", text)), "")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingScheduling:
+    return SharingScheduling(config, log)

@@ -1,4 +1,4 @@
-"""Clients of the exploration: they write, commit, abort, lose answers, come back, and remember what they were told."""
+"""Clients of random coordinator histories: they write, commit, abort, lose answers, reconnect and record answers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SOURCE = "source"
 
 @dataclass
 class Attempt:
-    """One TxnId as its client knows it. `written`: values by topic whose sends are acknowledged.
+    """A transaction as its client knows it. `written`: values with acknowledged sends, by topic.
 
-    `told`: outcomes that some coordinator has answered. `asked`: what the client wants of it. `broken`: a send
-    failed, so abort is the only end; `miscounted`: its commit lies. `lead`: it is a branch of that one; `wins`:
-    which branches the commit names.
+    `told`: outcomes received from coordinators. `asked`: the request of the client. `broken`: a send failed, so it can
+    only abort; `miscounted`: its commit has a wrong count. `lead`: the transaction of which it is a branch; `wins`:
+    the branches that the commit names.
     """
 
     txn: TxnId
@@ -55,7 +55,7 @@ class Attempt:
 
 
 class Client:
-    """`name` is its session. It talks to one owner at a time and hears an answer only over that connection."""
+    """A client with the session `name`. It is connected to one owner at a time; answers come over that connection."""
 
     def __init__(self, world: World, chance: random.Random, name: str, topics: list[str], covered: dict[str, int]):
         self.world = world
@@ -80,7 +80,7 @@ class Client:
     # Connections
 
     def connect(self, owner: Owner) -> None:
-        """Come to an owner, sequence what is open; all that was under way on the old connection stays unheard."""
+        """Connect to an owner and claim the open transactions; answers on the old connection are lost."""
         self.owner = owner
         self.waiting = {}
         self.ids = []
@@ -106,7 +106,7 @@ class Client:
     # One step
 
     def act(self) -> None:
-        """Do one thing."""
+        """Make one random step."""
         owner = self.owner
         if self.dead or owner is None:
             return
@@ -118,7 +118,7 @@ class Client:
                 owner.coordinator.register_topic(self.name, self.ask("register", None), topic, self.world.now)
             self.registered = True
         elif any(kind == "register" for kind, _ in self.waiting.values()):
-            return  # nothing may be written before the topics are tailed
+            return  # the topics have to be followed before the first write
         elif not self.ids and not any(kind == "lease" for kind, _ in self.waiting.values()):
             count = self.chance.randint(1, 4)
             owner.coordinator.lease(self.name, self.ask("lease", None), count, self.world.now)
@@ -144,13 +144,13 @@ class Client:
         self.send_all(owner)
 
     def send_all(self, owner: Owner) -> None:
-        """Ask for all that is not asked for yet on this connection."""
+        """Send all requests that were not sent on this connection yet."""
         for attempt in self.attempts:
             if attempt.lead is None and attempt.asked and not attempt.sent and not attempt.over:
                 self.send(owner, attempt)
 
     def join(self, owner: Owner) -> None:
-        """Open the name, or join the group, that all clients share."""
+        """Open the producer name, or join the group, that all clients share."""
         if self.chance.random() < 0.5:
             owner.coordinator.open_name(self.name, self.ask("name", None), "n", self.world.now)
         else:
@@ -181,7 +181,7 @@ class Client:
             self.write(branch)
 
     def write(self, attempt: Attempt) -> None:
-        """Send records; now and then a send fails, and its record lands later or never."""
+        """Send records; sometimes a send fails, and its record reaches the log later or never."""
         topic = self.chance.choice(self.topics)
         for _ in range(self.chance.randint(1, 2)):
             seq = attempt.seqs.get(topic, 0) + 1
@@ -197,7 +197,7 @@ class Client:
             attempt.written.setdefault(topic, []).append(value)
 
     def finish(self, attempt: Attempt) -> None:
-        """Decide what to ask for; it is asked for again until it is answered."""
+        """Choose the outcome to request; the request is repeated until it is answered."""
         attempt.asked = "abort" if attempt.broken or self.chance.random() < 0.15 else "commit"
         attempt.miscounted = bool(attempt.written) and self.chance.random() < self.miscounts
         attempt.wins = [branch for branch in attempt.branches if self.chance.random() < 0.8]
@@ -208,7 +208,7 @@ class Client:
     def send(self, owner: Owner, attempt: Attempt) -> None:
         attempt.sent = True
         if self.chance.random() < 0.05:
-            return  # lost; sent again on the next connection
+            return  # the request is lost and repeated on the next connection
         request = self.ask(attempt.asked, attempt)
         if attempt.asked == "abort":
             topics = list(attempt.seqs)
@@ -225,7 +225,7 @@ class Client:
         owner.coordinator.commit_many(self.name, [commit], self.world.now)
 
     def query(self, owner: Owner) -> None:
-        """Ask about anything, one's own or not."""
+        """Query a random transaction, own or foreign."""
         if self.attempts:
             attempt = self.chance.choice(self.attempts)
             owner.coordinator.query(self.name, self.ask("query", attempt), attempt.txn, self.world.now)

@@ -1,7 +1,7 @@
-"""One history of coordinators, from one seed: owners and zombies, clients, lost acknowledgements, resent runs.
+"""A random history of coordinators from a seed: owners, zombies, clients, lost acknowledgements, resent batches.
 
-At the end everything that was under way lands, a last owner takes over, time passes, and the logs are read:
-nothing lost, nothing doubled, nothing uncommitted seen, no half transaction, no answer that was not true.
+At the end all pending appends are written, a last owner takes over, time passes, and the logs are checked: nothing is
+lost, doubled, half committed or visible without a commit, and all answers were correct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOPICS = ["a", "b", "c"]
 
 
 class Wrong(AssertionError):
-    """A history that breaks a promise."""
+    """A history that violates a guarantee."""
 
 
 def config_of(chance: random.Random) -> CoordinatorConfig:
@@ -58,7 +58,7 @@ class Exploration:
             client.miscounts = 0.03 if self.config.verify_counts else 0.0
 
     def run(self) -> Counter[str]:
-        """Play it. Raises Wrong, or whatever breaks inside."""
+        """Run the history. Raises Wrong, or the exception of a bug."""
         if self.chance.random() < 0.85:
             self.warm_up()
         for _ in range(self.chance.randint(40, 130)):
@@ -68,7 +68,7 @@ class Exploration:
         return self.covered
 
     def warm_up(self) -> None:
-        """Come to where transactions can begin; rare interleavings are more of them than of the way there."""
+        """Connect all clients and let them begin, so that most random steps interleave transactions."""
         for client in self.clients:
             client.connect(self.owner)
             for _ in range(4):
@@ -112,7 +112,7 @@ class Exploration:
         if client.dead:
             return
         if client.owner is None or client.owner.stopped or roll < 0.02:
-            # A client may find a zombie, too.
+            # A client may connect to a zombie too.
             client.connect(self.owner if chance.random() < 0.8 else chance.choice(self.owners))
         elif roll < 0.03:
             client.disconnect()
@@ -156,7 +156,7 @@ class Exploration:
             chance.choice(steps)()
 
     def resend(self) -> None:
-        """A broker that crashed appends a run of a topic again, records and markers, behind newer messages."""
+        """A crashed broker appends records and markers of a topic again, after newer messages."""
         log = self.world.topic(self.chance.choice(self.topics))
         if log.messages:
             first = self.chance.randrange(len(log.messages))
@@ -164,13 +164,13 @@ class Exploration:
             self.covered["resent run"] += 1
 
     def late_record(self) -> None:
-        """A record whose send had failed lands after all."""
+        """A record whose send had failed is written after all."""
         topic, txn, seq, value = self.world.late.pop(0)
         self.world.record(topic, txn, seq, value)
         self.covered["late record"] += 1
 
     def finish(self) -> None:
-        """Everything under way lands; a last owner takes over, clients come back; time passes."""
+        """Write all pending appends; a last owner takes over, clients reconnect, time passes."""
         chance = self.chance
         for owner in self.owners[:]:
             if chance.random() < 0.5:
@@ -192,7 +192,7 @@ class Exploration:
             self.owner.settle()
 
     def last_words(self) -> None:
-        """Clients that came back ask again for what they want, hear, and leave."""
+        """Reconnected clients repeat their requests, get answers and leave."""
         for _ in range(6):
             for client in self.clients:
                 client.hear()
@@ -205,7 +205,7 @@ class Exploration:
 
 
 class Judge:
-    """Reads every topic from its start and holds it against what clients wrote and were told."""
+    """Compares every topic, read from its start, with the records and answers of the clients."""
 
     def __init__(self, history: Exploration) -> None:
         self.history = history
@@ -218,9 +218,9 @@ class Judge:
     def judge(self) -> None:
         history = self.history
         self.check(history.owner.stopped is None, f"the last owner stopped: {history.owner.stopped}")
-        self.check(history.owner.coordinator.ready, "the take-over never ended")
+        self.check(history.owner.coordinator.ready, "the takeover never ended")
         for topic, reading in self.readings.items():
-            self.check(not reading.ongoing, f"{topic}: {reading.ongoing} hold back all readers for ever")
+            self.check(not reading.ongoing, f"{topic}: {reading.ongoing} block all readers for ever")
             self.check(not reading.damage, f"{topic}: {reading.damage}")
         attempts = [attempt for client in history.clients for attempt in client.attempts]
         for attempt in attempts:
@@ -258,14 +258,14 @@ class Judge:
                 self.check(Outcome.COMMIT not in branch.told, f"branch {branch.txn} told committed: {text}")
 
     def committed(self, attempt: Attempt) -> bool:
-        """By what is visible, or, where it wrote nothing, by what was told."""
+        """Whether it committed, by its visible records, or by its answers if it wrote none."""
         members = [attempt, *attempt.wins]
         if any(member.written for member in members):
             return any(self.visible.get(member.txn) for member in members)
         return Outcome.COMMIT in attempt.told
 
     def check_names(self, attempts: list[Attempt]) -> None:
-        """A number is committed at most once; what was told to be committed is."""
+        """A sequence commits at most once, and does if its client got COMMIT."""
         named = [one for one in attempts if one.sequence is not None]
         numbers = Counter(one.sequence.number for one in named if one.sequence and self.committed(one))
         self.check(max(numbers.values(), default=0) <= 1, f"a number was committed twice: {numbers}")
@@ -285,7 +285,7 @@ class Judge:
         self.history.covered["committed under a name"] += sum(numbers.values())
 
     def check_positions(self, attempts: list[Attempt]) -> None:
-        """The ranges that committed transactions consumed follow one another, and the log knows the last."""
+        """The ranges that committed transactions consumed are consecutive, and the log has the last end."""
         moves = [(one, one.moves) for one in attempts if one.moves is not None]
         unsure = any(not one.told and not any(m.written for m in (one, *one.wins)) for one, _ in moves)
         moved = sorted((move.start, move.end) for one, move in moves if self.committed(one))
@@ -302,7 +302,7 @@ class Judge:
                 self.check(not (late and self.committed(one)), f"{one.txn} committed after generation {generation}")
 
     def check_mark(self) -> None:
-        """Nobody is left: the low-water mark has passed every id that was ever leased."""
+        """All clients are gone: the low-water mark has passed every leased id."""
         history = History.read(self.history.world.compacted())
         mark = self.history.owner.coordinator.low_water_mark
         self.check(mark >= history.highest_lease, f"the low-water mark stays at {mark} of {history.highest_lease}")
@@ -310,12 +310,12 @@ class Judge:
 
 
 def explore(first: int, count: int) -> Counter[str]:
-    """Play histories of the seeds from `first` on; what they covered. Raises at the first that is wrong."""
+    """Run `count` histories with seeds from `first` on; counts of what they covered. Raises Wrong at the first bug."""
     covered: Counter[str] = Counter()
     for seed in range(first, first + count):
         try:
             found = Exploration(seed).run()
-        except Exception as error:  # a bug inside is as wrong as a broken promise
+        except Exception as error:  # an exception counts as a violation too
             raise Wrong(f"history {seed}: {type(error).__name__}: {error}") from error
         covered += found
         covered["histories"] += 1

@@ -1,28 +1,28 @@
-"""The race table as data: how far a predecessor had come, what becomes of what it had under way, who comes back."""
+"""The race table as data: progress of the predecessor, fate of its pending appends, and what its client does next."""
 
 from __future__ import annotations
 
 from txnbuffer.model import Outcome
 
-# How far the predecessor has come, for each way to decide; the first point at which the outcome is durable.
+# Progress of the predecessor for each way to decide, and the first point at which the outcome is durable.
 POINTS = {
-    "one-phase": ("asked", "marker written", "marker landed", "marker applied", "passed by the mark"),
+    "one-phase": ("asked", "marker written", "marker durable", "marker applied", "below the low-water mark"),
     "decided": (
         "decision written",
-        "decision landed",
+        "decision durable",
         "decision acknowledged",
-        "one marker landed",
-        "all markers landed",
-        "passed by the mark",
+        "one marker durable",
+        "all markers durable",
+        "below the low-water mark",
     ),
 }
-DURABLE = {"one-phase": "marker landed", "decided": "decision landed"}
+DURABLE = {"one-phase": "marker durable", "decided": "decision durable"}
 
-# What becomes of what the predecessor has under way.
+# What happens to the pending appends of the predecessor.
 PREDECESSORS = {
-    "crashes": "nothing of it lands",
-    "is slow": "it lands just before the fence, a one-phase marker before the epoch marker",
-    "is a zombie": "it lands after the epoch marker, or finds the log fenced",
+    "crashes": "they are lost",
+    "is slow": "they are written just before the fence, a one-phase marker before the epoch marker",
+    "is a zombie": "they are written after the epoch marker, or rejected by the fence",
 }
 CLIENTS = ("commits again", "aborts", "stays away")
 

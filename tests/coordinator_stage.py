@@ -1,4 +1,4 @@
-"""One owner with one client: the short way to say what a test of the coordinator needs."""
+"""One owner with one client, for tests of the coordinator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def aborted(result: Result | None) -> bool:
 
 
 class Stage:
-    """One owner, one client with ids from `first` on and topics a and b."""
+    """One owner, and one client with ids from `first` on and topics a and b."""
 
     def __init__(self, config: CoordinatorConfig | None = None, ids: int = 10) -> None:
         self.world = World()
@@ -104,7 +104,7 @@ class Stage:
         )
 
     def decided(self) -> set[int]:
-        """The ids that groups of the decision log decide one by one."""
+        """The ids decided by single entries in groups of the decision log."""
         groups = History.read(self.world.decisions).groups.values()
         return {row.least for group in groups for row in group.rows}
 

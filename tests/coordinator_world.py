@@ -1,7 +1,7 @@
-"""A world for coordinators: a fenced decision log, topic logs, owners with real transaction buffers.
+"""A simulated world for coordinators: a fenced decision log, topic logs, owners with real transaction buffers.
 
-Nothing happens by itself: tests decide when an append lands, when its acknowledgement arrives, when an owner
-reads a topic. `Owner.settle` lets everything happen at once.
+Tests decide when an append is written, when it is acknowledged, and when an owner reads a topic. `Owner.settle` runs
+all pending steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.effects import Damage, EpochRaised, TransactionEnded
+from txnbuffer.buffer.state import Damage, EpochRaised, TransactionEnded
 from txnbuffer.buffer.visibility import visible_mask
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import Owner as OwnerEntry
@@ -59,7 +59,7 @@ class TopicLog:
 
 @dataclass
 class World:
-    """`writer` is the owner that holds the decision log; a fenced one's appends fail."""
+    """`writer` is the owner that may append to the decision log; appends of fenced owners fail."""
 
     topics: dict[str, TopicLog] = field(default_factory=dict)
     decisions: list[Message] = field(default_factory=list)
@@ -74,7 +74,7 @@ class World:
         return self.topics.setdefault(name, TopicLog(name))
 
     def compacted(self) -> list[Message]:
-        """The decision log as its compaction leaves it."""
+        """The decision log after compaction."""
         newest = {message.key: at for at, message in enumerate(self.decisions)}
         kept = sorted(at for at in newest.values() if self.decisions[at].value is not None)
         return [self.decisions[at] for at in kept]
@@ -86,7 +86,7 @@ class World:
     def take_over(
         self, config: CoordinatorConfig | None = None, *, name: str = "owner", compact: bool = False
     ) -> Owner:
-        """A new owner: fences the log, writes its entry, reads it all."""
+        """A new owner, which fences the log, writes its entry and reads the whole log."""
         seen = max((entry.epoch for entry in map(decode, self.decisions) if isinstance(entry, OwnerEntry)), default=0)
         drawn = md5(f"{name}{seen}".encode()).hexdigest()
         before = History.read(self.decisions)
@@ -100,12 +100,12 @@ class World:
         return owner
 
     def read(self, topic: str) -> Reading:
-        """What a reader that starts at the beginning sees by now."""
+        """What a new reader at the beginning sees now."""
         return Reading(self.topic(topic))
 
 
 class Reading:
-    """`values`: those of visible records. `ongoing`: transactions that hold the reader back."""
+    """`values`: values of visible records. `ongoing`: transactions that block the reader."""
 
     def __init__(self, log: TopicLog) -> None:
         buffer = TransactionBuffer()
@@ -127,9 +127,9 @@ class Reading:
 
 
 class Owner:
-    """One process: a coordinator, and the buffers of all topics that it tails.
+    """One process: a coordinator, and the buffers of all topics that it follows.
 
-    `appends`, `markers`: not landed yet; `acks`: landed, not acknowledged yet.
+    `appends`, `markers`: not written yet; `acks`: written, not acknowledged yet.
     """
 
     def __init__(self, world: World, epoch: int, config: CoordinatorConfig, history: History) -> None:
@@ -160,7 +160,7 @@ class Owner:
             self.read[topic] = 0
 
     def take(self) -> None:
-        """Sort the coordinator's effects into what is to happen."""
+        """Queue the coordinator's effects as pending steps."""
         for effect in self.coordinator.take_effects():
             match effect:
                 case AppendDecisions():
@@ -181,14 +181,14 @@ class Owner:
                     self.stopped = reason
 
     def crash(self) -> None:
-        """Nothing that it had under way will land."""
+        """Drop all pending appends."""
         self.crashed = True
         self.stopped = "it crashed"
 
-    # Single steps of the world
+    # Single steps
 
     def land_append(self) -> None:
-        """The oldest append reaches the decision log, or finds it fenced."""
+        """Write the oldest append to the decision log, or fail it if the owner is fenced."""
         append = self.appends.popleft()
         if self.world.writer is not self:
             self.appends.clear()
@@ -208,7 +208,7 @@ class Owner:
         self.marker_acks.append(marker.token)
 
     def lose_marker(self, which: int = 0) -> None:
-        """The append fails; nothing landed."""
+        """Fail the append of a marker without writing it."""
         self.coordinator.marker_failed(self.markers.pop(which).token)
 
     def acknowledge_marker(self, which: int = 0, *, lost: bool = False) -> None:
@@ -226,7 +226,7 @@ class Owner:
         )
 
     def pump(self, topic: str, limit: int | None = None) -> None:
-        """Read a topic on: the whole rest, or so many messages."""
+        """Apply the rest of a topic, or up to `limit` messages."""
         log, first = self.world.topic(topic), self.read[topic]
         end = len(log.messages) if limit is None else min(len(log.messages), first + limit)
         if end > first:
@@ -247,7 +247,7 @@ class Owner:
             self.take()
 
     def count(self, which: int = 0) -> None:
-        """Answer a check of counts, with the topic read to its end."""
+        """Read the topic to its end and answer a check of record counts."""
         check = self.checks.pop(which)
         self.pump(check.topic)
         ongoing = self.buffers[check.topic].ongoing
@@ -263,7 +263,7 @@ class Owner:
         self.take()
 
     def query_outcomes(self, topic: str) -> None:
-        """Ask about everything that is ongoing in a topic."""
+        """Query all ongoing transactions of a topic."""
         self.coordinator.query_outcomes(topic, [entry.txn for entry in self.buffers[topic].ongoing], self.world.now)
         self.take()
 
@@ -272,10 +272,10 @@ class Owner:
         self.coordinator.tick(self.world.now)
         self.take()
 
-    # Everything at once
+    # Many steps
 
     def settle(self) -> None:
-        """Let everything happen until nothing more does."""
+        """Run steps until none is pending."""
         self.take()
         busy = True
         while busy and not self.stopped:
@@ -307,13 +307,13 @@ class Owner:
                 busy = True
 
     def age(self, seconds: float, step: float = 1.0) -> None:
-        """Let time pass in steps, everything happening meanwhile."""
+        """Let time pass in steps, with `settle` after each."""
         end = self.world.now + seconds
         while self.world.now < end:
             self.tick(step)
             self.settle()
 
-    # What a client says, and hears at once
+    # Requests of a client with immediate answers
 
     def request(self) -> int:
         self.requests += 1
@@ -328,7 +328,7 @@ class Owner:
         return request
 
     def client(self, session: str, topics: Iterable[str] = ("a", "b"), ids: int = 10) -> int:
-        """Open a session, register topics, lease ids; returns the first id."""
+        """Open a session, register topics, lease ids; the first id."""
         self.open(session)
         for topic in topics:
             self.coordinator.register_topic(session, self.request(), topic, self.world.now)

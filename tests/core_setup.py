@@ -1,4 +1,4 @@
-"""Cores of clients for tests: connected, with ids, with a transaction under way."""
+"""Session cores for tests: connected, with leased ids, with an open transaction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register(core: SessionCore, frame: ClientFrame) -> None:
 
 
 def registered(core: SessionCore, topic: str = "a") -> OpenTransaction:
-    """A transaction with one record, that was sent."""
+    """A transaction with one sent record."""
     transaction = core.begin()
     core.send(topic, rows(b"v"), transaction)
     frame = taken(core)

@@ -1,9 +1,9 @@
-"""Retention as short as can be, while relay and materialize are away: their cursors keep what they need.
+"""Minimal retention while relay and materialize are down: their cursors keep the records that they need.
 
     python tests/cursor_kills.py --rounds 10 --seed 7
 
-Each round writes transactions and kills the relay, the materializer or the service. In the end the table has to be
-what was written last, and the relay's target all of it, though the log holds next to nothing.
+Each round writes transactions and kills the relay, the materializer or the service. At the end the table must have the
+last value of each key, and the relay's target all records, although the log is almost empty.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = tuple[bytes | None, bytes | None]
 
 
 class Rig:
-    """A service with its sinks, and what was written to it. `flags` are those of the sinks."""
+    """A service with its sinks, and the written records. `flags` are options of the sinks."""
 
     kinds = ("relay", "table", "relay", "table", "service")
     flags: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Rig:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors)
 
     def held(self) -> int:
-        """Cursors there are."""
+        """The number of cursors."""
         return len(call(ServiceAddress(f"127.0.0.1:{self.service.port}"), "Cursors"))
 
     def write(self, client: SyncClient, count: int) -> None:
@@ -98,7 +98,7 @@ class Rig:
         return what
 
     def kill(self, what: str) -> None:
-        """Kill it, and start it again a while later, whatever is trimmed meanwhile."""
+        """Kill a process, and start it again later; retention trims meanwhile."""
         if what == "service":
             self.service.kill()
             self.service = self.serve()
@@ -117,7 +117,7 @@ class Rig:
         return {"relay": self.relay.process, "table": self.table}
 
     def finish(self) -> list[str]:
-        """Let both sinks come to the end; what is wrong then."""
+        """Wait until both sinks have reached the end; the differences found."""
         wrong = self.wrong
         self.relay.kill()
         self._kill(self.table)
@@ -148,7 +148,7 @@ class Rig:
 
 
 def through_kills(rig: Rig, rounds: int) -> tuple[list[str], int]:
-    """What is wrong, and how many bytes the log has in the end."""
+    """The differences found, and the bytes of the log at the end."""
     try:
         with rig.connect() as client:
             rig.write(client, 1)
@@ -173,11 +173,11 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rig = Rig(Path(directory), random.Random(chosen.seed))
-        sys.exit(tell(rig, chosen.seed, *through_kills(rig, chosen.rounds)))
+        sys.exit(report(rig, chosen.seed, *through_kills(rig, chosen.rounds)))
 
 
-def tell(rig: Rig, seed: int, wrong: list[str], left: int) -> int:
-    """Print what came of it; the exit code."""
+def report(rig: Rig, seed: int, wrong: list[str], left: int) -> int:
+    """Print the result; the exit code."""
     written = sum(len(value or b"") for _, value in rig.written)
     print(f"cursors: seed {seed}, {len(rig.written)} records of {written} bytes, {left} left, wrong: {wrong}")
     return bool(wrong)

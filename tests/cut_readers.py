@@ -1,4 +1,4 @@
-"""Readers of a broker that has just come back: they give so many messages, and then nothing."""
+"""Readers of a broker that has just restarted: they return some messages, and then nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CutShort:
 def cut_short(
     patch: pytest.MonkeyPatch, broker: MemoryBroker, given: int, *, which: Callable[[bool], bool] = bool
 ) -> None:
-    """The first reader of those that `which` picks by whether they are compacted gives so many, the others none."""
+    """Limit readers, chosen by `which` from their `compacted`: the first returns some messages, the others none."""
     opened, left = broker.reader, [given]
 
     def reader(topic: str, start: Position = EARLIEST, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Kill exporters to a Delta table at random, several at once: `delta_kills.py --kills 200 --seed 1`.
+"""Kill concurrent exporters to a Delta table at random times: `delta_kills.py --kills 200 --seed 1`.
 
-Two exporters whose locks don't meet, as on two hosts, run against each other while the table is optimized and vacuumed.
-Whatever is killed when, the records of each run stand in the table once.
+Two exporters without a common lock, as on two hosts, compete while the table is optimized and vacuumed. After any kills
+the table has the records of each run once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportFailed, ExportLoc
 
 HOSTS = ("here", "there")
 LONGEST = 6.0
-"""Seconds that an exporter lives at most before it is killed."""
+"""Maximum seconds before an exporter is killed."""
 
 
 def exporter(path: str, kind: str, host: str) -> None:
-    """Export run by run until killed."""
+    """Export runs until killed."""
     platform.node = lambda: host
-    fcntl.flock = lambda *_: None  # type: ignore[assignment]  # the other one is on another host
+    fcntl.flock = lambda *_: None  # type: ignore[assignment]  # simulates an exporter on another host
     for number in itertools.count():
         with contextlib.suppress(ExportLocked, ExportFailed):
             export(DeltaDirectory(path, kind))
-        if number % 5 == 0 and host == HOSTS[0]:  # two at once would double the table: deltalake lets both commit
+        if number % 5 == 0 and host == HOSTS[0]:  # not both: deltalake would let both commit and double the table
             with contextlib.suppress(DeltaError):
                 DeltaTable(path).optimize.compact()
                 DeltaTable(path).vacuum(dry_run=False)
@@ -51,7 +51,7 @@ def run(kills: int, kind: str, chance: random.Random, directory: Path) -> None:
             host = chance.choice(HOSTS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = running[host].wait(chance.uniform(0.5, LONGEST))
-                raise SystemExit(f"an exporter ended by itself with {code}")
+                raise SystemExit(f"an exporter ended with exit code {code}")
             running[host].kill()
             running[host].wait()
             running[host] = started(stack, path, kind, host)
@@ -64,7 +64,7 @@ def run(kills: int, kind: str, chance: random.Random, directory: Path) -> None:
 
 
 def started(stack: contextlib.ExitStack, path: str, kind: str, host: str) -> subprocess.Popen[bytes]:
-    """An exporter that is killed at the end at the latest."""
+    """Start an exporter, which is killed at the end at the latest."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
     process = subprocess.Popen([sys.executable, __file__, "--exporter", path, kind, host], env=environment)
     stack.callback(process.wait)

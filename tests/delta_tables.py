@@ -1,4 +1,4 @@
-"""Exports to Delta tables without Spark: runs whose records are their own number."""
+"""Exports to Delta tables without Spark: the values of a run's records are its number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from txnbuffer.pipeline.offsets import Offset, ReadProgress
 
 COLUMNS = ("topic", "position", "value", "publish_time")
 ROWS = 2
-"""Of each run, one file each."""
+"""Rows of each run, one per file."""
 
 
 def run_of(number: int, kind: str, records: int = ROWS) -> ExportRun:
@@ -25,7 +25,7 @@ def run_of(number: int, kind: str, records: int = ROWS) -> ExportRun:
 
 
 def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
-    """What Spark writes for a run: the number as the value of each row, and a file without rows."""
+    """Write the files that Spark writes for a run, with its number as the value of each row, and one without rows."""
     os.makedirs(directory.writing)
     Path(directory.writing, "_SUCCESS").touch()
     for file in range(rows + 1):
@@ -46,7 +46,7 @@ def export(directory: ExportDirectory, rows: int = ROWS) -> ExportRun:
 
 
 def values_in(path: str) -> list[int]:
-    """What a reader of the table is given."""
+    """The values that a reader of the table gets."""
     if not DeltaTable.is_deltatable(path):
         return []
     return sorted(int(value) for value in DeltaTable(path).to_pyarrow_table()["value"].to_pylist())

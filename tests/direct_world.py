@@ -1,4 +1,4 @@
-"""A cluster in memory, a service beside it, and clients that write to the cluster themselves."""
+"""A cluster in memory, a service in cluster mode, and clients that write to the cluster themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txnbuffer.service.engine import Engine
 
 
 class WatchedLink(EngineLink):
-    """Keeps the frames that reach the service."""
+    """A link that records the frames that reach the service."""
 
     def __init__(self, engine: Engine, frames: list[ClientFrame]) -> None:
         super().__init__(engine)
@@ -33,9 +33,9 @@ class WatchedLink(EngineLink):
 
 
 class DirectWorld:
-    """`broker`: the service's handle; each client has one of its own, in `handles`. `frames` reached the service.
+    """`broker`: the service's handle; `handles`: one for each client. `frames`: those that reached the service.
 
-    `before`, `after` and `late` as in World.
+    `before`, `after` and `late` as in `client_world.World`.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class DirectWorld:
     async def restart(self) -> None:
         """Another owner takes over."""
         old = self.engine
-        self.engine = await Engine.start(self.broker, shared=True)
+        self.engine = await Engine.start(self.broker, cluster_mode=True)
         self.cut()
         with contextlib.suppress(OwnershipLost):
             await old.stop()
@@ -79,7 +79,7 @@ class DirectWorld:
         return self.links[-1]
 
     async def __aenter__(self) -> DirectWorld:
-        self.engine = await Engine.start(self.broker, shared=True)
+        self.engine = await Engine.start(self.broker, cluster_mode=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,7 +91,7 @@ class DirectWorld:
 
 
 def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:
-    """Run a test in a world of its own."""
+    """Run a test in a new world."""
 
     async def inside() -> None:
         async with DirectWorld() as world:

@@ -1,4 +1,4 @@
-"""A log for tests of exports: two topics with lives of their own; and jobs on it as somebody runs them."""
+"""A log for tests of exports, with two topics of random content, and jobs on it, run as commands."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def address_of(path: Path) -> str:
 
 
 def options_of(path: Path) -> dict[str, str]:
-    """To read the topics in several tasks."""
+    """Options to read the topics in several tasks."""
     return {**reading_options(address_of(path)), "partition_bytes": "4000"}
 
 
 @contextmanager
 def living(path: Path, steps: int = 40) -> Iterator[list[Life]]:
-    """The topics in a log of files, whose owner is there until the end of the block."""
-    with open_broker(address_of(path)) as broker, SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(TOPICS)]
+    """The topics of an embedded log, whose owner is open until the end of the block."""
+    with open_broker(address_of(path)) as broker, SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        lives = [Life(broker, manager, topic, seed) for seed, topic in enumerate(TOPICS)]
         for life in lives:
             life.run(steps)
         yield lives
 
 
 def wanted(broker: Broker, kind: str) -> list[Record]:
-    """What an export holds of the topics, by topic and position."""
+    """The expected records of an export, by topic and position."""
     records = [record for topic in TOPICS for record in records_of(broker, topic)]
     if kind == LATEST:
         newest = {(record.topic, record.key): record for record in records if record.key is not None}
@@ -54,12 +54,12 @@ def wanted(broker: Broker, kind: str) -> list[Record]:
 
 
 def killed(*_: object) -> None:
-    """Instead of what would have made a run count."""
+    """Replaces the step that completes a run."""
     raise KeyboardInterrupt
 
 
 def run_job(spark: Any, *arguments: str) -> tuple[int, Any, str]:
-    """A job as a command, on this session: its exit code, its result, and what it tells."""
+    """Run a job as a command on this session: its exit code, its result, and its output on stderr."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "session", lambda *_: nullcontext(spark))
         done = CliRunner().invoke(app, ["pipeline", *arguments, "--output", "json"], catch_exceptions=False)

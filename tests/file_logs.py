@@ -1,4 +1,4 @@
-"""Helpers of the tests of the embedded log: a log on a simulated disk, and rows in and out."""
+"""Helpers of the tests of the embedded log: a log on a simulated disk, and its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIRECTORY = "/log"
 
 
 class World:
-    """A disk and a clock; brokers on them, inline unless asked otherwise."""
+    """A disk and a clock, and brokers on them, without a committer by default."""
 
     def __init__(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or SimulatedDisk()
@@ -41,7 +41,7 @@ def numbered(count: int, start: int = 0) -> list[Message]:
 def rows(
     broker: FileBroker | FollowingBroker, topic: str, start: Position = EARLIEST, *, limit: int = 1000
 ) -> list[PlacedMessage]:
-    """Everything from a position on."""
+    """All messages from a position on."""
     found: list[PlacedMessage] = []
     with broker.reader(topic, start) as reader:
         while (batch := reader.read(limit=limit)) is not None:

@@ -1,4 +1,4 @@
-"""Frames for tests: strategies that make whole ones, and a way to compare them (batches compare by their rows)."""
+"""Frames for tests: strategies for complete frames, and comparable values of frames, with batches as rows."""
 
 from __future__ import annotations
 
@@ -150,13 +150,13 @@ server_frames = st.builds(
 
 
 def plain_client(frame: ClientFrame) -> object:
-    """A client frame as a value that compares."""
+    """A client frame as a comparable value."""
     rows = tuple((send.topic, tuple(send.batch)) for send in frame.sends)
     return replace(frame, sends=()), rows
 
 
 def plain_server(frame: ServerFrame) -> object:
-    """A server frame as a value that compares, whatever the order of its answers."""
+    """A server frame as a value that compares equal for any order of its answers."""
     answers = sorted(((request, _plain(result)) for request, result in frame.answers), key=repr)
     failures = tuple((failure.send, _plain(failure.error), failure.txn) for failure in frame.failures)
     states = [] if frame.welcome is None else [(txn, _plain(state)) for txn, state in frame.welcome.states]

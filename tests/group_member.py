@@ -1,4 +1,4 @@
-"""A member of a group in a process of its own: copies what it is given, and says where it stood. To be killed."""
+"""A group member as a process, to be killed: it copies the records that it gets, with their positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(address: str, options: str, *topics: str) -> None:
 
 
 def connected(address: str, options: dict[str, str]) -> SyncClient:
-    """A client of the service, which may just be started anew."""
+    """Connect to the service, which may be restarting."""
     give_up = time.monotonic() + MAX_WAIT
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A coordinator of consumer groups for tests, with a log whose appends land when a test says so."""
+"""A coordinator of consumer groups for tests, with a log whose appends are acknowledged on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMBERS = [f"m{number}" for number in range(4)]
 
 
 class Rig:
-    """A coordinator, its log, and what its clients were answered."""
+    """A coordinator, its log, and the answers to its clients."""
 
     def __init__(self, members: list[str] | None = None) -> None:
         self.members = members or MEMBERS
@@ -45,7 +45,7 @@ class Rig:
         return self.requests
 
     def take_over(self, landed: int) -> None:
-        """Another owner; so many of the appends under way have reached the log."""
+        """Another owner takes over after `landed` of the pending appends were written."""
         for append in self.under_way[:landed]:
             self.log += append.messages
         self.under_way = []
@@ -70,7 +70,7 @@ class Rig:
                 self.answers |= dict(effect.answers)
 
     def land(self, count: int) -> None:
-        """So many of the appends under way are acknowledged."""
+        """Acknowledge `count` of the pending appends."""
         for append in self.under_way[:count]:
             self.log += append.messages
             self.coordinator.decisions_durable(append.token, self.now)
@@ -83,7 +83,7 @@ class Rig:
             self.land(len(self.under_way))
 
     def say(self, member: str, partitions: int, ends: tuple[Position, ...] = (), *, leaves: bool = False) -> int:
-        """A member says that it is there."""
+        """Send the heartbeat of a member."""
         names = () if leaves else tuple(f"t-{number}" for number in range(partitions))
         asked = self.request()
         part = GroupHeartbeat(asked, GROUP, member, ("t",) * len(names), names, ends, leaves)

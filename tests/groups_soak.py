@@ -1,6 +1,6 @@
-"""Members of a group as processes: added, killed, stopped for a while and sent home at random while records flow.
+"""Members of a group as processes, added, killed, paused and ended at random while records are written.
 
-What committed in the source is in the target exactly once, and what stood in one partition keeps its order.
+Each committed record of the source must be in the target once, in the order of its partition.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from txnbuffer.cli.admin_client import ServiceAddress, call
 
 MEMBER = Path(__file__).with_name("group_member.py")
 MOST, FEWEST = 5, 1
-"""Members that run at once."""
+"""Maximum number of running members."""
 LONG = 300.0
-"""Seconds in which everything is done once nobody is killed any more."""
+"""Seconds to finish after the last kill."""
 RESTARTS = 0.05
-"""How often it is the service that is killed, in the long form."""
+"""Probability that an event kills the service, in the long form."""
 SHORT_TIMES = ("--set", "transactions.timeout=6", "--set", "transactions.session_timeout=2")
-"""What those who were killed or stopped had open is soon aborted, so that it holds nobody back for long."""
+"""Seconds after which the transactions of killed or paused members are aborted, so that readers continue soon."""
 TOPICS = tuple(f"flights-{number}" for number in range(5))
 WIDE = "flights"
 
@@ -45,9 +45,9 @@ Flight = tuple[bytes | None, bytes]
 
 
 class Place(NamedTuple):
-    """Where members work: `topics` of the log or cluster at `address`; `grow` adds partitions.
+    """The `topics` of the members, in the log or cluster at `address`; `grow` adds partitions.
 
-    `restart` kills the service and starts another one, by that chance instead of each event.
+    `restart` kills the service and starts another one, with the given probability at each event.
     """
 
     address: str
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Report:
-    """`happened`: events by kind; `wrong`: what differs between source and target."""
+    """`happened`: counts of events by kind; `wrong`: differences between source and target."""
 
     happened: Counter[str] = field(default_factory=Counter)
     records: int = 0
@@ -73,26 +73,26 @@ class Members:
     def __init__(self, place: Place, chance: random.Random) -> None:
         self._command = [sys.executable, str(MEMBER), place.address, json.dumps(place.options), *place.topics]
         self._chance = chance
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as its members
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the members
         self.running: list[subprocess.Popen[bytes]] = []
         self.stopped: list[subprocess.Popen[bytes]] = []
 
     def event(self, joined: set[int]) -> str:
-        """Something happens to one of them, rather to one that has joined; what. `joined`: processes."""
+        """Add, kill, pause, continue or end a member, preferably one of `joined` (pids); the kind of the event."""
         ways = ["add"] * 2 if len(self.running) + len(self.stopped) < MOST else []
-        ways += ["go on"] * 2 if self.stopped else []
-        ways += ["kill", "stop", "send home"] if len(self.running) > FEWEST else []
+        ways += ["continue"] * 2 if self.stopped else []
+        ways += ["kill", "stop", "end"] if len(self.running) > FEWEST else []
         way = self._chance.choice(ways)
         if way == "add":
             self.add()
-        elif way == "go on":
+        elif way == "continue":
             self._take(self.stopped).send_signal(signal.SIGCONT)
         else:
             self.running.sort(key=lambda member: member.pid in joined)
             member = self.running.pop() if self._chance.random() < 0.8 else self._take(self.running)
-            if way == "send home" and member.pid not in joined:
-                way = "kill"  # it may not listen yet, and started by a shell in the background would never hear it
-            signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "send home": signal.SIGINT}
+            if way == "end" and member.pid not in joined:
+                way = "kill"  # it may have no handler yet, and a background process of a shell ignores SIGINT
+            signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGINT}
             member.send_signal(signals[way])
             if way == "stop":
                 self.stopped.append(member)
@@ -103,19 +103,19 @@ class Members:
     def add(self) -> None:
         self.running.append(subprocess.Popen(self._command, stderr=self._said))
 
-    def go_on(self) -> None:
-        """Nobody is stopped any more, and somebody runs."""
+    def continue_all(self) -> None:
+        """Continue all paused members, and start one if none runs."""
         while self.stopped:
             self._take(self.stopped).send_signal(signal.SIGCONT)
         if not self.running:
             self.add()
 
     def ended(self) -> list[str]:
-        """What those said who ended by themselves."""
+        """The output of members that ended unexpectedly."""
         if all(member.poll() is None for member in self.running):
             return []
         self._said.seek(0)
-        return [f"a member ended by itself: {self._said.read().decode()[-4000:]}"]
+        return [f"a member ended unexpectedly: {self._said.read().decode()[-4000:]}"]
 
     def end(self) -> None:
         for member in self.running + self.stopped:
@@ -131,7 +131,7 @@ class Members:
 
 
 def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: int = 40) -> Report:
-    """So many events, before each of which some flights are written."""
+    """Run `events` random events, each after writing some flights."""
     chance, report, sent = random.Random(seed), Report(), Counter[bytes]()
     members = Members(place, chance)
     with connect(place.address, broker_options=place.options or None) as client:
@@ -146,7 +146,7 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
                 else:
                     report.happened[members.event(joined(place))] += 1
                 time.sleep(chance.choice([0.0, 0.2, 1.0, 2.0]))
-            members.go_on()
+            members.continue_all()
             judge(client, sent, report)
             report.wrong += members.ended()
         finally:
@@ -157,13 +157,13 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
 
 
 def joined(place: Place) -> set[int]:
-    """The processes that are members now."""
+    """The pids of the present members."""
     rows = call(ServiceAddress(place.service), "Groups", group=GROUP)
     return {int(row["member"].split("-")[-2]) for row in rows if row["member"]}
 
 
 def write(client: SyncClient, topics: Sequence[str], flights: list[Flight], number: int, sent: Counter[bytes]) -> None:
-    """A transaction over all topics; each fifth one aborts."""
+    """Write a transaction to all topics; each fifth one aborts."""
     with client.transaction(timeout=LONG) as txn:
         for at, (key, value) in enumerate(flights):
             txn.send(topics[at % len(topics)], value, key=key)
@@ -174,7 +174,7 @@ def write(client: SyncClient, topics: Sequence[str], flights: list[Flight], numb
 
 
 def judge(client: SyncClient, sent: Counter[bytes], report: Report) -> None:
-    """Read the target until all is there, and a little longer."""
+    """Read the target until it has all records, and a little longer; report differences."""
     found: Counter[bytes] = Counter()
     last: dict[str, Position] = {}
     deadline = time.monotonic() + LONG
@@ -189,7 +189,7 @@ def judge(client: SyncClient, sent: Counter[bytes], report: Report) -> None:
                 found[(record.value or b"").swapcase()] += 1
                 source, at = record.properties["from"], Position.parse(record.properties["at"])
                 if source in last and at <= last[source]:
-                    report.wrong.append(f"{at} of {source} came after {last[source]}")
+                    report.wrong.append(f"{at} of {source} follows {last[source]}")
                 last[source] = at
     report.records = found.total()
     report.wrong += [f"lost: {value!r}" for value in (sent - found)]
@@ -197,7 +197,7 @@ def judge(client: SyncClient, sent: Counter[bytes], report: Report) -> None:
 
 
 def made_up() -> Iterator[Flight]:
-    """Flights of no airline, without end."""
+    """Invented flights, without end."""
     number = 0
     while True:
         number += 1
@@ -205,7 +205,7 @@ def made_up() -> Iterator[Flight]:
 
 
 def of_the_year() -> Iterator[Flight]:
-    """The flights of the demonstration."""
+    """The flights of the demo."""
     from txnbuffer.demo.flights import DEPARTURES, load_hours
 
     for hour in load_hours():
@@ -213,7 +213,7 @@ def of_the_year() -> Iterator[Flight]:
 
 
 class Restarted:
-    """A service that is killed and started again at the same port."""
+    """A service that can be killed and restarted at the same port."""
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
@@ -233,7 +233,7 @@ class Restarted:
 
 
 def embedded(directory: Path, events: int, seed: int, flights: Iterator[Flight], restarts: float = 0.0) -> Report:
-    """On the embedded log of a service."""
+    """Run the soak on the embedded log of a service."""
     service = Restarted(str(directory / "log"))
     try:
         place = Place(f"txnbuf://{service.target}", {}, service.target, TOPICS)
@@ -252,7 +252,7 @@ def beside_pulsar(
     restarts: float = 0.0,
     shards: int = 1,
 ) -> Report:
-    """On a partitioned topic of a cluster (its address, its admin address, a namespace), which grows meanwhile.
+    """Run the soak on a partitioned topic that gets more partitions meanwhile. `cluster`: URL, admin URL, namespace.
 
     With several shards each has a service; one of them is restarted at a time.
     """
@@ -280,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--pulsar-events", type=int, default=40)
-    parser.add_argument("--shards", type=int, default=1, help="of the namespace on the cluster, each with a service")
+    parser.add_argument("--shards", type=int, default=1, help="shards of the namespace, each with a service")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
@@ -300,7 +300,7 @@ def main() -> None:
                 cluster.drop(namespace)
             print(reports["pulsar"], flush=True)
     if any(report.wrong for report in reports.values()):
-        sys.exit(f"seed {asked.seed}: something is wrong")
+        sys.exit(f"seed {asked.seed}: there are differences")
 
 
 if __name__ == "__main__":

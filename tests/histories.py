@@ -1,7 +1,7 @@
-"""Histories of one topic: logs as a test writes them, and strategies that draw them.
+"""Histories of one topic: logs written by tests, and Hypothesis strategies for them.
 
-A `Log` places messages and keeps, beside each, the `Event` that says what it is meant to be; the naive
-model works on events, the product on the messages.
+A `Log` places messages and keeps an `Event` for each that describes its meaning; the naive model uses the events,
+the product the messages.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def marker(
 
 @dataclass
 class Log:
-    """A log that grows by one message a call."""
+    """A log that grows by one message per call."""
 
     events: list[Event] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -98,13 +98,13 @@ class Log:
         return self.mark(marker((txn, outcome, records), coordinator=txn.most, **rest))  # type: ignore[arg-type]  # fields by name
 
     def again(self, low: int, high: int) -> None:
-        """What a crashing broker does: append a run once more, behind newer messages."""
+        """Append a range of messages again, after newer ones, as a crashing broker does."""
         for event, message in zip(self.events[low:high], self.messages[low:high], strict=True):
             if event.position.batch == -1:
                 self._add(message, **{name: value for name, value in event._asdict().items() if name != "position"})
 
     def batches(self, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> Iterator[PlacedBatch]:
-        """The messages from one index to another, never two ledgers in a batch, cut after `sizes`, cyclically."""
+        """The messages from index `start` to `stop` in batches of one ledger and of `sizes`, cyclically."""
         stop = len(self.events) if stop is None else stop
         turn = 0
         while start < stop:
@@ -131,14 +131,14 @@ BROKEN = [
     {VERSION: "1", RECORDS: str(2**31)},
     {TXN: "0:1", SEQ: "1"},
 ]
-"""Properties of records that can't be read, none of them a sound record set."""
+"""Properties of undecodable records, none of them a valid record set."""
 
 BROKEN_SET = {VERSION: "1", TXN: "junk", SEQ: "1", RECORDS: "3"}
 
 
 @dataclass(frozen=True)
 class History:
-    """A log, and the trims that happen in it: (after so many messages, first ledger)."""
+    """A log and its trims: (number of messages before it, first ledger)."""
 
     log: Log
     trims: tuple[tuple[int, int], ...]
@@ -174,7 +174,7 @@ class _Writer:
         self.log.records(None, 0, self.draw(st.integers(1, 3)))
 
     def again(self) -> None:
-        """A resent run, perhaps from far behind, sometimes with its markers."""
+        """Resend a range of messages, perhaps an old one, sometimes with its markers."""
         high = self.draw(st.integers(0, len(self.log.events)))
         self.log.again(max(0, high - self.draw(st.integers(1, 5))), high)
 

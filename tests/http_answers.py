@@ -1,4 +1,4 @@
-"""What a service of this machine answers over HTTP."""
+"""HTTP requests to a service on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import urllib.request
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text, also of an answer that is an error."""
+    """Status and text of the answer, also of an error."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()

@@ -1,4 +1,4 @@
-"""Exports whose process is killed, as it were, at each call that changes or syncs something."""
+"""Exports with a simulated kill at each call that changes or syncs a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Killed(BaseException):
 
 
 class Attempt:
-    """At an export that is killed when so many calls are done; `ended` says that it was over by then."""
+    """An export that is killed after a number of calls; `ended`: it completed before."""
 
     def __init__(self, step: int, commit: tuple[type, str] | None) -> None:
         self.step = step
@@ -54,7 +54,7 @@ class Attempt:
 
 
 def attempts(commit: tuple[type, str] | None = None) -> Iterator[Attempt]:
-    """One for each call, until one ends; of the method `commit`, which does more, one before and one behind it."""
+    """An attempt for each call, until one completes; for the method `commit` one before and one after it."""
     for step in range(100):
         attempt = Attempt(step, commit)
         yield attempt

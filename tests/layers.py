@@ -18,8 +18,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN = "<!-- Made by tests/layers.py from the imports: run `make docs`, don't edit. -->\n"
 END = "<!-- End of what tests/layers.py makes. -->\n"
 CAPTION = """\
-A part imports only parts in the lines below its own; parts joined by `<->` import each other. Imports inside functions
-and imports for types count too. Where a part imports another one only in these ways, the table has it in brackets.
+A part imports only parts in the lines below its own. Imports inside functions and imports for types count too.
+Where a part imports another one only in these ways, the table has it in brackets.
 """
 
 
@@ -70,8 +70,9 @@ class Layers:
         return reached
 
     def summary(self, part: str) -> str:
-        """Return the first sentence of the docstring of a part."""
-        text = " ".join((ast.get_docstring(self.modules[part].tree) or "").split())
+        """Return the first sentence of the docstring of a part; it ends at the first blank line."""
+        paragraph = (ast.get_docstring(self.modules[part].tree) or "").partition("\n\n")[0]
+        text = " ".join(paragraph.split())
         return re.split(r"(?<=\.)\s", text)[0].removesuffix(".")
 
 
@@ -93,7 +94,7 @@ def diagram(source: Sequence[Module]) -> str:
 
 
 def table(source: Sequence[Module]) -> str:
-    """Return a table of the parts: what each is, and what it imports, of other packages only the package."""
+    """Return a table of the parts: a description and the imports of each, of other packages only the package."""
     layers = Layers(source)
     lines = ["| part | what it is | imports |", "|---|---|---|"]
     for part, imports in sorted(layers.imports.items()):

@@ -1,4 +1,4 @@
-"""A short life of an embedded log on a simulated disk, and the check of what is found of it afterwards."""
+"""A sequence of operations on an embedded log on a simulated disk, and the check of the log after a crash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DIRECTORY = "/log"
 OPTIONS: dict[str, Any] = {"committer": False, "segment_bytes": 700, "journal_bytes": 2_500, "compacted_prefix": ""}
 
 Row = tuple[Position | None, Message]
-"""A message and where it stands; None: not known, for its append was never answered."""
+"""A message and its position; None if it is unknown, because the append was never acknowledged."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """One topic: `incarnation` None is not known."""
+    """The content of one topic; `incarnation` is None if it is unknown."""
 
     incarnation: str | None
     rows: tuple[Row, ...] = ()
@@ -39,7 +39,7 @@ def open_log(disk: SimulatedDisk, *, clock: SimulatedClock | None = None, seed: 
 
 @dataclass
 class Life:
-    """Does things to a log and knows what has to be found: `state`, or `underway` if it is not None."""
+    """Operates on a log and tracks its expected content: `state`, or `underway` if that is not None."""
 
     disk: SimulatedDisk
     clock: SimulatedClock = field(default_factory=SimulatedClock)
@@ -67,7 +67,7 @@ class Life:
         self._change(after, lambda: self.broker.delete_topic(topic))
 
     def append(self, topic: str, keys: str, size: int = 10) -> None:
-        """One message a key letter; `-` is no key, an upper letter deletes the key in lower case."""
+        """Append a message for each letter of `keys`: `-` is no key, an upper-case letter deletes a key."""
         messages = [self._message(letter, size) for letter in keys]
         before = self.state[topic]
         self.clock.advance(0.01)
@@ -85,7 +85,7 @@ class Life:
         self._change(self.state, lambda: self.broker.roll(topic))
 
     def trim(self, topic: str, ledgers: int) -> None:
-        """Drop so many ledgers."""
+        """Drop the first `ledgers` ledgers."""
         first = self.broker.ledgers(topic)[ledgers].ledger
         before = self.state[topic]
         rows = tuple(row for row in before.rows if row[0] is not None and row[0].ledger >= first)
@@ -112,7 +112,7 @@ class Life:
 
 
 def live(life: Life) -> None:
-    """Topics, rolls, a checkpoint, trims, compaction, deletion, a clean close and an open, then more of it."""
+    """Create topics, roll, checkpoint, trim, compact, delete, close, open again and continue."""
     life.open()
     life.create("a")
     life.append("a", "xyz-")
@@ -140,7 +140,7 @@ def live(life: Life) -> None:
 
 
 def content_of(broker: Broker) -> State:
-    """All that a log holds."""
+    """The content of a log."""
     found: State = {}
     for topic in broker.topics():
         rows: list[Row] = []
@@ -152,7 +152,7 @@ def content_of(broker: Broker) -> State:
 
 
 def matches(found: State, expected: State) -> bool:
-    """Whether a log holds what is expected, where that is known."""
+    """Whether a log has the expected content, where that is known."""
     return found.keys() == expected.keys() and all(_same(found[topic], expected[topic]) for topic in found)
 
 
@@ -167,7 +167,7 @@ def _same(found: Content, expected: Content) -> bool:
 
 
 def check_found(broker: Broker, life: Life) -> State:
-    """Assert that a log found after a crash holds what it has to, from wherever one looks; return it."""
+    """Assert that a log has the expected content after a crash, read from any position; return it."""
     found = content_of(broker)
     allowed = [life.state] if life.underway is None else [life.state, life.underway]
     assert any(matches(found, state) for state in allowed), (found, allowed)
@@ -177,7 +177,7 @@ def check_found(broker: Broker, life: Life) -> State:
 
 
 def check_answers(broker: Broker, topic: str, content: Content) -> None:
-    """Assert that every question about a topic is answered in agreement with what is read of it."""
+    """Assert that all queries about a topic agree with its messages."""
     positions = [position for position, _ in content.rows if position is not None]
     assert broker.first_position(topic) == (positions[0] if positions else None)
     assert broker.position_at(topic, 0) == (positions[0] if positions else None)
@@ -196,7 +196,7 @@ def check_answers(broker: Broker, topic: str, content: Content) -> None:
 
 
 def check_usable(disk: SimulatedDisk, broker: FileBroker, found: State) -> None:
-    """Assert that a log goes on working: append, roll, compact, make a topic; and that all of that is durable."""
+    """Assert that a log still works: append, roll, compact, create a topic; and that the changes are durable."""
     life = Life(disk, state=dict(found))
     life.broker, life.count, life.opened = broker, 1000, 1000
     for topic in found:

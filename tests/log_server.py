@@ -1,4 +1,4 @@
-"""A log service on loopback for tests: a grpc.aio server in a thread of its own."""
+"""A log service on loopback for tests: a grpc.aio server in a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = [
 
 
 class LogServer:
-    """Serves a broker at `address` until `stop`; `kill` ends without a word. The broker stays the caller's."""
+    """Serves a broker at `address` until `stop`; `kill` ends it abruptly. The caller owns the broker."""
 
     def __init__(self, broker: Broker, *, port: int = 0, **options: Any) -> None:
         self.port = port
@@ -44,7 +44,7 @@ class LogServer:
         self._end(self._stop(grace=2.0))
 
     def kill(self) -> None:
-        """Cut all connections first."""
+        """Cut all connections, then stop."""
         self._end(self._stop(grace=None))
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class LogServer:
         self.stop()
 
     def call(self, function: Any, *arguments: Any) -> Any:
-        """Call something on the loop."""
+        """Call a function on the loop."""
 
         async def called() -> Any:
             return function(*arguments)
@@ -93,7 +93,7 @@ class LogServer:
 
 
 class Place:
-    """Where a service runs: stopped, killed and started at one port, over topics that outlive it."""
+    """A service that can be stopped, killed and restarted at one port, over topics that persist."""
 
     def __init__(self, **options: Any) -> None:
         self.log = MemoryBroker()

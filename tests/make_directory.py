@@ -1,25 +1,25 @@
 """Writes a small embedded log with transactions and snapshots: `python tests/make_directory.py DIRECTORY`.
 
-The directory that this release wrote is kept under tests/golden/directory-v1 and must stay readable for
-ever; a new one is made beside it when a format changes on purpose.
+The directory in tests/golden/directory-v1 must stay readable by all releases. When a format changes on purpose, another
+directory is added.
 """
 
 from __future__ import annotations
 
 import sys
 
-from snapshot_driver import keeper
+from snapshot_driver import manager_on
 from writing import TopicWriter
 
 from broker_io.file import FileBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 
 TOPICS = ("orders", "orders-1")
 
 
 def make(directory: str) -> None:
     with FileBroker.open(directory) as broker:
-        owner = keeper(broker, max_entry_bytes=1200)
+        owner = manager_on(broker, max_entry_bytes=1200)
         for topic in TOPICS:
             owner.register(topic)
             writer = TopicWriter(broker, topic)

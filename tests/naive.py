@@ -1,6 +1,6 @@
-"""What a topic's log means, by definition: every question is answered from the whole history, slowly.
+"""The meaning of a topic's log, by definition: every query scans the whole history.
 
-Written from the rules of the log protocol, sharing no code with the transaction buffer.
+It follows the rules of the log protocol and shares no code with the transaction buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txnbuffer.model import Outcome, TxnId
 
 
 class Naive:
-    """Judges each message of a history once, in order, looking back over all before it."""
+    """Evaluates each message of a history once, in order, by scanning all earlier ones."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = list(events)
@@ -33,7 +33,7 @@ class Naive:
             elif event.txn is not None:
                 self._judge_records(index, event)
 
-    # Questions about the log before message `index`
+    # Queries about the log before message `index`
 
     def low_water_mark(self, most: int, index: int) -> int:
         seen = [event.marker for event in self.events[:index] if event.marker is not None]
@@ -80,7 +80,7 @@ class Naive:
                     self.damage.append((txn, records, held))
                 self.ends.append((index, txn, outcome))
 
-    # Answers
+    # Results
 
     def outcome(self, txn: TxnId) -> Outcome | None:
         return next((outcome for _, ended, outcome in self.ends if ended == txn), None)
@@ -92,7 +92,7 @@ class Naive:
         return [(index, txn) for index, txn, _, _ in self.accepted if self.outcome(txn) is None]
 
     def max_read_index(self) -> int:
-        """Messages 0 ... index - 1 are decided."""
+        """The number of messages at the start of the log that are decided."""
         return min((index for index, _ in self.undecided()), default=len(self.events))
 
     def max_read(self) -> Position | None:
@@ -100,7 +100,7 @@ class Naive:
         return end_of(self.events[index - 1]) if index else None
 
     def visible(self) -> list[Position]:
-        """Positions of all visible records, in order; the n-th has the seqno n."""
+        """Positions of all visible records, in order; the n-th has seqno n."""
         committed = {place for _, txn, _, place in self.accepted if self.outcome(txn) is Outcome.COMMIT}
         found: list[Position] = []
         for event in self.events[: self.max_read_index()]:
@@ -111,5 +111,5 @@ class Naive:
 
 
 def end_of(event: Event) -> Position:
-    """Where a message ends: at its last record, or where it stands."""
+    """The position of the last record of a message."""
     return event.records[-1] if event.records else event.position

@@ -1,4 +1,4 @@
-"""The naive side of the mutation manager's tests: the whole topic as a list, and a log that answers from it."""
+"""A naive model for tests of the mutation manager: the whole topic as a list, and a log that reads from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, MutationSnapshot, index
 
 
 class Topic:
-    """All mutations that were ever visible, numbered from 1, as a plain list."""
+    """All visible mutations of a topic, numbered from 1, as a list."""
 
     def __init__(self) -> None:
         self.rows: list[Mutation] = []
@@ -32,7 +32,7 @@ class Topic:
         return len(self.rows)
 
     def add(self, pairs: Sequence[tuple[bytes | None, bytes | None]]) -> MutationBatch:
-        """More mutations, as a batch to queue."""
+        """Add mutations; they are returned as a batch to queue."""
         first = self.high + 1
         rows = [
             Mutation(seqno, position_of(seqno), key, value, {"n": str(seqno % 3)}, 0, seqno)
@@ -48,7 +48,7 @@ class Topic:
         return MutationBatch.of(self.between(first, last))
 
     def unique(self, first: int, last: int) -> list[Mutation]:
-        """What a snapshot from one seqno to another holds: of each key the newest, and all without a key."""
+        """The mutations of a snapshot from one seqno to another: the newest of each key, and all without a key."""
         newest = {row.key: row.seqno for row in self.between(first, last)}
         return [row for row in self.between(first, last) if row.key is None or newest[row.key] == row.seqno]
 
@@ -58,7 +58,7 @@ def position_of(seqno: int) -> Position:
 
 
 class Reads:
-    """The reads of the log that a manager waits for, and the cursors that it woke."""
+    """The pending reads of the log that a manager requested, and the cursors that it woke."""
 
     def __init__(self, topic: Topic, manager: MutationManager) -> None:
         self.topic = topic
@@ -84,7 +84,7 @@ class Reads:
         return effects
 
     def answer(self, rows: int = 1_000_000) -> bool:
-        """Answer the oldest read with at most so many mutations; whether there was one."""
+        """Complete the oldest read with at most `rows` mutations; whether there was one."""
         self.collect()
         if not self.open:
             return False
@@ -108,11 +108,11 @@ class Reader:
 
     @property
     def rows(self) -> list[Mutation]:
-        """Those of the snapshot that is not complete yet."""
+        """The mutations of the incomplete snapshot."""
         return self._rows
 
     def take(self, limit: int = 1_000_000, max_bytes: int = 2**62) -> int:
-        """How many mutations came."""
+        """Read once; the number of mutations."""
         slices = self.cursor.take(limit, max_bytes)
         for one in slices:
             self.check(one)
@@ -138,15 +138,15 @@ class Reader:
             self._rows = []
 
     def drain(self, reads: Reads) -> None:
-        """Take all there is, with the log answering."""
+        """Read everything, with all reads of the log completed."""
         for _ in range(10_000):
             if self.take() == 0 and not reads.answer():
                 return
-        raise AssertionError("a cursor never comes to its end")
+        raise AssertionError("a cursor never reaches its end")
 
 
 def check_chain(manager: MutationManager) -> None:
-    """What holds of the snapshots in memory between two calls."""
+    """Check the invariants of the snapshots in memory between two calls."""
     snapshots = list(manager.chain)
     assert snapshots[0] is manager.chain.oldest
     assert snapshots[-1] is manager.chain.open
@@ -169,7 +169,7 @@ def check_chain(manager: MutationManager) -> None:
     oldest = snapshots[0]
     assert oldest is manager.chain.open or oldest.pins or oldest.persistence
     opened = manager.chain.open
-    assert not (opened.rows and (opened.pins or opened.persistence)), "a cursor stands in an open snapshot"
+    assert not (opened.rows and (opened.pins or opened.persistence)), "a cursor is in an open snapshot"
     assert manager.chain.account.bytes == sum(snapshot.bytes for snapshot in snapshots)
     backfills = [cursor.backfill.bytes for cursor in manager.cursors.values() if cursor.backfill is not None]
     own = [
@@ -184,7 +184,7 @@ def check_chain(manager: MutationManager) -> None:
 
 
 def counted_bytes(snapshot: MutationSnapshot) -> int:
-    """Bytes of a snapshot, counted anew."""
+    """Bytes of a snapshot, recounted."""
     assert [chunk.bytes for chunk in snapshot.chunks] == [chunk.rows.nbytes() for chunk in snapshot.chunks]
     index = snapshot._index
     return (
@@ -195,7 +195,7 @@ def counted_bytes(snapshot: MutationSnapshot) -> int:
 
 
 def pairs(text: str) -> list[tuple[bytes | None, bytes | None]]:
-    """`k1=v1 k2=v2 k1- =v3`: keys with values, a deleted key, a value without a key."""
+    """Parse `k1=v1 k2=v2 k1- =v3`: keys with values, a deleted key, a value without a key."""
     found: list[tuple[bytes | None, bytes | None]] = []
     for word in text.split():
         key, equals, value = word.rstrip("-").partition("=")
@@ -204,7 +204,7 @@ def pairs(text: str) -> list[tuple[bytes | None, bytes | None]]:
 
 
 class Stage:
-    """One topic, its manager and its log, for tests that tell a story."""
+    """One topic, its manager and its log, for tests of step-by-step scenarios."""
 
     def __init__(self, text: str = "", **options: int) -> None:
         self.topic = Topic()
@@ -229,11 +229,11 @@ class Stage:
         return Reader(self.topic, cursor, options.get("snapshot_end", 0))
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Start and end of each snapshot in memory that has mutations."""
+        """Start and end seqno of each snapshot in memory that has mutations."""
         return [(snapshot.start, snapshot.end) for snapshot in self.manager.chain if snapshot.rows]
 
     def contents(self) -> list[str]:
-        """The snapshots in memory as in `pairs`, with the open one, "" where there is nothing."""
+        """The snapshots in memory in the form of `pairs`, the open one included, "" for an empty one."""
         return [
             " ".join(_word(row) for chunk in snapshot.chunks for row in chunk.living())
             for snapshot in self.manager.chain
@@ -254,7 +254,7 @@ def _word(row: Mutation) -> str:
 
 
 def behind(stage: Stage, text: str = "z=0") -> Reader:
-    """A slow cursor in a snapshot of its own, so that what is queued later stays in memory."""
+    """A slow cursor in a separate snapshot, so that later mutations stay in memory."""
     reader = stage.reader("slow", stage.topic.high)
     stage.queue(text)
     stage.manager.persist()

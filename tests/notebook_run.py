@@ -1,4 +1,4 @@
-"""Run a notebook in a kernel of its own: `notebook_run.py NOTEBOOK RESULT`, which is the notebook with its outputs."""
+"""Run a notebook in a new kernel and write it with its outputs: `notebook_run.py NOTEBOOK RESULT`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(source: str, result: str) -> None:
 
     notebook = nbformat.read(source, as_version=4)
     resources = {"metadata": {"path": str(Path(result).parent)}}
-    with tempfile.TemporaryDirectory() as sockets:  # no port that another could take; a socket's path has to be short
+    with tempfile.TemporaryDirectory() as sockets:  # ports could be taken; socket paths have to be short
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/k")
         client = NotebookClient(notebook, km=manager, timeout=CELL_SECONDS, startup_timeout=300, resources=resources)
         client.execute()

@@ -1,4 +1,4 @@
-"""Logs for tests of the pipeline: random lives of topics, and what a committed reader is given of them."""
+"""Logs for tests of the pipeline: topics with random content, and the records that a committed reader gets."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Row = tuple[Any, ...]
 
 
 class Life:
-    """Random steps on one topic; few transactions at a time, so that rare interleavings are frequent."""
+    """Random steps on one topic, with few transactions at a time, so that rare interleavings are frequent."""
 
     WEIGHTS: ClassVar = {
         "plain": 3, "records": 8, "whole": 3, "again": 1, "late": 1, "end": 5, "roll": 2, "snapshot": 1, "pump": 1,
     }  # fmt: skip
 
-    def __init__(self, broker: Broker, keeper: SnapshotManager, topic: str, seed: int) -> None:
+    def __init__(self, broker: Broker, manager: SnapshotManager, topic: str, seed: int) -> None:
         self.random = random.Random(seed)
         self.broker = broker
-        self.keeper = keeper
+        self.manager = manager
         self.topic = topic
         self.sent: dict[int, int] = {}
         self.ended: list[int] = []
         self.least = 0
         self.count = 0
-        keeper.register(topic)
+        manager.register(topic)
         self.writer = broker.writer(topic)
 
     def run(self, steps: int) -> None:
@@ -62,7 +62,7 @@ class Life:
             self.sent[txn] += len(batch)
 
     def whole(self) -> None:
-        """A record set of a transaction."""
+        """Write a record set of a transaction."""
         if self.sent:
             txn = self.random.choice([*self.sent])
             batch = self._batch()
@@ -70,7 +70,7 @@ class Life:
             self.sent[txn] += len(batch)
 
     def again(self) -> None:
-        """Records that repeat, in part, what was sent."""
+        """Write records that partly repeat earlier ones."""
         if self.sent:
             txn = self.random.choice([*self.sent])
             first = max(1, self.sent[txn] - 1)
@@ -97,11 +97,11 @@ class Life:
         self.broker.roll(self.topic)
 
     def pump(self) -> None:
-        self.keeper.pump()
+        self.manager.pump()
 
     def snapshot(self) -> None:
-        self.keeper.pump()
-        self.keeper.snapshot(self.topic)
+        self.manager.pump()
+        self.manager.snapshot(self.topic)
 
     def _send(self, txn: int, first: int, batch: Batch) -> None:
         self._append(transactional(batch, TxnId(0, txn), first))
@@ -121,7 +121,7 @@ class Life:
 
 
 def records_of(broker: Broker, topic: str, **options: Any) -> list[Record]:
-    """What a reader that starts now is given."""
+    """All records that a new reader gets."""
     records: list[Record] = []
     with CommittedReader(broker, topic, **options) as reader:
         while (batch := reader.read()) is not None:
@@ -130,7 +130,7 @@ def records_of(broker: Broker, topic: str, **options: Any) -> list[Record]:
 
 
 def row_of(record: Record, *, seqno: bool = True) -> Row:
-    """A record as the data source gives it: COLUMNS, the times in milliseconds."""
+    """A record as a row of the data source: COLUMNS, times in milliseconds."""
     txn = None if record.txn is None else str(record.txn)
     number = record.seqno if seqno else None
     event_time = record.event_time or None
@@ -142,9 +142,9 @@ def row_of(record: Record, *, seqno: bool = True) -> Row:
 
 
 def rows_of_spark(frame: Any) -> list[Row]:
-    """The rows of a data frame with COLUMNS and perhaps the outcome, in the order of their positions.
+    """The rows of a data frame with COLUMNS and optionally the outcome, in the order of their positions.
 
-    Spark would run a frame twice to sort it.
+    Sorting in Spark would run the frame twice.
     """
     times = [f"unix_millis({name}) {name}" if name.endswith("_time") else name for name in frame.columns]
     rows = sorted(frame.selectExpr(*times).collect(), key=lambda row: (row.topic, row.position))
@@ -166,7 +166,7 @@ def rows_read(
     keep_hidden: bool = False,
     isolated: bool = True,
 ) -> list[Row]:
-    """What tasks read of ranges, one after the other, in the order of the columns."""
+    """The rows that tasks read of ranges, one range after the other."""
     schema = schema_of((*COLUMNS, OUTCOME) if keep_hidden else COLUMNS)
     record_filter = filter_of(pinned, isolated=isolated, keep_hidden=keep_hidden)
     rows: list[Row] = []
@@ -190,7 +190,7 @@ def filter_of(pinned: PinnedTopic, *, isolated: bool = True, keep_hidden: bool =
 
 
 def rows_of_batch(batch: Any) -> list[Row]:
-    """The rows of an Arrow record batch with COLUMNS and perhaps the outcome."""
+    """The rows of an Arrow record batch with COLUMNS and optionally the outcome."""
     return [_plain(row) for row in zip(*(column.to_pylist() for column in _milliseconds(batch)), strict=True)]
 
 

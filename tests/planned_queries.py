@@ -37,20 +37,20 @@ class Kept:
 
 @contextmanager
 def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, SnapshotManager]]:
-    """A log in memory, which stream readers take for the one in files that they are told of."""
+    """A log in memory that stream readers open instead of the one at their address."""
     with (
         pytest.MonkeyPatch.context() as patch,
         MemoryBroker(clock=clock) as broker,
-        SnapshotManager(broker, segment_size=2) as keeper,
+        SnapshotManager(broker, segment_size=2) as manager,
     ):
-        keeper.recover()
+        manager.recover()
         for module in (source, tasks):
             patch.setattr(module, "open_for_reading", lambda options: Kept(broker))
-        yield broker, keeper
+        yield broker, manager
 
 
 class SetClock(SystemClock):
-    """Tells the time that a test sets."""
+    """A clock with the time that a test sets."""
 
     seconds = 1_700_000_000
 
@@ -59,7 +59,7 @@ class SetClock(SystemClock):
 
 
 class Query:
-    """A streaming query without Spark: plans micro-batches, reads them, keeps its offset as JSON."""
+    """A streaming query without Spark: it plans and reads micro-batches and stores its offset as JSON."""
 
     def __init__(self, **options: str) -> None:
         chosen = {} if "topics" in options else {"pattern": ".*"}
@@ -73,7 +73,7 @@ class Query:
         self.reader = StreamReader(self.options)
 
     def trigger(self, limit: Any = None) -> bool:
-        """One micro-batch; whether there was anything to do."""
+        """Run one micro-batch; whether it had messages."""
         end = through_json(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
         if end == self.offset:
             return False
@@ -93,7 +93,7 @@ class Query:
         for _ in range(1000):
             if not self.trigger():
                 return
-        raise AssertionError("the query does not come to its end")
+        raise AssertionError("the query does not reach its end")
 
 
 def through_json(offset: Any) -> Any:

@@ -1,12 +1,12 @@
-"""The real Pulsar that tests run on. There are three ways to one, taken in this order:
+"""The real Pulsar that tests run on: the first of these that is available.
 
 `url`             the cluster at TXNBUFFER_PULSAR_URL (`pulsar://HOST:PORT`), its admin interface at
                   TXNBUFFER_PULSAR_ADMIN (default: port 8080 of that host);
 `testcontainers`  a container of TXNBUFFER_PULSAR_IMAGE (default: the official image), if a Docker engine answers
                   and has the image or can pull it;
-`standalone`      a process started from the server distribution, which Maven fetches into a cache.
+`standalone`      a process started from the server distribution, which Maven downloads into a cache.
 
-TXNBUFFER_PULSAR_REQUIRE names one of them: then another one is not good enough.
+TXNBUFFER_PULSAR_REQUIRE names one of them that is required.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess
 
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")
-_STARTED: list[Standalone] = []  # for others too: their ports are kept until this process ends
+_STARTED: list[Standalone] = []  # reserves the ports until this process ends
 REMEDY = "set TXNBUFFER_PULSAR_URL to a cluster, or start a Docker engine, or install Maven and Java 17"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """A cluster that is up: `url` for clients, `admin` for REST, and the way that was taken to it."""
+    """A running cluster: `url` for clients, `admin` for REST, and `way`, how it was found."""
 
     way: str
     url: str
     admin: str
 
     def namespace(self) -> str:
-        """Make a namespace, `public/…`, that nobody else uses."""
+        """Create a namespace, `public/…`, with a unique name."""
         return make_namespace(self.admin)
 
     def drop(self, namespace: str) -> None:
-        """Delete a namespace with what is in it, if the cluster lets us."""
+        """Delete a namespace with its topics, if the cluster allows it."""
         with contextlib.suppress(OSError):
             ask(self.admin, f"namespaces/{namespace}?force=true", "DELETE", seconds=10.0)
 
@@ -55,7 +55,7 @@ class Cluster:
     def private_standalone(
         self, settings: Sequence[str] = (), files: Mapping[str, str] | None = None
     ) -> Iterator[Standalone]:
-        """A broker of the caller's own, on free ports, to `kill()` and `start()` again; with settings and files."""
+        """A private broker on free ports, to `kill()` and `start()` again; with settings and files."""
         with tempfile.TemporaryDirectory(prefix="pulsar-", ignore_cleanup_errors=True) as directory:
             way = "testcontainers" if self.way == "testcontainers" else "standalone"
             with make_standalone(way, Path(directory), settings, files) as broker:
@@ -63,10 +63,10 @@ class Cluster:
 
 
 def choose() -> str:
-    """The way that will be taken, everything fetched for it; NoPulsar if there is none."""
+    """The first available way, with everything that it requires downloaded. Raises NoPulsar if there is none."""
     required = os.environ.get("TXNBUFFER_PULSAR_REQUIRE", "")
     if required and required not in WAYS:
-        raise NoPulsar(f"TXNBUFFER_PULSAR_REQUIRE is {required!r}: say one of {', '.join(WAYS)}")
+        raise NoPulsar(f"TXNBUFFER_PULSAR_REQUIRE is {required!r}: use one of {', '.join(WAYS)}")
     ways = [required] if required else WAYS
     reasons = []
     for way in ways:
@@ -94,7 +94,7 @@ def _image() -> str:
 
 def _engine_and_image() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the client forgets the socket that nobody answered
+        warnings.simplefilter("ignore", ResourceWarning)  # the client leaks a socket without an answer
         reason = _ask_engine(_image())
         gc.collect()
     if reason:
@@ -102,7 +102,7 @@ def _engine_and_image() -> None:
 
 
 def _ask_engine(image: str) -> str:
-    """What keeps a container of the image from being started: nothing, if it's there now."""
+    """Why no container of the image can be started; empty if the engine has the image now."""
     import docker
     from docker.errors import DockerException, ImageNotFound
     from requests.exceptions import RequestException
@@ -136,10 +136,10 @@ def make_standalone(
 
 @contextlib.contextmanager
 def shared(directory: Path) -> Iterator[Cluster]:
-    """The one cluster of all processes that name the same directory; whoever is the last to leave ends it.
+    """The cluster shared by all processes that use the same directory; the last one ends it.
 
-    Each user holds a shared lock, which the kernel lets go of even if the user crashes. `gate` orders coming and
-    going; `state` says what the first one started, or why that failed, so that it's tried once.
+    Each user holds a shared lock, which the kernel releases even if the user crashes. `gate` serializes arrivals and
+    departures; `state` describes the cluster that the first one started, or why that failed, so that it is tried once.
     """
     state = directory / "pulsar.json"
     with (directory / "pulsar.users").open("a") as users:
@@ -160,7 +160,7 @@ def shared(directory: Path) -> Iterator[Cluster]:
 
 
 def _start(directory: Path) -> dict[str, Any]:
-    """What `state` will say of the cluster."""
+    """Start a cluster; the content of `state`."""
     try:
         way = choose()
         if way == "url":
@@ -196,8 +196,8 @@ def _is_last(users: Any) -> bool:
 
 
 if __name__ == "__main__":
-    print("looking for a Pulsar to test with; the first time it may have to be fetched", flush=True)
+    print("looking for a Pulsar to test with; the first time it may have to be downloaded", flush=True)
     try:
-        print(f"tests run on Pulsar by way of {choose()}")
+        print(f"tests use Pulsar by {choose()}")
     except NoPulsar as failure:
         raise SystemExit(str(failure)) from None

@@ -1,4 +1,4 @@
-"""A Pulsar broker in a container, with the ways of one that is a process; and where the distribution is."""
+"""A Pulsar broker in a container, with the interface of `StandaloneProcess`; and the directory of the distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from broker_io.testing.standalone import ENVIRONMENT, FLAGS, NoPulsar, Standalone, end_process, environment_with
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = "/tmp/files"  # as the script says; in a container of its own
+FILES = "/tmp/files"  # as in the script
 IN_CONTAINER = """
 mkdir -p /tmp/files
 for name in $FILES; do variable=FILE_${name%%.*}; printf '%s' "${!variable}" >"/tmp/files/$name"; done
@@ -25,7 +25,7 @@ exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
 
 
 class StandaloneContainer(Standalone):
-    """A container of a Pulsar image, official or our own; data stands in it."""
+    """A container of a Pulsar image, official or built by docker/engine.sh, with the data inside."""
 
     def __init__(self, image: str, extra_settings: Sequence[str] = (), files: Mapping[str, str] | None = None) -> None:
         super().__init__(extra_settings, files)
@@ -35,7 +35,7 @@ class StandaloneContainer(Standalone):
     def launch(self) -> None:
         if self.handle["container"] is not None:
             return with_container(self.handle, lambda container: container.start())
-        os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # an image more to pull; what is started here is ended here
+        os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # it would need another image
         from testcontainers.core.container import DockerContainer
 
         container = DockerContainer(self.image, docker_client_kw={"timeout": 60})
@@ -43,7 +43,7 @@ class StandaloneContainer(Standalone):
         container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
         container.with_envs(FILES=" ".join(self.files), **self._file_variables())
         for port in (self.broker_port, self.web_port, self.tls_port, self.web_tls_port):
-            container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines take an address too
+            container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines accept an address too
         try:
             container.start()
         except BaseException:
@@ -54,7 +54,7 @@ class StandaloneContainer(Standalone):
         return None
 
     def settings(self) -> list[str]:
-        # Else it stores under its container's address, and finds nothing again once another has got that.
+        # Else the bookie registers under the container's address, which another container may have after a restart.
         return [*super().settings(), "useHostNameAsBookieID=true"]
 
     @property
@@ -94,7 +94,7 @@ class StandaloneContainer(Standalone):
 
 
 def with_container(handle: dict[str, Any], do: Any) -> Any:
-    """Do something with a container that was started here or elsewhere."""
+    """Call `do` with a container that this or another process started."""
     import docker
 
     client = docker.from_env()
@@ -106,7 +106,7 @@ def with_container(handle: dict[str, Any], do: Any) -> Any:
 
 @contextlib.contextmanager
 def address_taken(broker: Standalone) -> Iterator[None]:
-    """Kill it; meanwhile another container has the address of its own, if it is one."""
+    """Kill the broker; if it is a container, another one has its address until the block ends."""
     if not isinstance(broker, StandaloneContainer):
         broker.kill()
         yield
@@ -117,7 +117,7 @@ def address_taken(broker: Standalone) -> Iterator[None]:
     broker.kill()
     client, others = docker.from_env(), []
     try:
-        while address not in map(address_of, client.containers.list()):  # each gets the first that is free
+        while address not in map(address_of, client.containers.list()):  # each gets the first free address
             others.append(client.containers.run(broker.image, ["sleep", "600"], detach=True))
         yield
     finally:
@@ -141,7 +141,7 @@ def end_container(handle: dict[str, Any]) -> None:
 
 
 def end(handle: dict[str, Any]) -> None:
-    """End a broker that some process started, and delete its data."""
+    """End a broker that any process started, and delete its data."""
     if "container" in handle:
         end_container(handle)
     else:
@@ -149,11 +149,11 @@ def end(handle: dict[str, Any]) -> None:
 
 
 def distribution() -> Path:
-    """The directory of the server distribution, fetched if need be; NoPulsar if it can't be had."""
+    """The directory of the server distribution, downloaded if necessary. Raises NoPulsar if that fails."""
     if shutil.which("java") is None:
         raise NoPulsar("no Java on the path")
     done = subprocess.run([ROOT / "docker" / "distribution.sh"], capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
-        raise NoPulsar((done.stderr.splitlines() or ["the server distribution can't be fetched"])[-1])
+        raise NoPulsar((done.stderr.splitlines() or ["the server distribution can't be downloaded"])[-1])
     return Path(done.stdout.strip())

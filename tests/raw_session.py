@@ -1,4 +1,4 @@
-"""A session in bare frames, for tests of the service that must send what a client never would."""
+"""A session of raw frames, for tests that send the service frames that no client sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from txnbuffer.rpc.frames import (
 
 
 def transactional(ids: Sequence[int], value: bytes = b"v", seq: int = 1, size: int = 1, most: int = 0) -> Batch:
-    """`size` records for each transaction, one behind the other."""
+    """A batch of `size` consecutive records of each transaction."""
     count = len(ids) * size
     texts = [f"{most}:{one}" for one in ids]
     return Batch(
@@ -40,7 +40,7 @@ def transactional(ids: Sequence[int], value: bytes = b"v", seq: int = 1, size: i
 
 
 class RawSession:
-    """`link` has `send(frame)` and `async receive() -> ServerFrame | None`. Answers are kept by request."""
+    """`link` has `send(frame)` and `async receive() -> ServerFrame | None`. Answers are stored by request number."""
 
     def __init__(self, link: Any) -> None:
         self.link = link
@@ -75,7 +75,7 @@ class RawSession:
                 raise answer
 
     async def ask(self, **parts: Any) -> Any:
-        """Send one request; each part is made by a function of its number."""
+        """Send one request; `parts` are functions of the request number. Returns the answer."""
         self.request += 1
         request = self.request
         self.link.send(ClientFrame(**{name: make(request) for name, make in parts.items()}))
@@ -89,7 +89,7 @@ class RawSession:
         return self.sent
 
     async def write(self, *sends: tuple[str, Batch]) -> list[Failure]:
-        """Send records and wait until they are settled; what failed of them."""
+        """Send records and wait until all are acknowledged or failed; the failures."""
         number = self.send(*sends)
         await self.until(lambda: self.acknowledged >= number)
         failures, self.failures = self.failures, []
@@ -138,7 +138,7 @@ class InProcess:
 
 
 class OverGrpc:
-    """A link over a socket; `send_bytes` sends what no client would."""
+    """A link over gRPC; `send_bytes` sends arbitrary bytes."""
 
     def __init__(self, port: int) -> None:
         import grpc

@@ -1,4 +1,4 @@
-"""Digests of single records, as `txnbuffer.pipeline.jobs.audit` defines them: what Spark's have to agree with."""
+"""Digests of single records, as `txnbuffer.pipeline.jobs.audit` defines them, to check those of Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record_digest(
     event_time: int | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> int:
-    """The digest of a record; what is None of the last three is not compared. `event_time` in microseconds."""
+    """The digest of a record; of the last three arguments, None is not compared. `event_time` in microseconds."""
     parts: list[bytes | None] = [topic.encode(), key, *map(_number, position or ()), value]
     if event_time is not None:
         parts.append(_number(event_time))

@@ -1,4 +1,4 @@
-"""Relays in processes of their own, killed at random together with the services that they read from and write to."""
+"""Relay processes, killed at random together with the services that they read from and write to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T, CLEAN = "orders", "clean"
 
 
 class RelayProcess:
-    """`txnbuf relay` in a process; what it says goes to a file."""
+    """A `txnbuf relay` process with its output in a file."""
 
     def __init__(self, log: Path, *arguments: str) -> None:
         self.log = log
@@ -35,13 +35,13 @@ class RelayProcess:
         self.process.communicate(timeout=60)
 
     def finish(self, seconds: float = 120.0) -> tuple[int, bytes]:
-        """Its exit code, and what it printed."""
+        """Wait for its end; exit code and output."""
         printed, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode, printed
 
 
 def write(client: SyncClient, first: int, count: int) -> None:
-    """Transactions, of which each fifth aborts; keys come again, some records are deletions, some have no key."""
+    """Write transactions, each fifth one aborted, with repeated keys, deletions, and records without a key."""
     for number in range(first, first + count):
         with client.transaction() as txn:
             for at in range(number % 4 + 1):
@@ -66,7 +66,7 @@ def committed(broker: Broker, topic: str) -> list[Row]:
 
 
 def through_kills(directory: Path, kills: int, seed: int, *, same_service: bool) -> tuple[list[Row], list[Row]]:
-    """What the source and the target hold after so many kills of relay and service, in turn by chance."""
+    """The content of source and target after `kills` kills of the relay or a service, at random."""
     chance = random.Random(seed)
     port = kept_port()
     service = ServiceProcess(directory / "log", port=port).wait_serving()
@@ -79,7 +79,7 @@ def through_kills(directory: Path, kills: int, seed: int, *, same_service: bool)
             relay = RelayProcess(directory / "relay.log", *arguments)
             for round_ in range(kills):
                 write(client, 20 * (round_ + 1), 20)
-                time.sleep(chance.uniform(0.0, 1.2))  # it is the moment of the kill that is tried, whatever it hits
+                time.sleep(chance.uniform(0.0, 1.2))  # the kill falls at a random moment of the relay
                 if chance.random() < 0.6:
                     relay.kill()
                     relay = RelayProcess(directory / "relay.log", *arguments)
@@ -103,7 +103,7 @@ def through_kills(directory: Path, kills: int, seed: int, *, same_service: bool)
 
 
 def main() -> None:
-    """So many kills, as `make soak` wants them."""
+    """Run the kills of `make soak`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))

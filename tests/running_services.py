@@ -1,4 +1,4 @@
-"""Services of this process beside a cluster in memory, and the owners that its decision log tells of."""
+"""Services in this process for a cluster in memory, and the owners that its decision log lists."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def service(**changes) -> Config:
 
 
 class Running:
-    """`serve` in this process, on a connection of its own to the cluster."""
+    """`serve` in this process, on a separate connection to the cluster."""
 
     def __init__(self, cluster: MemoryBroker, **changes) -> None:
         self.broker = cluster.connect()
         self.events: list[tuple[str, dict]] = []
-        self.task = asyncio.ensure_future(serve(lambda: self.broker, service(**changes), "test", self.log, shared=True))
+        self.task = asyncio.ensure_future(
+            serve(lambda: self.broker, service(**changes), "test", self.log, cluster_mode=True)
+        )
 
     def log(self, event: str, **facts) -> None:
         self.events.append((event, facts))

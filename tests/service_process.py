@@ -1,4 +1,4 @@
-"""A service in a process of its own, to be asked, signalled and killed."""
+"""A service process for tests that call, signal and kill it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, Self
 from broker_io.testing.standalone import Port
 
 STARTING = 180.0
-"""Seconds in which a service must serve, on a machine that is busy with other tests."""
+"""Seconds within which a service must serve, on a machine that is busy with other tests."""
 _KEPT: list[Port] = []
 
 
 def kept_port() -> int:
-    """A port to serve at, and again after a kill: until this process ends nobody else is given it meanwhile."""
+    """A port for a service and its restarts, reserved until this process ends."""
     _KEPT.append(Port())
     return _KEPT[-1].number
 
 
 class ServiceProcess:
-    """`txnbuf serve` on a directory, or at the address of a cluster; `events` is what it told on stderr."""
+    """`txnbuf serve` on a directory or the address of a cluster; `events` are those that it logged."""
 
     def __init__(self, directory: Path | str, *flags: str, port: int = 0) -> None:
         address = str(directory) if "://" in str(directory) else f"file:{directory}"
@@ -57,7 +57,7 @@ class ServiceProcess:
         return self
 
     def wait_event(self, name: str) -> dict[str, Any]:
-        """What it told with an event, which is waited for."""
+        """Wait for an event; its fields."""
         deadline = time.monotonic() + STARTING
         while (found := self.event(name)) is None:
             self._told.clear()
@@ -82,7 +82,7 @@ class ServiceProcess:
         return int(event["http"])
 
     def kill(self) -> None:
-        """SIGKILL: nothing gets the time to end well."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.finish()
 

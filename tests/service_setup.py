@@ -1,4 +1,4 @@
-"""Engines for tests: on any broker, with a session to talk to them, and what readers see afterwards."""
+"""Engines for tests: on any broker, with a session, and the records that readers see."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 def on_a_loop_for(seconds: float) -> Callable[[Test], Callable[..., None]]:
-    """Run a test on a loop of its own, for so long at most."""
+    """Run a test on a new loop with a timeout."""
 
     def wrap(test: Test) -> Callable[..., None]:
         @functools.wraps(test)
@@ -54,7 +54,7 @@ async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
-    """The address of a service that listens, and what lets clients in."""
+    """The address of a listening service, and the function that admits clients."""
     async with engine_on(MemoryBroker()) as engine:
         server = GrpcServer(engine.limits, max_clients=10)
         await server.start(f"127.0.0.1:{port}")
@@ -65,7 +65,7 @@ async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[
 
 
 async def session_on(engine: Engine, *topics: str, ids: int = 100) -> tuple[RawSession, range]:
-    """A session that may write to topics, and its ids."""
+    """A session with registered topics, and its leased ids."""
     session = RawSession(InProcess(engine))
     await session.hello()
     await session.register(*topics)
@@ -73,7 +73,7 @@ async def session_on(engine: Engine, *topics: str, ids: int = 100) -> tuple[RawS
 
 
 def visible(broker: Broker, topic: str) -> Counter[bytes | None]:
-    """The values that readers of committed records see."""
+    """The values of committed records, with counts."""
     found: Counter[bytes | None] = Counter()
     with CommittedReader(broker, topic) as reader:
         while (batch := reader.read()) is not None:
@@ -82,7 +82,7 @@ def visible(broker: Broker, topic: str) -> Counter[bytes | None]:
 
 
 async def eventually(reached: Callable[[], Any], seconds: float = 120.0) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not reached():
             await asyncio.sleep(0.005)

@@ -1,7 +1,7 @@
-"""A service as simple as can be, for tests of a client's core: it takes frames whole and forgets nothing.
+"""A minimal model of a service for tests of a client's core: it handles whole frames and keeps all state.
 
-Its logs hold `(transaction or None, seq, value)`. What it does to a client on purpose: `poison` values are
-refused, `closed` topics can't be registered, and whoever drives it may expire transactions.
+Its logs hold `(transaction or None, seq, value)`. It injects faults: `poison` values are refused, `closed` topics can't
+be registered, and tests may expire transactions.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class SessionModel:
         return self.ended.setdefault(txn, Outcome.ABORT)
 
     def expire(self, txn: TxnId) -> None:
-        """The time of a transaction is up."""
+        """Abort a transaction by timeout."""
         self.ended.setdefault(txn, Outcome.ABORT)
 
     def committed(self, topic: str) -> list[Entry]:
-        """What readers see."""
+        """The entries of committed transactions."""
         return [
             entry
             for entry in self.logs.get(topic, ())
@@ -114,7 +114,7 @@ class SessionModel:
 
 
 class ModelConnection:
-    """Takes frames in order and gives one frame for each."""
+    """Handles frames in order and returns one frame for each."""
 
     def __init__(self, model: SessionModel) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Shards over one cluster in memory: an engine each, applications whose transactions go across, and readers of all."""
+"""Shards of one cluster in memory: their engines, applications with transactions across shards, and readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from txnbuffer.service.remote_shards import ShardMessages
 
 
 def topics_of(shards: int, each: int = 1) -> list[list[str]]:
-    """Names of topics by the shard that they belong to."""
+    """`each` topic names for each shard."""
     found: list[list[str]] = [[] for _ in range(shards)]
     number = 0
     while any(len(names) < each for names in found):
@@ -42,7 +42,7 @@ def topics_of(shards: int, each: int = 1) -> list[list[str]]:
 
 
 class Shards:
-    """`engines` by shard; one that was killed is None. `options` go to every engine."""
+    """`engines` by shard; a killed one is None. `options` are those of every engine."""
 
     def __init__(self, count: int, cluster: MemoryBroker | None = None, **options: Any) -> None:
         self.count = count
@@ -52,14 +52,14 @@ class Shards:
         self._options = options
 
     async def start(self, number: int) -> Engine:
-        """An engine of a shard, which fences the one before."""
+        """Start an engine of a shard, which fences its predecessor."""
         broker = self.cluster.connect()
-        engine = await Engine.start(broker, shard=Shard(number, self.count), shared=True, **self._options)
+        engine = await Engine.start(broker, shard=Shard(number, self.count), cluster_mode=True, **self._options)
         self.engines[number], self.brokers[number] = engine, broker
         return engine
 
     async def kill(self, number: int) -> None:
-        """End an engine as a crash does: nothing of what it has under way lands any more."""
+        """End an engine as a crash does: its pending appends are lost."""
         engine, broker = self.engine(number), self.broker(number)
         self.engines[number] = self.brokers[number] = None
         broker.close()
@@ -72,7 +72,7 @@ class Shards:
         return engine
 
     def buffer(self, number: int, topic: str) -> TransactionBuffer:
-        """What an engine knows of a topic of its own."""
+        """The buffer of a topic in the engine of its shard."""
         tail = self.engine(number).topics.by_name[topic].followed
         assert tail is not None, f"{topic} is not followed"
         return tail.buffer
@@ -83,7 +83,7 @@ class Shards:
         return letters
 
     def broker(self, number: int) -> MemoryBroker:
-        """The connection of an engine, for faults."""
+        """The broker handle of an engine, for faults."""
         broker = self.brokers[number]
         assert broker is not None, f"shard {number} is away"
         return broker

@@ -1,4 +1,4 @@
-"""Streams that say what a test says, and a sink in memory that holds its caller to the rules."""
+"""Scripted streams, and a sink in memory that checks its caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = Version(0x10, 0)
 
 
 def token(seqno: int, start: int | None = None, end: int | None = None, cluster: str = "c-1") -> ResumeToken:
-    """A place between snapshots, or inside one."""
+    """A resume token between snapshots, or inside one."""
     start, end = seqno if start is None else start, seqno if end is None else end
     return ResumeToken("t", cluster, "i-1", (VERSION,), seqno, start, end)
 
@@ -31,15 +31,15 @@ def row(seqno: int, key: str | None, value: str | None, **more: Any) -> Mutation
 
 
 MAX_WAIT = 100
-"""Times that a stream is asked in vain."""
+"""Reads of a stream without an item before the test fails."""
 
 Item = ChangeBatch | Rollback | BaseException | None
 
 
 class Script:
-    """A client whose streams give the items of one list after the other: an exception is raised, None is the end.
+    """A client whose streams return the items of consecutive lists: an exception is raised, None is the end.
 
-    Behind its items a stream stays silent. `asked`: where each stream began; `undone`: what it was told.
+    After its items a stream returns nothing. `asked`: the start of each stream; `undone`: the reported rollbacks.
     """
 
     def __init__(self, *streams: Sequence[Item]) -> None:
@@ -62,7 +62,7 @@ class ScriptedStream:
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
         if not self._items:
             self._silent += 1
-            assert self._silent < MAX_WAIT, "a stream is asked for more and more"
+            assert self._silent < MAX_WAIT, "too many reads of a stream without an item"
             self._script.ran_dry = True
             raise TimeoutError
         item = self._items.popleft()
@@ -81,7 +81,7 @@ class ScriptedStream:
 
 
 class ListSink:
-    """Keeps mutations and the sizes of writes; goes back to the newest of `points`."""
+    """A sink that stores mutations and the sizes of writes; it rolls back to the newest of `points`."""
 
     name = "the list"
 

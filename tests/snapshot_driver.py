@@ -1,4 +1,4 @@
-"""Drives snapshots in tests: owners on a memory broker, the log as it really is, brokers that interfere."""
+"""Helpers of snapshot tests: owners on a memory broker, the log itself, and brokers that interfere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from writing import TopicWriter
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position, Positions
-from snapshots.format import EndEntry
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC, EndEntry
 from snapshots.policy import SnapshotPolicy
 from snapshots.scan import TopicEntries, scan
 from txnbuffer.buffer import TransactionBuffer
@@ -20,13 +19,13 @@ from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states, rebuild
 
 NEVER = SnapshotPolicy(changes=10**9, interval_ms=10**9, recovery_target=1e9)
-"""Snapshots are written only when a test says so."""
+"""A policy with which snapshots are written only on request."""
 
 SMALL = 1160
-"""A limit of entries that makes all but the smallest states spill."""
+"""A limit of entry bytes above which all but the smallest states overflow."""
 
 
-def keeper(broker: Any, **options: Any) -> SnapshotManager:
+def manager_on(broker: Any, **options: Any) -> SnapshotManager:
     """An owner that has recovered; segments of 3 items unless `options` say otherwise."""
     made = SnapshotManager(broker, **{"policy": NEVER, "segment_size": 3, **options})
     made.recover()
@@ -44,7 +43,7 @@ def entries(broker: Any, topic: str) -> TopicEntries:
 
 
 def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
-    """What was written to the snapshot topic behind a position, in its order."""
+    """The messages of the snapshot topic after a position, in order."""
     messages: list[Message] = []
     with broker.reader(SNAPSHOT_TOPIC, after, inclusive=False) as reader:
         while (placed := reader.read()) is not None:
@@ -53,7 +52,7 @@ def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
 
 
 def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> None:
-    """The owner's buffer says what a fold of the whole log says."""
+    """Assert that the owner's buffer equals a buffer built from the whole log."""
     assert topic not in owner.problems, owner.problems
     mine: TransactionBuffer = owner.buffer(topic)
     log, sequencer = rebuild(broker, topic, segment_size=mine.segments.segment_size, until=broker.last_position(topic))
@@ -65,16 +64,16 @@ def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> Non
 
 
 def put(broker: MemoryBroker, *messages: Message, topic: str = SNAPSHOT_TOPIC) -> list[Position]:
-    """Land messages in a topic, whoever owned it: for tests of what others may have written."""
+    """Append messages to a topic as its exclusive writer, to simulate messages of other processes."""
     with broker.writer(topic, exclusive=True) as writer:
         return list(writer.append(Batch.of(messages)).result())
 
 
 class Interfering:
-    """A broker through which a test sees and changes what its user does.
+    """A broker that lets a test observe and change the calls of its user.
 
-    `before` is called with the name of each method and its topic; `appended` may put other messages in front of
-    what an exclusive writer appends.
+    `before` is called with the name of each method and its topic; `appended` may insert messages before those that an
+    exclusive writer appends.
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -138,9 +137,9 @@ class Interfering:
 def stored(
     topic: str = "t", txns: Iterable[int] = range(1, 12), **options: Any
 ) -> tuple[Any, SnapshotManager, TopicWriter]:
-    """A broker with a snapshot of three parts, the owner that wrote it, and a writer of its topic."""
+    """A broker with a snapshot of three segments, the owner that wrote it, and a writer of its topic."""
     broker = MemoryBroker(ledger_entries=9)
-    owner = keeper(broker, **options)
+    owner = manager_on(broker, **options)
     owner.register(topic)
     writer = TopicWriter(broker, topic)
     writer.plain("p")
@@ -159,6 +158,6 @@ def flipped(value: bytes, at: int) -> bytes:
 
 
 def trimmed_to(broker: Any, ledger: int, topic: str = "t") -> int:
-    """Drop ledgers as a retention does that knows nothing of the floor."""
+    """Drop ledgers as retention without regard to the floor does."""
     broker.trim(topic, ledger)
     return broker.ledgers(topic)[0].ledger

@@ -1,11 +1,11 @@
-"""Those who follow topics of soak tests besides `soak_reader`, each in a process of its own, until SIGTERM.
+"""Consumers of soak tests besides `soak_reader`, each a process that runs until SIGTERM.
 
 python tests/soak_followers.py reader|stream|group ADDRESS FILE BROKER_OPTIONS
 
-`reader` is one for asyncio that has no patience: it writes down what it sees, `topic value` a line, and reads on behind
-each error that passes, which it writes down in FILE.failed. `stream` writes down the mutations of the first topic,
-`key value` a line, and `rollback` where it begins anew. `group` copies what commits in the first topic to another one,
-exactly once.
+`reader` is an asyncio reader without retries: it writes visible records, `topic value` per line, and continues after
+each retryable error, which it writes to FILE.failed. `stream` writes the mutations of the first topic, `key value` per
+line, and `rollback` for a rollback. `group` copies the committed records of the first topic to another one, exactly
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TextIO
 
-from soak_judge import TOPICS
+from soak_check import TOPICS
 
 from txnbuffer import Client, Record, Rollback, Transaction, connect
 from txnbuffer.errors import Error, ServiceUnavailable
@@ -29,7 +29,7 @@ SHORT_WAIT = 1.0
 
 
 async def reader(client: Client, seen: TextIO) -> None:
-    """A read that fails for a moment has lost nothing."""
+    """Read until SIGTERM; a read that failed with a retryable error is repeated."""
     async with await client.reader(TOPICS) as opened:
         while True:
             try:
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Client, TextIO], Coroutine[Any, Any, None]]] = {
 
 
 async def connected(address: str, options: dict[str, Any]) -> Client:
-    """A client, once the topics are there; also where the cluster is away right now."""
+    """Connect, with retries while the cluster is unavailable or the topics are missing."""
     while True:
         try:
             client = await connect(address, max_unavailable=MAX_WAIT, broker_options=options)

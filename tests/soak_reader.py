@@ -1,4 +1,4 @@
-"""A reader of soak tests: writes down each committed value as it sees it, `topic value` a line, until SIGTERM.
+"""A reader of soak tests: writes each committed value when it becomes visible, `topic value` per line, until SIGTERM.
 
 python tests/soak_reader.py ADDRESS FILE [BROKER_OPTIONS as JSON]
 """
@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from soak_judge import TOPICS
+from soak_check import TOPICS
 
 from broker_io import open_broker
 from txnbuffer import CommittedReader

@@ -1,4 +1,4 @@
-"""Soaks that are programs, as modules: a test plays them in their short form."""
+"""Loads soak programs as modules, so that tests can run their short form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def load(path: Path) -> ModuleType:
-    """The module of a file that need not be where modules are looked for."""
+    """The module of a file outside of the import path."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,8 +1,8 @@
-"""A writer of soak tests: transactions over two topics, and a diary of what it was told, as `soak_judge` reads it.
+"""A writer of soak tests: transactions over two topics, and a diary of their outcomes for `soak_check`.
 
     python tests/soak_writer.py ADDRESS NAME DIARY SEED [BROKER_OPTIONS as JSON]
 
-The diary is not synced: this process is killed, the machine is not.
+The diary is not synced, because only this process is killed, not the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from soak_judge import TOPICS
+from soak_check import TOPICS
 
 from txnbuffer import Client, Fenced, Outcome, OutcomeUnknown, ServiceUnavailable, TransactionAborted, TxnId, connect
 from txnbuffer.errors import Error
@@ -44,7 +44,7 @@ class Writer:
             await client.close()
 
     async def connected(self, address: str, options: dict[str, Any]) -> Client:
-        """A client, also where the cluster is away right now."""
+        """Connect, with retries while the cluster is unavailable."""
         while True:
             try:
                 return await connect(address, max_unavailable=120.0, broker_options=options)
@@ -87,7 +87,7 @@ class Writer:
             self.note("O", token, "COMMIT")
 
     async def asked(self, client: Client, txn: TxnId) -> str:
-        """What the service says of a transaction whose commit had no answer."""
+        """The outcome, queried from the service, of a transaction whose commit got no answer."""
         try:
             while (outcome := await client.outcome(txn)) is None and not self.stopping.is_set():
                 await asyncio.sleep(0.05)

@@ -57,6 +57,8 @@ class Module:
                 for alias in child.names:
                     yield Import(self._absolute(child), alias.name, child.lineno, lazy)
             else:
+                if isinstance(child, ast.Call) and (name := _imported_by_call(child)):
+                    yield Import(name, None, child.lineno, lazy)
                 inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 yield from self._imports(child, lazy=inside or _for_types_only(child))
 
@@ -75,7 +77,7 @@ class Module:
                 yield node.name, first, (node.end_lineno or node.lineno) - first + 1
 
     def calls(self) -> Iterator[tuple[str, int]]:
-        """What each call calls, as far as it is a plain dotted name, and its line."""
+        """The function of each call, if it is a dotted name, and its line."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and (name := _dotted(node.func)):
                 yield name, node.lineno
@@ -98,7 +100,7 @@ def modules(*directories: str) -> list[Module]:
 
 
 def tracked_files() -> list[str] | None:
-    """Paths of all files under version control; None where this is no checkout."""
+    """Paths of all files under version control; None outside of a checkout."""
     if not (ROOT / ".git").exists():
         return None
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -106,12 +108,19 @@ def tracked_files() -> list[str] | None:
 
 
 def within(name: str, *packages: str) -> bool:
-    """Whether a dotted name is one of these packages or something in it."""
+    """Whether a dotted name is one of these packages or inside of one."""
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
 def _for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _imported_by_call(call: ast.Call) -> str:
+    """Return the module that a call like `importlib.import_module("a.b")` imports, or ""."""
+    by_name = _dotted(call.func).rpartition(".")[2] in ("import_module", "__import__")
+    name = call.args[0] if by_name and call.args else None
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
 
 
 def _class_has_tests(node: ast.ClassDef) -> bool:

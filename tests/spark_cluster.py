@@ -1,4 +1,4 @@
-"""A Spark cluster in miniature: a standalone master, workers and drivers, each a process of its own on loopback."""
+"""A small Spark cluster on loopback: a standalone master, workers and drivers, each a process."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from spark_driver import SETTINGS
 from txnbuffer.cli import submit
 
 SECONDS = 400.0
-"""What waits is over by then, on a machine that is busy with other tests."""
+"""Timeout of all waits, on a machine that is busy with other tests."""
 DAEMON = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Dspark.master.rest.enabled=false "
     "-Dspark.master.ui.enabled=false -Dspark.worker.timeout=600"
 )
-"""A worker that is silent for long on a busy machine is not given up."""
+"""With these options the master keeps a worker that is slow on a busy machine."""
 
 
 class SparkProcess:
-    """A process whose lines, on both of its outputs, can be waited for."""
+    """A process whose output lines can be waited for."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.lines: list[str] = []
@@ -56,7 +56,7 @@ class SparkProcess:
             self._told.notify_all()
 
     def line(self, pattern: str) -> re.Match[str]:
-        """The first line with this in it, which is waited for."""
+        """Wait for the first line that matches."""
         with self._told:
             self._told.wait_for(lambda: self._ended or self._find(pattern) is not None, SECONDS)
             found = self._find(pattern)
@@ -67,7 +67,7 @@ class SparkProcess:
         return next((found for line in self.lines if (found := re.search(pattern, line)) is not None), None)
 
     def end(self, *, gently: bool = True) -> None:
-        """A worker that ends gently ends its executors. What a process has started, and left, is killed with it."""
+        """End the process with SIGTERM, so that a worker ends its executors, or kill it; then kill its children."""
         if gently:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -75,16 +75,16 @@ class SparkProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(SECONDS)
-        self._reader.join(SECONDS)  # the pipe ends when nobody holds it any more
+        self._reader.join(SECONDS)  # the pipe ends with the last process that has it open
         assert not self._reader.is_alive()
         assert self.process.stdout is not None
         self.process.stdout.close()
 
 
 class SparkCluster:
-    """A master and workers of one core; `url` is where drivers find them.
+    """A master and workers of one core; `url` is the address for drivers.
 
-    Each worker has a loopback address of its own: Spark speculates on other hosts only.
+    Each worker has its own loopback address, because Spark speculates on other hosts only.
     """
 
     def __init__(self, directory: Path, workers: int = 2) -> None:
@@ -121,7 +121,7 @@ class SparkCluster:
 
 
 class Submitted:
-    """A job of the jobs' script under spark-submit; it reads and writes what this process could."""
+    """A job under spark-submit; it can access the files of this process."""
 
     def __init__(self, master: str, *arguments: str) -> None:
         import pyspark
@@ -138,7 +138,7 @@ class Submitted:
         )
 
     def finish(self) -> Any:
-        """Its result as JSON. Spark puts what the script tells on stderr before it, on stdout too."""
+        """Wait for the end; the result as JSON. Spark also prints the script's stderr to stdout, before the result."""
         try:
             out, told = self.process.communicate(timeout=SECONDS)
         finally:
@@ -150,7 +150,7 @@ class Submitted:
 
 
 class Driver(SparkProcess):
-    """`spark_driver.py` as a process; it says what it found as lines `NAME: JSON`."""
+    """A `spark_driver.py` process; it prints results as lines `NAME: JSON`."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, str(Path(__file__).with_name("spark_driver.py")), *arguments]

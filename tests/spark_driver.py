@@ -1,8 +1,8 @@
-"""A driver on a cluster, in a process of its own: `spark_driver.py MASTER DIRECTORY WORLD…`.
+"""A driver on a cluster, as a process: `spark_driver.py MASTER DIRECTORY WORLD…`.
 
-Each WORLD is a JSON object of a name, and of options to read and to write with. Topic `source` is copied to `copied`
-by a batch job one executor of which is killed under way, and one task of which has to be speculated. Then streaming
-queries copy it to `streamed`, until the driver is killed.
+Each WORLD is a JSON object of a name and of options to read and write. A batch job copies topic `source` to `copied`;
+one of its executors is killed meanwhile, and one task has to be speculated. Then streaming queries copy `source` to
+`streamed`, until the driver is killed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SPECULATION = {
     "spark.speculation.quantile": "0.5",
 }
 SECONDS = 400.0
-"""An attempt that waits for another one goes on by then."""
+"""Maximum seconds for which an attempt of a task waits for another one."""
 
 
 def troubled(directory: str) -> Any:
-    """Passes rows on. Of the tasks that have rows the first one waits behind some of them until another attempt of it
-    has begun, and the executor of the second is killed there, once."""
+    """Passes rows through. Of the tasks with rows the first one waits after some of them until another attempt of it
+    has begun, and the executor of the second one is killed there, once."""
 
     def is_mine(role: str, partition: int) -> bool:
-        """Whoever asks first has a role; so have later attempts."""
+        """Whether this partition has the role, which the first one that asks gets; later attempts of it keep it."""
         path = Path(directory, role)
         try:
             with path.open("x") as file:
@@ -91,9 +91,9 @@ def copy(spark: Any, world: Any, directory: str) -> None:
 
 
 def stream(spark: Any, world: Any, checkpoint: str) -> None:
-    """Returns when a few micro-batches are done, and the query runs on.
+    """Start a query and return after a few micro-batches; the query continues.
 
-    It is started again where a busy machine was too slow: Spark gives the processes that plan ten seconds to start.
+    It is restarted if a busy machine was too slow: Spark's planning processes have ten seconds to start.
     """
     frame = spark.readStream.format("txnbuffer").options(
         topics="source", max_messages_per_trigger="4", **world["reading"]

@@ -1,4 +1,4 @@
-"""What tests on Spark share: its own assertion on data frames, and streaming queries that come to an end."""
+"""Helpers of tests on Spark: assertions on data frames, and streaming queries that end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 @contextmanager
 def small_batches(spark: Any, rows: int = 10) -> Iterator[None]:
-    """Tasks of Python are given so many rows at a time: a few rows come in several batches."""
+    """Limit the rows per batch of Python tasks, so that a few rows arrive in several batches."""
     spark.conf.set(BATCH_ROWS, rows)
     yield
     spark.conf.unset(BATCH_ROWS)
 
 
 def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Passes rows on, but fails behind the first ones in so many attempts of the task.
+    """Passes rows through, but fails after the first ones in the first `attempts` attempts of the task.
 
-    A function in a function goes to the tasks as code: they can't import what tests import.
+    An inner function is sent to the tasks as code; they can't import test modules.
     """
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
@@ -43,7 +43,7 @@ def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def held(directory: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Passes rows on; behind the first ones each task says `begun`, and waits for `go`, files of a directory."""
+    """Passes rows through; after the first ones each task creates the file `begun` and waits for the file `go`."""
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -57,7 +57,7 @@ def held(directory: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 400.0) -> None:
-    """As `assertDataFrameEqual`, of topics: what was just committed is read once all before it is decided."""
+    """As `assertDataFrameEqual`, with retries: new records of topics are visible once all earlier ones are decided."""
     count, deadline = expected.count(), time.monotonic() + seconds
     while frame.count() < count and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -65,9 +65,9 @@ def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 400.0) -> 
 
 
 def run_out(writer: Any, seconds: float = 400.0) -> Any:
-    """The streaming query of a writer, run until it has read what is there.
+    """Run the streaming query of a writer until it has read all records.
 
-    Spark gives the processes that plan ten seconds to start; where others keep the machine busy it tries again.
+    Spark's planning processes have ten seconds to start; on a busy machine the query is retried.
     """
     deadline = time.monotonic() + seconds
     while True:

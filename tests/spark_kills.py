@@ -1,7 +1,7 @@
-"""Kill drivers of a streaming query, and the service, at random: `spark_kills.py --kills 20 --seed 1`.
+"""Kill drivers of a streaming query, and the service, at random times: `spark_kills.py --kills 20 --seed 1`.
 
-The query copies a topic in small micro-batches, on a log in files or with `--pulsar` on a cluster, from messages and
-record sets to record sets. Whatever is killed when, each record stands in the copy once.
+The query copies a topic in small micro-batches, on an embedded log or with `--pulsar` on a cluster, from messages and
+record sets to record sets. After any kills the copy has each record once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from txnbuffer import connect
 RECORDS = 200
 SECONDS = 600.0
 LONGEST = 60.0
-"""Seconds that a driver lives at most before it is killed, unless it is done."""
+"""Maximum seconds before a driver is killed, unless it has ended."""
 SERVICE_TOO = 0.3
-"""How often the service is killed too."""
+"""Probability that the service is killed too."""
 
 DRIVER = """
 import json, sys
@@ -49,7 +49,7 @@ query.trigger(availableNow=True).start().awaitTermination()
 
 
 class Place(NamedTuple):
-    """Where the topics are: what `txnbuf serve` takes, options of queries and of writing ones, those of clients."""
+    """The location of the topics: arguments of `txnbuf serve`, options of queries, of writers and of clients."""
 
     served: tuple[str, ...]
     broker: dict[str, str]
@@ -60,7 +60,7 @@ class Place(NamedTuple):
         return ServiceProcess(*self.served, port=port).wait_serving()
 
     def write(self, records: list[bytes]) -> None:
-        """Transactions of ten records, where there are record sets every other one in such."""
+        """Write transactions of ten records; if record sets are possible, every other one uses them."""
         with connect(self.broker["broker"], **self.client) as client:
             for start in range(0, len(records), 10):
                 batching: Any = "records" if self.writing and start % 20 else "messages"
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def place_on(directory: Path, *, pulsar: bool) -> Iterator[tuple[Place, ServiceProcess]]:
-    """Where to work, with a service that may be replaced by another one."""
+    """The location of the topics, and a service that may be replaced."""
     if not pulsar:
         service = ServiceProcess(directory / "log").wait_serving()
         address = {"broker": f"txnbuf://127.0.0.1:{service.port}"}
@@ -116,13 +116,13 @@ def kill(kills: int, chance: random.Random, directory: Path, place: Place, servi
 
 
 def drive(place: Place, checkpoint: Path, seconds: float) -> int | None:
-    """Run a driver for so long at most; its exit code, None if it was killed."""
+    """Run a driver for at most `seconds`; its exit code, None if it was killed."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, json.dumps(place.broker), json.dumps(place.writing), str(checkpoint)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,  # its JVM and the workers of that are killed with it
+        start_new_session=True,  # so that its JVM and workers are killed with it
     )
     try:
         return driver.wait(seconds)
@@ -135,7 +135,7 @@ def drive(place: Place, checkpoint: Path, seconds: float) -> int | None:
 
 
 def check(place: Place, texts: list[bytes]) -> None:
-    """Every record stands in the copy once."""
+    """Check that the copy has every record once."""
     found: Counter[bytes | None] = Counter()
     with connect(place.broker["broker"], **place.client) as client, client.reader("copy") as reader:
         while sum(found.values()) < len(texts) and (batch := reader.read(timeout=SECONDS)) is not None:
@@ -144,7 +144,7 @@ def check(place: Place, texts: list[bytes]) -> None:
             found.update(record.value for record in batch)
     if found != Counter(texts):
         missing, doubled = Counter(texts) - found, found - Counter(texts)
-        raise SystemExit(f"{len(missing)} records are missing, {len(doubled)} came twice: {[*missing, *doubled][:10]}")
+        raise SystemExit(f"{len(missing)} records are missing, {len(doubled)} are doubled: {[*missing, *doubled][:10]}")
     print(f"{len(texts)} records, each once", file=sys.stderr)
 
 

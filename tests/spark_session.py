@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process that need one: started by the first of them."""
+"""The Spark session shared by all tests of a process, started by the first one that uses it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ QUICK_START = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""Little data is done before compilers are; a busy machine may take its time."""
+"""Options for little data, for which compilation does not pay, and for busy machines."""
 
 SECONDS = 900
-"""A test on Spark has that long, unless it says otherwise: the first one waits for a JVM beside whatever else runs."""
+"""Default timeout of a test on Spark, in seconds; the first one also waits for the JVM."""
 
 
 SOCKETS = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
-"""PySpark leaves the sockets over which results come to the garbage collector."""
+"""PySpark leaves closing the sockets of results to the garbage collector."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,19 +1,21 @@
-"""One side of change streams at a time, for tests that say what the other side says."""
+"""One side of change streams, for tests that play the other side."""
 
 from __future__ import annotations
 
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import ClientEvent, FindTopic, ServerEffect
 from txnbuffer.streams.failover import FailoverLog, Version
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
+    ClientEvent,
     ClientMessage,
+    FindTopic,
     Grant,
     Ok,
     RequestFlag,
+    ServerEffect,
     ServerMessage,
     StreamHello,
     StreamRequest,
@@ -27,7 +29,7 @@ PLENTY = (1000, 1_000_000)
 
 
 def facts(high: int = 300, log: FailoverLog = LOG, **more: object) -> TopicInfo:
-    return TopicInfo("c-1", "i-1", log, high, **more)  # type: ignore[arg-type]  # whatever a test adds
+    return TopicInfo("c-1", "i-1", log, high, **more)  # type: ignore[arg-type]  # fields that a test adds
 
 
 def request(stream: int = 1, start: int = 0, **more: object) -> StreamRequest:
@@ -40,7 +42,7 @@ def rows(*seqnos: int, size: int = 3) -> MutationBatch:
 
 
 class ServerRig:
-    """A server whose client said hello at 0 s; noops are 10 s apart."""
+    """A server whose client sent hello at 0 s; noops are 10 s apart."""
 
     def __init__(self, config: ServerConfig | None = None, name: str = "") -> None:
         self.server = StreamServer(config or ServerConfig(), 0.0)
@@ -56,14 +58,14 @@ class ServerRig:
         return self.server.take_effects()
 
     def open(self, asked: StreamRequest, known: TopicInfo, granted: tuple[int, int] = PLENTY) -> list[ServerMessage]:
-        """Ask for a stream; what the server says to it."""
+        """Open a stream; the messages of the server."""
         self.say(asked, Grant(asked.stream, *granted))
         if FindTopic(asked.stream, asked.topic) in self.effects():
             self.server.topic_found(asked.stream, known, 0.0)
         return self.heard()
 
     def snapshot(self, stream: int, start: int, end: int, *seqnos: int, ends: bool = True) -> list[ServerMessage]:
-        """The cursor gives a snapshot; what the server says to it."""
+        """Pass a snapshot of the cursor; the messages of the server."""
         self.server.snapshot_begins(stream, start, end)
         if seqnos:
             self.server.mutations(stream, rows(*seqnos), 0.0)
@@ -73,7 +75,7 @@ class ServerRig:
 
 
 class ClientRig:
-    """A client that is connected, with one stream of topic `t` open on it: stream 1."""
+    """A connected client with one open stream of topic `t`: stream 1."""
 
     def __init__(
         self,
@@ -93,12 +95,12 @@ class ClientRig:
         return list(self.client.take_frame())
 
     def tell(self, *messages: ServerMessage, now: float = 0.0) -> list[ClientEvent]:
-        """The server says something; what comes of it."""
+        """Pass messages of the server; the events of the client."""
         self.client.receive(messages, now)
         return self.client.take_events()
 
     def ok(self, start: int = 0, high: int = 300, *, end: int = NO_END, **more: object) -> list[ClientEvent]:
-        """The stream 1 is open from `start` on."""
+        """Open stream 1 from `start` on; the events of the client."""
         bounds = (start, start)
         fields: dict[str, object] = {"snapshot_start": bounds[0], "snapshot_end": bounds[1], "purge_seqno": 0, **more}
         stream = self.client._last_stream
@@ -112,5 +114,5 @@ class ClientRig:
                 cluster="c-1",
                 incarnation="i-1",
                 **fields,
-            )  # type: ignore[arg-type]  # whatever a test changes
+            )  # type: ignore[arg-type]  # fields that a test changes
         )

@@ -1,7 +1,6 @@
 """A naive world for change streams: topics with branches, cursors over them, a reader with a table, a lossy wire.
 
-Histories are plain lists. What a reader holds at a seqno is compared with what the list says; which list
-that is, its token tells by the version of history that it names.
+Histories are lists. The table of a reader at a seqno is compared with the list of the history version in its token.
 """
 
 from __future__ import annotations
@@ -12,31 +11,36 @@ from dataclasses import dataclass, field
 
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
+from txnbuffer.rpc.stream_frames import (
+    decode_stream_client_frame,
+    decode_stream_server_frame,
+    encode_stream_client_frame,
+    encode_stream_server_frame,
+)
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import (
+from txnbuffer.streams.failover import FailoverLog
+from txnbuffer.streams.messages import (
     CaughtUp,
     ClientEvent,
+    ClientMessage,
     CloseCursor,
     Completed,
     Delivered,
     EndConnection,
     FindTopic,
     OpenCursor,
-    RollBack,
+    RollbackReceived,
+    ServerMessage,
     StreamEnded,
     StreamOpened,
 )
-from txnbuffer.streams.failover import FailoverLog
-from txnbuffer.streams.messages import ClientMessage, ServerMessage
 from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
 from txnbuffer.streams.token import ResumeToken
 
 Row = tuple[bytes | None, bytes | None]
 Table = dict[object, bytes]
 Choose = Callable[[int, int], int]
-"""A whole number from the first to the second, both included."""
+"""Chooses an integer between two, both included."""
 
 CLUSTER = "c-1"
 WINDOW_ITEMS = 5
@@ -44,7 +48,7 @@ ROUNDS = 400
 
 
 def apply(table: Table, seqno: int, key: bytes | None, value: bytes | None) -> None:
-    """The newest of a key wins; what has no key stands for itself."""
+    """Apply a mutation: the newest of a key wins; records without a key are all kept."""
     if key is None:
         table[seqno] = value or b""
     elif value is None:
@@ -55,7 +59,7 @@ def apply(table: Table, seqno: int, key: bytes | None, value: bytes | None) -> N
 
 @dataclass
 class Branch:
-    """One topic's history as one node has it; deletions up to `purge` are forgotten there."""
+    """A node's history of a topic, from which deletions up to `purge` were purged."""
 
     log: FailoverLog
     rows: list[Row] = field(default_factory=list)
@@ -73,7 +77,7 @@ class Branch:
         return table
 
     def window(self, after: int, end: int) -> deque[Mutation]:
-        """The mutations behind a seqno up to another one, each key once, without deletions that are forgotten."""
+        """The mutations after one seqno up to another, each key once, without purged deletions."""
         newest = {row[0]: seqno for seqno, row in enumerate(self.rows[:end], 1)}
         found = deque[Mutation]()
         for seqno in range(after + 1, end + 1):
@@ -91,7 +95,7 @@ class Branch:
 
 @dataclass
 class Cursor:
-    """Where a stream stands at its server, and what it has read of the window [?, `end`] but not sent."""
+    """The position of a stream at its server, and the read but unsent mutations of the window up to `end`."""
 
     branch: Branch
     after: int
@@ -100,7 +104,7 @@ class Cursor:
 
 
 class Node:
-    """The server's side of one connection, over the topics as they are now."""
+    """The server's side of one connection, over the current topics."""
 
     def __init__(self, topics: dict[str, Branch]) -> None:
         self.topics = topics
@@ -121,7 +125,7 @@ class Node:
                     self.cursors.pop(stream, None)
 
     def pump(self, turn: int, choose: Choose) -> bool:
-        """Let one stream send something; whether there was anything to do."""
+        """Let one stream send messages; whether it had work."""
         wanted = [one for one in self.server.wanted() if self._has_more(one.stream)]
         if not wanted:
             return False
@@ -144,7 +148,7 @@ class Node:
         return cursor is not None and (cursor.waiting is not None or cursor.after < cursor.branch.high)
 
     def _enter(self, stream: int, cursor: Cursor, choose: Choose) -> None:
-        """Take a new window, or give up one that was begun and read from where it stands."""
+        """Start a new window, or drop an incomplete one and read from the current position."""
         branch = cursor.branch
         if cursor.after < branch.purge and not self.server.scan_opens(stream, branch.purge):
             cursor.waiting = None
@@ -156,7 +160,7 @@ class Node:
 
 @dataclass
 class Stored:
-    """What a reader keeps together: its table, what it was at seqnos it can go back to, its token as text."""
+    """The durable state of a reader: its table, earlier tables by seqno for rollbacks, its token as text."""
 
     table: Table
     points: dict[int, Table]
@@ -167,7 +171,7 @@ class Stored:
 
 
 class Reader:
-    """Streams of a client, their tables, and what of them survives the client."""
+    """Streams of a client, their tables, and their durable state."""
 
     def __init__(self, world: World, topics: list[str]) -> None:
         self.world = world
@@ -179,7 +183,7 @@ class Reader:
         self.start()
 
     def start(self) -> None:
-        """A new process of the client, which goes on from what is durable."""
+        """Start a new client process, which continues from the durable state."""
         self.state = {topic: stored.copy() for topic, stored in self.durable.items()}
         self.client = StreamClient(ClientConfig("reader", WINDOW_ITEMS, 40, 1e4, 0.001, 0.001))
         self.events: deque[ClientEvent] = deque()
@@ -191,7 +195,7 @@ class Reader:
         self.durable = {topic: stored.copy() for topic, stored in self.state.items()}
 
     def read(self, count: int, choose: Choose) -> None:
-        """Handle some of the events that wait."""
+        """Handle up to `count` pending events."""
         self.events += self.client.take_events()
         for _ in range(min(count, len(self.events))):
             event = self.events.popleft()
@@ -214,7 +218,7 @@ class Reader:
                 if isinstance(event, CaughtUp):
                     self.caught_up.add(topic)
                 state.token = str(token)
-            case RollBack(handle, seqno):
+            case RollbackReceived(handle, seqno):
                 points = sorted(point for point in state.points if point <= seqno)
                 self._roll_back(topic, handle, points[choose(0, len(points) - 1)])
             case StreamEnded(_, error):
@@ -229,7 +233,7 @@ class Reader:
 
 
 class World:
-    """Topics, the node that has them now, older nodes that may come back, and the wire to a reader."""
+    """Topics, their present node, older nodes that may take over, and the wire to a reader."""
 
     def __init__(self, topics: list[str]) -> None:
         self.uuids = 0
@@ -247,14 +251,14 @@ class World:
     # --- the wire ---
 
     def connect(self) -> None:
-        """A new connection; what was under way on the old one is lost."""
+        """Make a new connection; messages on the old one are lost."""
         self.to_server.clear()
         self.to_client.clear()
         self.node = Node(self.topics)
         self.reader.client.connected(self.reader.now)
 
     def carry(self, count: int) -> bool:
-        """Some messages arrive at either side, each through its written form; whether any did."""
+        """Deliver up to `count` messages to each side, encoded and decoded; whether there were any."""
         client, server = self.reader.client, self.node.server
         if frame := client.take_frame():
             self.to_server += decode_stream_client_frame(encode_stream_client_frame(frame))
@@ -275,18 +279,18 @@ class World:
         self.node.server.advanced(topic, branch.high, 0.0)
 
     def keep(self, topic: str) -> None:
-        """A node falls behind with what there is now; it may come back later."""
+        """Store the present history as that of a lagging node, which may take over later."""
         self.old[topic] = [*self.old[topic][-5:], self.topics[topic].copy()]
 
     def fail_over(self, topic: str, which: int, lost: int) -> None:
-        """An old node takes over, which holds all it had but for its last mutations."""
+        """An older node takes over, without the last `lost` of its mutations."""
         old = self.old[topic][which % len(self.old[topic])].copy()
         seqno = max(old.purge, old.high - lost)
         branch = Branch(old.log.created(self._uuid(), seqno), old.rows[:seqno], old.purge, old.incarnation)
         self.topics[topic] = self._named(branch)
 
-    def anew(self, topic: str) -> None:
-        """The topic is deleted and made again."""
+    def recreate(self, topic: str) -> None:
+        """Delete the topic and create it again."""
         branch = Branch(FailoverLog.initial(self._uuid()), [], 0, f"i-{self.uuids}")
         self.topics[topic] = self._named(branch)
         self.old[topic] = [branch.copy()]
@@ -296,7 +300,7 @@ class World:
         branch.purge = max(branch.purge, min(purge, branch.high))
 
     def settle(self) -> None:
-        """No more faults: in the end the reader has what the topics have."""
+        """Run without faults until the reader has the content of the topics."""
         self.reader.caught_up.clear()
         self.connect()
         for turn in range(ROUNDS):
@@ -307,7 +311,7 @@ class World:
             if not self.node.pump(turn, lambda low, high: high) and not busy:
                 break
         else:
-            raise AssertionError("the streams don't come to rest")
+            raise AssertionError("the streams never become idle")
         for topic, branch in self.topics.items():
             assert self.reader.state[topic].table == branch.table(branch.high), topic
             assert topic in self.reader.caught_up, topic

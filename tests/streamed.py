@@ -1,4 +1,4 @@
-"""Change streams in tests: clients of an engine in this process, and tables that readers keep."""
+"""Change streams in tests: clients of an engine in this process, and tables built by readers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
 
 
 async def write(client: Client, topic: str, rows: dict[str, str | None]) -> TxnId:
-    """One transaction, whose id it returns; None deletes a key."""
+    """Write one transaction, where None deletes a key; its id."""
     async with client.transaction() as txn:
         for key, value in rows.items():
             if value is None:
@@ -59,7 +59,7 @@ async def write(client: Client, topic: str, rows: dict[str, str | None]) -> TxnI
 
 
 class Follower:
-    """What a reader of a stream makes of it; `history` has each table that was complete, by its seqno."""
+    """A reader of a stream that builds a table; `history` has each complete table by its seqno."""
 
     def __init__(self, stream: ChangeStream) -> None:
         self.stream = stream

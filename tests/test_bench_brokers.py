@@ -1,4 +1,4 @@
-"""The broker of the figures: what is said of it when one fails, and that the others get a fresh one if it is lost."""
+"""The broker of the figures: its errors are printed if a figure fails, and it is replaced if it is lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOLD = [
 
 
 class Fake(StandaloneProcess):
-    """A broker that is nowhere: its log, whether it runs, whether it can store anything."""
+    """A broker without a process: its log, whether it runs, whether it can store messages."""
 
     def __init__(self, directory: Path, starts: bool = True) -> None:
         super().__init__(Path("/nowhere"), directory)
@@ -64,7 +64,7 @@ class Fake(StandaloneProcess):
 
 
 class Rig:
-    """Figures on fake brokers, what they told on stderr, and what stands in the temporary directory."""
+    """Figures on fake brokers, their output on stderr, and the content of the temporary directory."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
@@ -90,15 +90,15 @@ class Rig:
         return 1.0
 
     def run(self, *measures: Callable[[], float]) -> list[bool]:
-        """Whether each could be measured."""
+        """Measure figures; whether each succeeded."""
         out = io.StringIO()
         figures = [Figure(f"f.{number}", "s", None, None, each) for number, each in enumerate(measures)]
         harness.run(figures, runs=1, out=out, err=self.err)
         return [f'"{figure.name}"' in out.getvalue() for figure in figures]
 
     def block(self) -> list[str]:
-        """The errors of the broker that were told."""
-        _, _, told = self.err.getvalue().partition("each kind of error once:\n")
+        """The printed errors of the broker."""
+        _, _, told = self.err.getvalue().partition("in the broker's log, each kind once:\n")
         return [line.strip() for line in told.splitlines() if line.startswith("    ")]
 
     def left(self) -> list[str]:
@@ -113,22 +113,22 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return made
 
 
-def test_the_errors_of_a_log_are_told_once_each_without_stack_frames() -> None:
+def test_each_kind_of_error_is_listed_once_without_stack_frames() -> None:
     assert last_errors(LOST) == TOLD
     assert last_errors("T1 [a] INFO all is well\n") == []
 
 
-def test_only_the_last_kinds_of_errors_are_told_and_none_is_long() -> None:
+def test_only_the_last_kinds_of_errors_are_listed_and_long_lines_cut() -> None:
     log = "".join(f"T [x] ERROR {letter * 2 * LINE_LENGTH}\n" for letter in "ghijklmnopqr")
     told = last_errors(log)
     assert [line[12] for line in told] == list("ghijklmnopqr"[-ERRORS:])
     assert {len(line) for line in told} == {LINE_LENGTH}
 
 
-def test_what_the_broker_said_is_told_with_a_figure_that_fails(rig: Rig) -> None:
+def test_errors_of_the_broker_are_printed_with_a_failed_figure(rig: Rig) -> None:
     assert rig.run(rig.fail, rig.measure) == [False, True]
     assert rig.block() == TOLD
-    assert len(rig.made) == 1  # it is sound, and goes on
+    assert len(rig.made) == 1  # the broker is healthy and stays
     assert rig.err.getvalue().index("the driver failed") < rig.err.getvalue().index("OutOfDirectMemoryError")
 
 
@@ -141,32 +141,32 @@ def lose_bookie(broker: Fake) -> None:
 
 
 @pytest.mark.parametrize("spoil", [end, lose_bookie])
-def test_the_figures_after_one_that_lost_its_broker_run_on_a_fresh_one(rig: Rig, spoil: Callable[[Fake], None]) -> None:
+def test_figures_after_a_lost_broker_run_on_a_new_one(rig: Rig, spoil: Callable[[Fake], None]) -> None:
     assert rig.run(rig.measure, lambda: rig.fail(spoil), rig.measure, rig.measure) == [True, False, True, True]
     assert [broker.removed for broker in rig.made] == [True, False]
-    assert "get a fresh one" in rig.err.getvalue()
+    assert "get a new one" in rig.err.getvalue()
     rig.brokers.end()
     assert rig.left() == [str(rig.made[0].output.relative_to(rig.scratch))]
     assert rig.made[0].output.read_text() == STARTING + LOST
     assert f"console log is kept: {rig.made[0].output}" in rig.err.getvalue()
 
 
-def test_the_log_of_a_good_run_goes_with_it(rig: Rig) -> None:
+def test_log_of_a_broker_without_failures_is_removed(rig: Rig) -> None:
     assert rig.run(rig.measure, rig.measure) == [True, True]
     assert len(rig.made) == 1
-    assert f"console stands in {rig.made[0].output}" in rig.err.getvalue()
+    assert f"console log is {rig.made[0].output}" in rig.err.getvalue()
     assert rig.left() != []
     rig.brokers.end()
     rig.brokers.end()
     assert list(rig.scratch.iterdir()) == []
 
 
-def test_a_figure_without_a_broker_is_not_explained_by_one(rig: Rig) -> None:
+def test_figure_without_a_broker_prints_no_broker_errors(rig: Rig) -> None:
     assert rig.run(rig.measure, lambda: 1 / 0) == [True, False]
     assert rig.block() == []
 
 
-def test_a_broker_that_does_not_start_leaves_its_log_and_the_next_figure_tries_again(rig: Rig) -> None:
+def test_log_of_a_failed_start_is_kept_and_the_next_figure_retries(rig: Rig) -> None:
     rig.starts = False
     assert rig.run(rig.measure) == [False]
     assert rig.left() == [str(rig.made[0].output.relative_to(rig.scratch))]
@@ -174,7 +174,7 @@ def test_a_broker_that_does_not_start_leaves_its_log_and_the_next_figure_tries_a
     assert rig.run(rig.measure) == [True]
 
 
-def test_what_is_prepared_on_a_broker_is_prepared_anew_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparation_is_repeated_on_a_new_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Standalone(), Standalone()
     given: list[tuple[str, int]] = []
 
@@ -191,5 +191,5 @@ def test_what_is_prepared_on_a_broker_is_prepared_anew_on_another(monkeypatch: p
 
 
 @pytest.mark.parametrize(("machine", "direct"), [(2_000, 1024), (8_192, 2048), (64_000, 4096)])
-def test_a_broker_gets_a_quarter_of_the_machine_as_far_as_it_makes_use_of_it(machine: int, direct: int) -> None:
+def test_memory_of_a_broker_is_a_quarter_of_the_machine_up_to_a_limit(machine: int, direct: int) -> None:
     assert pulsar_broker.memory(machine).endswith(f"-XX:MaxDirectMemorySize={direct}m")

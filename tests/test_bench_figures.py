@@ -1,4 +1,4 @@
-"""The figures of the repository, each run once on little work, so that none rots until somebody measures."""
+"""The figures of the repository, each run once with little work, so that a broken one is noticed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ AGREED = {
 }
 
 
-def test_the_agreed_figures_are_there_and_have_goals() -> None:
+def test_required_figures_exist_and_have_goals() -> None:
     goals = {one.name: one.goal for one in harness.figures()}
     assert {name for name in AGREED if goals.get(name) is None} == set()
 
 
-def test_aborted_ids_are_as_dense_as_they_say() -> None:
+def test_aborted_ids_have_the_given_density() -> None:
     assert figures_aborts.aborted_ids(5, 1).tolist() == [1, 2, 3, 4, 5]
     assert 8.5 < figures_aborts.aborted_ids(20_000, 10)[-1] / 20_000 < 11.5
     assert len(figures_aborts.filled(figures_aborts.aborted_ids(20_000, 10))) == 20_000
@@ -89,7 +89,7 @@ def test_appending_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:
         assert min(pair) > 0
 
 
-def test_reading_fails_where_records_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reading_fails_if_records_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(figures_log, "MAX_WAIT", 0.05)
     address = f"file:{tmp_path}/log"
     figures_log.write_committed(address, figures_log.batches(4_000, 1_000))
@@ -102,11 +102,11 @@ def test_recovery(tmp_path: Path) -> None:
     with open_broker(address) as broker:
         figures_snapshots.abort_many(broker, 20_000, snapshot_every=5_000)
     assert figures_snapshots.recover(address, 20_000) > 0
-    with pytest.raises(RuntimeError, match="20000 aborts recovered of 20001"):
+    with pytest.raises(RuntimeError, match="20000 of 20001 aborts were recovered"):
         figures_snapshots.recover(address, 20_001)
 
 
-def test_snapshots_cost_what_changed() -> None:
+def test_cost_of_snapshots_follows_the_changes() -> None:
     sizes = []
     for aborts in (40_000, 80_000):
         broker = MemoryBroker()
@@ -115,7 +115,7 @@ def test_snapshots_cost_what_changed() -> None:
     assert sizes[1] < 2.2 * sizes[0]
 
 
-def test_the_rate_of_the_peer_is_that_of_its_last_interval() -> None:
+def test_rate_of_the_peer_is_that_of_its_last_interval() -> None:
     told = "INFO ... - Throughput produced: {} msg --- {}.5 msg/s ---     99.8 Mbit/s  --- failure      0.0 msg/s\n"
     assert figures_pulsar_scale.last_rate(told.format(10, 1000) + told.format(20, 2000) + "Aggregated") == 2000.5
     with pytest.raises(RuntimeError, match="no rate"):

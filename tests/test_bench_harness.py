@@ -1,4 +1,4 @@
-"""The harness of figures: registry, medians, the JSON line, and what is told beside it."""
+"""The harness of figures: registry, medians, the JSON line, and the output on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = ["figure", "value", "unit", "goal", "peer", "peer_value", "ratio", "runs"
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty registry, and no figures of the repository in it."""
+    """An empty registry, without the figures of the repository."""
     monkeypatch.setattr(harness, "_registry", {})
     monkeypatch.setattr(harness.pkgutil, "iter_modules", lambda path: [])
 
@@ -32,7 +32,7 @@ def run(*figures: Figure, runs: int = 3) -> tuple[bool, list[dict[str, object]],
     return complete, [json.loads(line) for line in out.getvalue().splitlines()], err.getvalue()
 
 
-def test_one_line_with_exactly_these_keys_and_the_median() -> None:
+def test_line_has_exactly_these_keys_and_the_median() -> None:
     complete, lines, told = run(Figure("a.b", "s", "<= 1", None, returning(9.0, 0.5, 0.25)))
     assert complete
     assert [list(line) for line in lines] == [KEYS]
@@ -49,25 +49,25 @@ def test_a_peer_gives_a_ratio_of_medians() -> None:
     assert (lines[0]["value"], lines[0]["peer"], lines[0]["peer_value"], lines[0]["ratio"]) == (20, "rows", 5, 4)
 
 
-def test_a_missed_goal_is_told_and_is_no_failure() -> None:
+def test_missed_goal_is_reported_and_is_no_failure() -> None:
     complete, lines, told = run(Figure("a.b", "1/s", ">= 10", None, returning(9, 9, 9)))
     assert complete
     assert lines[0]["value"] == 9
     assert "MISSED" in told
 
 
-@pytest.mark.parametrize(("peer", "verdict"), [(5, "reached"), (6, "MISSED")])
-def test_a_goal_may_speak_of_the_ratio(peer: float, verdict: str) -> None:
+@pytest.mark.parametrize(("peer", "result"), [(5, "reached"), (6, "MISSED")])
+def test_goal_of_a_ratio(peer: float, result: str) -> None:
     figure = Figure("a.b", "1/s", ">= 2 times the peer", "rows", returning(*[Pair(10, peer)] * 3))
-    assert f"goal >= 2 times the peer: {verdict}" in run(figure)[2]
+    assert f"goal >= 2 times the peer: {result}" in run(figure)[2]
 
 
-def test_a_goal_that_speaks_of_a_missing_peer_is_refused() -> None:
+def test_goal_that_names_a_missing_peer_is_rejected() -> None:
     with pytest.raises(ValueError, match="peer"):
         harness.figure("a", unit="s", goal=">= 2 times the peer")(returning())
 
 
-def test_a_figure_that_fails_is_told_and_the_others_are_measured() -> None:
+def test_failed_figure_is_reported_and_the_others_are_measured() -> None:
     broken = Figure("a", "s", None, None, returning())
     complete, lines, told = run(broken, Figure("b", "s", None, None, returning(1, 1, 1)))
     assert not complete
@@ -99,7 +99,7 @@ def test_a_name_is_registered_once() -> None:
 
 
 @pytest.mark.parametrize("goal", ["1", "< 1", "<= fast", "<=1"])
-def test_a_goal_that_says_nothing_is_refused(goal: str) -> None:
+def test_invalid_goal_is_rejected(goal: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         harness.figure("a", unit="s", goal=goal)(returning())
 
@@ -112,7 +112,7 @@ def test_goals(value: float, goal: str, reached: bool) -> None:
     assert harness.reaches(value, goal) is reached
 
 
-def test_main_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_lists_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     harness.figure("a.b", unit="s")(returning(1, 2, 3))
     assert harness.main(["b"]) == 2
     assert "a.b" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_main_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.main([]) == 1
 
 
-def test_main_measures_nothing_where_it_is_asked_for_help_or_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_measures_nothing_for_help_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     harness.figure("a.b", unit="s", goal="<= 1")(returning())
     harness.figure("b.c", unit="1/s")(returning())
     with pytest.raises(SystemExit) as ended:
@@ -136,7 +136,7 @@ def test_the_disk_is_measured() -> None:
     assert disk.synced_write_ms(writes=3) > 0
 
 
-def test_a_fresh_process_gives_back_what_its_function_returned() -> None:
+def test_result_of_a_function_in_a_new_process() -> None:
     assert fresh.fresh("math", "hypot", 3, 4) == 5
     assert fresh.fresh_seconds("math", "hypot", 3, 4) > 0
     assert fresh.resident_bytes() > 1_000_000

@@ -1,4 +1,4 @@
-"""The one error tree: every class of it says whose fault it is, how `txnbuf` ends, and what it means."""
+"""The error tree: every class has a fault, an exit code of `txnbuf`, and a docstring."""
 
 import importlib
 import inspect
@@ -22,7 +22,7 @@ GRPC_STATUSES = {
 
 
 def error_classes() -> list[type[BaseException]]:
-    """Every exception that a module named `errors` of ours defines."""
+    """Every exception that a module named `errors` of the product defines."""
     found: list[type[BaseException]] = []
     for package in (broker_io, snapshots, txnbuffer):
         for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -36,12 +36,12 @@ def error_classes() -> list[type[BaseException]]:
 ERRORS = error_classes()
 
 
-def test_the_tree_is_found() -> None:
+def test_error_classes_are_found() -> None:
     assert {root.Error, root.Damaged, root.Fenced} <= set(ERRORS)
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_grows_from_the_root_and_is_complete(cls: type[BaseException]) -> None:
+def test_every_error_derives_from_the_root_and_is_complete(cls: type[BaseException]) -> None:
     assert issubclass(cls, Error)
     assert cls.__doc__
     assert cls.grpc_status in GRPC_STATUSES
@@ -50,7 +50,7 @@ def test_every_error_grows_from_the_root_and_is_complete(cls: type[BaseException
 
 
 @pytest.mark.parametrize("fault", SIDES, ids=lambda fault: fault.name)
-def test_a_side_of_the_tree_is_one_fault(fault: Fault) -> None:
+def test_branch_of_the_tree_has_one_fault(fault: Fault) -> None:
     for cls in ERRORS:
         if issubclass(cls, SIDES[fault]):
             assert cls.fault is fault
@@ -61,7 +61,7 @@ def test_names_of_errors_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
-def test_damage_names_the_file_and_the_offset() -> None:
+def test_damaged_names_the_file_and_the_offset() -> None:
     error = root.Damaged("topics/1/1-0.log", 4096, "checksum of the block does not fit")
     assert str(error) == "topics/1/1-0.log, offset 4096: checksum of the block does not fit"
     assert (error.path, error.offset, error.what) == ("topics/1/1-0.log", 4096, "checksum of the block does not fit")

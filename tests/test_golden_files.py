@@ -1,4 +1,4 @@
-"""The helper of golden files: it notices other bytes, and writes only when asked to."""
+"""The helper of golden files: it detects different bytes, and writes only on request."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_same_bytes_pass_and_others_do_not(directory: Path) -> None:
+def test_equal_bytes_pass_and_others_fail(directory: Path) -> None:
     (directory / "a.bin").write_bytes(b"one")
     assert golden_files.committed("a.bin", b"one") == b"one"
     with pytest.raises(AssertionError, match=r"a\.bin"):
@@ -21,13 +21,13 @@ def test_the_same_bytes_pass_and_others_do_not(directory: Path) -> None:
     assert (directory / "a.bin").read_bytes() == b"one"
 
 
-def test_a_missing_file_is_not_made_in_passing(directory: Path) -> None:
+def test_missing_file_is_not_created_by_default(directory: Path) -> None:
     with pytest.raises(FileNotFoundError):
         golden_files.committed("b.bin", b"one")
     assert not (directory / "b.bin").exists()
 
 
-def test_it_is_written_when_asked(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_on_request(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPDATE_GOLDEN", "1")
     assert golden_files.committed("kind/c.bin", b"two") == b"two"
     assert (directory / "kind" / "c.bin").read_bytes() == b"two"

@@ -1,4 +1,4 @@
-"""The guide's snippets do what the guide says, one after the other in an empty directory."""
+"""The guide's snippets, run in order in an empty directory, print what the guide shows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def expect(printed: str, shown: str, what: str) -> None:
         assert fnmatch.fnmatchcase(line, escaped), f"{what}\nprinted: {line}\nguide:   {pattern}"
 
 
-def test_the_guide_is_true(guide: Guide) -> None:
+def test_snippets_print_what_the_guide_shows(guide: Guide) -> None:
     text = (ROOT / "docs" / "guide.md").read_text().replace(PORT, str(kept_port()))
     printed, source = "", ""
     blocks = BLOCK.findall(text)
@@ -107,7 +107,7 @@ def test_the_guide_is_true(guide: Guide) -> None:
                 expect(guide.command(line), shown, line)
 
 
-def test_the_guide_names_only_what_exists() -> None:
+def test_names_in_the_guide_exist() -> None:
     import txnbuffer
     from txnbuffer import Client, Transaction
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import layers
-from source_tree import Module
+from source_tree import PACKAGES, Module, modules
 
 
 def test_architecture_page_is_up_to_date() -> None:
     page = layers.PAGE.read_text()
     assert layers.refreshed(page) == page, "run make docs"
+
+
+def test_no_parts_import_each_other() -> None:
+    source = modules(*PACKAGES)
+    rows = [*layers.Layers(source).rows(), *layers.Layers(source, split=False).rows()]
+    assert [circle for row in rows for circle in row if len(circle) > 1] == []
 
 
 SOURCE = [
@@ -17,7 +23,7 @@ SOURCE = [
     Module("high/a/__init__.py", "from high.b import one"),
     Module("high/a/inner.py", "import low"),
     Module("high/b.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import a\nimport high.c.deep"),
-    Module("high/c/__init__.py", ""),
+    Module("high/c/__init__.py", '"""Below b, in two\nlines\n\nMore of it."""'),
     Module("high/c/deep.py", '"""Deep."""\nimport os, low'),
 ]
 
@@ -44,6 +50,6 @@ def test_table_has_what_each_part_imports() -> None:
         "| `high` | On top | (a) |",
         "| `high.a` | | b, low |",
         "| `high.b` | | (a), c |",
-        "| `high.c` | | low |",
+        "| `high.c` | Below b, in two lines | low |",
         "| `low` | Below all | |",
     ]

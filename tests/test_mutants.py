@@ -21,7 +21,7 @@ def test_names_of_mutants_are_unique() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tiny repository: one function, one test of it that looks at one argument only."""
+    """A small repository: one function, and a test that checks it for one argument."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "bench" / "__init__.py").touch()
@@ -61,7 +61,11 @@ def test_a_run_continues_where_the_last_one_stopped(tree: Path, capsys: pytest.C
     assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
     assert capsys.readouterr().out == "1 caught, 1 not tried\n"
     with (tree / "tests" / "test_sums.py").open("a") as file:
-        file.write("\n# another test file now\n")
+        file.write("\n# another comment\n")
+    assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
+    assert capsys.readouterr().out == "1 caught, 1 not tried\n"
+    with (tree / "tests" / "test_sums.py").open("a") as file:
+        file.write("\nAPPENDED = True\n")
     assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
     assert capsys.readouterr().out == "2 not tried\n"
 
@@ -77,11 +81,11 @@ def test_a_run_continues_where_the_last_one_stopped(tree: Path, capsys: pytest.C
         (mutant("x + x", "x", tests=("tests/test_no.py::test_x",)), "no such file"),
     ],
 )
-def test_what_cannot_be_planted_is_told(tree: Path, bad: run.Mutant, word: str) -> None:
+def test_mutant_that_cannot_be_planted_is_reported(tree: Path, bad: run.Mutant, word: str) -> None:
     assert any(word in problem for problem in run.problems(bad, tree))
 
 
-def test_a_mutant_is_broken_where_its_tests_fail_without_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutant_is_broken_if_its_tests_fail_without_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "tests" / "test_sums.py").write_text("def test_no():\n    assert False\n")
     assert not run.unchanged_passes(["tests/test_sums.py"], tree)
     assert not run.run([mutant("x + x", "x")], run.Results(tree / "results"), tree)

@@ -1,4 +1,4 @@
-"""Which Pulsar tests run on, and that those who share it end it once: without any broker."""
+"""The choice of the Pulsar for tests, and the end of a shared one by its last user: without a broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIABLES = ("URL", "ADMIN", "IMAGE", "REQUIRE")
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No cluster, no engine, no Maven, nothing fetched."""
+    """A machine without cluster, engine, Maven and downloads."""
     for name in VARIABLES:
         monkeypatch.delenv(f"TXNBUFFER_PULSAR_{name}", raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
@@ -35,15 +35,19 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tools))
 
 
-def test_nothing_works_is_one_sentence_that_says_what_to_do() -> None:
+def test_error_of_a_machine_without_pulsar_says_what_to_do() -> None:
     with pytest.raises(NoPulsar, match=r"install Maven and Java 17$") as failure:
         choose()
-    for reason in ("TXNBUFFER_PULSAR_URL is not set", "no Docker engine answers", "standalone: pulsar: the server"):
+    for reason in (
+        "TXNBUFFER_PULSAR_URL is not set",
+        "no Docker engine answers",
+        "standalone: pulsar: Maven downloads the server",
+    ):
         assert reason in str(failure.value)
     assert "\n" not in str(failure.value)
 
 
-def test_the_url_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXNBUFFER_PULSAR_URL", "pulsar://somewhere:6650")
     assert choose() == "url"
     assert pulsar_cluster._url() == Cluster("url", "pulsar://somewhere:6650", "http://somewhere:8080")
@@ -51,12 +55,12 @@ def test_the_url_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pulsar_cluster._url().admin == "https://elsewhere:8443"
 
 
-def test_an_engine_comes_before_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_comes_before_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulsar_cluster, "_ask_engine", lambda image: "")
     assert choose() == "testcontainers"
 
 
-def test_an_engine_without_the_image_falls_to_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_without_the_image_falls_back_to_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulsar_cluster, "_ask_engine", lambda image: f"no image {image}")
     monkeypatch.setattr(pulsar_cluster, "distribution", lambda: Path("/"))
     assert choose() == "standalone"
@@ -65,17 +69,17 @@ def test_an_engine_without_the_image_falls_to_a_distribution(monkeypatch: pytest
         choose()
 
 
-def test_what_is_required_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_way_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXNBUFFER_PULSAR_URL", "pulsar://somewhere:6650")
     monkeypatch.setenv("TXNBUFFER_PULSAR_REQUIRE", "testcontainers")
     with pytest.raises(NoPulsar, match="no Docker engine answers"):
         choose()
     monkeypatch.setenv("TXNBUFFER_PULSAR_REQUIRE", "docker")
-    with pytest.raises(NoPulsar, match="say one of url, testcontainers, standalone"):
+    with pytest.raises(NoPulsar, match="use one of url, testcontainers, standalone"):
         choose()
 
 
-def test_a_url_where_nothing_answers_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_url_without_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     port = Port()
     monkeypatch.setenv("TXNBUFFER_PULSAR_URL", "pulsar://127.0.0.1:6650")
     monkeypatch.setenv("TXNBUFFER_PULSAR_ADMIN", f"http://127.0.0.1:{port.number}")
@@ -85,7 +89,7 @@ def test_a_url_where_nothing_answers_is_told(monkeypatch: pytest.MonkeyPatch, tm
 
 
 class Pretended:
-    """A broker that only counts."""
+    """A broker that only counts its starts and ends."""
 
     started: ClassVar[list[Path]] = []
     url, admin = "pulsar://127.0.0.1:1", "http://127.0.0.1:2"
@@ -108,7 +112,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return Pretended.started
 
 
-def test_one_broker_for_all_and_the_last_ends_it(pretended: list[Path], tmp_path: Path) -> None:
+def test_last_user_ends_the_shared_broker(pretended: list[Path], tmp_path: Path) -> None:
     with contextlib.ExitStack() as last:
         with shared(tmp_path) as first:
             assert last.enter_context(shared(tmp_path)) == first
@@ -119,14 +123,14 @@ def test_one_broker_for_all_and_the_last_ends_it(pretended: list[Path], tmp_path
         assert pretended == [data, data]
 
 
-def test_a_user_that_crashes_counts_no_more(pretended: list[Path], tmp_path: Path) -> None:
+def test_crashed_user_does_not_count(pretended: list[Path], tmp_path: Path) -> None:
     with shared(tmp_path):
         script = "import os, sys, fcntl\nusers = open(sys.argv[1], 'a')\nfcntl.flock(users, fcntl.LOCK_SH)\nos._exit(1)"
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "pulsar.users")], check=False)
     assert not pretended[0].exists()
 
 
-def test_a_failure_is_told_to_all_and_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failure_is_reported_to_all_and_not_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried = []
 
     def fail() -> str:
@@ -140,7 +144,7 @@ def test_a_failure_is_told_to_all_and_not_tried_again(monkeypatch: pytest.Monkey
     assert tried == [1]
 
 
-def test_a_kept_port_is_taken_by_those_it_is_for_only() -> None:
+def test_reserved_port_is_bound_only_with_reuse_address() -> None:
     port = Port()
     other = socket.socket()
     with pytest.raises(OSError, match="in use"):
@@ -152,7 +156,7 @@ def test_a_kept_port_is_taken_by_those_it_is_for_only() -> None:
     port.free()
 
 
-def test_a_process_is_known_by_number_and_birth(tmp_path: Path) -> None:
+def test_process_is_identified_by_pid_and_start_time(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     handle = {"pid": process.pid, "born": born(process.pid)}
     stranger = {"pid": process.pid, "born": (handle["born"] or 0) + 1}
@@ -166,7 +170,7 @@ def test_a_process_is_known_by_number_and_birth(tmp_path: Path) -> None:
     process.stdin.close()
 
 
-def test_one_version_of_pulsar_everywhere() -> None:
+def test_all_files_name_one_version_of_pulsar() -> None:
     named = ("docker/compose.yaml", "docker/distribution.sh", "docker/engine.sh", "tests/pulsar_cluster.py")
     found = [re.findall(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])", (ROOT / name).read_text()) for name in named]
     assert all(found)

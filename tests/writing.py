@@ -1,4 +1,4 @@
-"""Writes the log of one topic for tests: records, markers, borders, as a coordinator and its clients would."""
+"""Writes the log of one topic for tests: records, markers and epoch markers, as a coordinator and its clients do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txnbuffer.protocol import encode_marker, transactional
 
 
 class TopicWriter:
-    """`txn` numbers are the `least` of coordinator 0; seqs and record counts follow by themselves."""
+    """`txn` numbers are the `least` of coordinator 0; seqs and record counts are assigned automatically."""
 
     def __init__(self, broker: Broker, topic: str, epoch: int = 1) -> None:
         broker.create_topic(topic)

@@ -1,4 +1,4 @@
-"""A buffer's state through its written form, as a recovery gets it: never a copied object."""
+"""A buffer's state, encoded and decoded as for a recovery, never as a copied object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOPIC = "written-form"
 
 
 def through_written_form(state: BufferState, parts: list[BufferSegment]) -> tuple[BufferState, list[BufferSegment]]:
-    """What a recovery reads after an owner has written this state and these parts."""
+    """The state and the segments that a recovery reads after an owner has written these."""
     topic_state = TopicState(state, Sequencer().snapshot_state(), origin_ledger=1)
     before = chain_start(TOPIC, "")
     read_parts: list[BufferSegment] = []

@@ -6,7 +6,7 @@
         async with client.transaction() as txn:
             await txn.send("orders", b"...", key="o-1")
 
-`docs/guide.md` continues from here. A name is imported when it is first used.
+Continue with `docs/guide.md`. A name is imported when it is first used.
 """
 
 from __future__ import annotations

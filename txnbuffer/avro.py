@@ -1,4 +1,4 @@
-"""Single Avro records as bytes, without their schema: the reader knows it."""
+"""Single Avro records as bytes without a schema, which the reader knows"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 Schema = Any
-"""A schema as `schema` parses it."""
+"""The result of `schema`."""
 
 
 def schema(definition: Mapping[str, Any]) -> Schema:
@@ -23,7 +23,7 @@ def encode(parsed: Schema, record: Mapping[str, Any]) -> bytes:
 
 
 def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
-    """Read one record. Raises ValueError if the payload is not exactly one."""
+    """Return the record of a payload. Raises ValueError if the payload is not exactly one record."""
     source = BytesIO(payload)
     record = _read(parsed, source)
     if source.tell() != len(payload):
@@ -32,7 +32,7 @@ def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
 
 
 def decode_first(parsed: Schema, payload: bytes) -> dict[str, Any]:
-    """The record that a payload begins with; bytes after it are ignored. Raises ValueError."""
+    """Return the record at the start of a payload; bytes after it are ignored. Raises ValueError."""
     return _read(parsed, BytesIO(payload))
 
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments that applications and operators give."""
+"""Checks of arguments from applications and operators"""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from txnbuffer.model import TxnId
 T = TypeVar("T")
 
 MAX_NAME = 400
-"""The longest name of a producer or consumer group, in bytes of UTF-8; the decision log stores these names."""
+"""Maximum bytes, in UTF-8, of the name of a producer or consumer group; the decision log stores these names."""
 MAX_NUMBER = 2**63 - 1
 
 
 def check_name(name: object, what: str) -> str:
-    """The name of a producer or group. Raises InvalidRequest."""
+    """Return the name of a producer or group; `what` names it in the error. Raises InvalidRequest."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME:
         raise InvalidRequest(f"the name of {what} must be 1 to {MAX_NAME} bytes of printable text, got {_short(name)}")
     return name
 
 
 def check_number(number: object) -> int:
-    """The sequence number of a named producer's transaction. Raises InvalidRequest."""
+    """Return the sequence number of a named producer's transaction. Raises InvalidRequest."""
     if type(number) is not int or not 1 <= number <= MAX_NUMBER:
         raise InvalidRequest(f"the number of a transaction must be an integer from 1 to 2^63 - 1, got {_short(number)}")
     return number
 
 
 def check_timeout(timeout: object) -> float | None:
-    """Seconds, or None. Raises InvalidRequest."""
+    """Return a timeout in seconds, or None. Raises InvalidRequest."""
     if timeout is None:
         return None
     if type(timeout) not in (int, float) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
@@ -41,21 +41,21 @@ def check_timeout(timeout: object) -> float | None:
 
 
 def check_max_unavailable(seconds: object, what: str) -> float:
-    """Seconds, at least 0; infinity waits for ever. Raises InvalidRequest."""
+    """Return seconds, at least 0; infinity waits forever. Raises InvalidRequest."""
     if type(seconds) not in (int, float) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"{what} must be a number of seconds, at least 0, got {_short(seconds)}")
     return float(seconds)
 
 
 def check_limit(limit: object) -> int:
-    """The most records of a batch. Raises InvalidRequest."""
+    """Return the maximum number of records of a batch. Raises InvalidRequest."""
     if type(limit) is not int or limit < 1:
         raise InvalidRequest(f"the limit of a batch must be at least 1 record, got {_short(limit)}")
     return limit
 
 
 def check_txn(txn: object) -> TxnId:
-    """The id of a transaction, which may be given as text. Raises InvalidRequest."""
+    """Return a transaction id, which may be given as text. Raises InvalidRequest."""
     if isinstance(txn, TxnId):
         return txn
     try:
@@ -65,17 +65,17 @@ def check_txn(txn: object) -> TxnId:
 
 
 def check_topics(topics: object) -> list[str]:
-    """The names of topics to read, each once. Raises InvalidRequest."""
+    """Return the distinct names of the topics to read. Raises InvalidRequest."""
     names = [topics] if isinstance(topics, str) else [*topics] if isinstance(topics, Iterable) else [topics]
     if not all(isinstance(name, str) for name in names):
         raise InvalidRequest(f"topics must be a name or a list of names, got {_short(topics)}")
     if not names:
-        raise InvalidRequest("name at least one topic to read")
+        raise InvalidRequest("topics is empty: name at least one topic to read")
     return list(dict.fromkeys(names))
 
 
 def check_callable(function: object) -> None:
-    """Raises InvalidHandler unless `function` is callable and no generator function, whose call runs nothing."""
+    """Raises InvalidHandler if `function` is not callable, or is a generator function, whose call runs nothing."""
     if not callable(function):
         raise InvalidHandler(f"a handler must be a function, got {_short(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -83,14 +83,14 @@ def check_callable(function: object) -> None:
 
 
 def check_sync_function(function: object) -> None:
-    """Raises InvalidHandler as `check_callable`, and for a coroutine function, which a sync client can't await."""
+    """Raises InvalidHandler as `check_callable`, and for a coroutine function, which a sync client cannot await."""
     check_callable(function)
     if inspect.iscoroutinefunction(function):
         raise InvalidHandler(_not_sync(function))
 
 
 def check_sync_result(result: T) -> T:
-    """The result of a sync client's function. Raises InvalidHandler if it is a generator or awaitable."""
+    """Return the result of a sync client's function. Raises InvalidHandler if it is a generator or awaitable."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise InvalidHandler(_is_generator(result))
     if inspect.isawaitable(result):
@@ -101,10 +101,10 @@ def check_sync_result(result: T) -> T:
 
 
 def check_awaitable(result: Awaitable[T]) -> Awaitable[T]:
-    """The result of an asyncio client's handler. Raises InvalidHandler if it can't be awaited."""
+    """Return the result of an asyncio client's handler. Raises InvalidHandler if it cannot be awaited."""
     if not inspect.isawaitable(result):
         raise InvalidHandler(
-            "the handler returned nothing to await: make it an `async def`, or use the sync client, `with connect(…)`"
+            "the handler returned nothing to await: define it with `async def`, or use the sync client"
         )
     return result
 

@@ -1,18 +1,18 @@
-"""Configuration: TOML file, then environment, then flags; the later wins, and an unknown key is an error.
+"""Configuration from a TOML file, the environment and flags. Later ones take precedence; unknown keys are errors
 
     [log]                       # options of file:DIR
     segment_bytes = 67108864    # a ledger is closed at about this size
     compression = "none"        # or "zstd"
-    watermark_bytes = 268435456 # appends are refused while the disk has less free space
+    watermark_bytes = 268435456 # appends are rejected while the disk has less free space
     max_message_bytes = 5242880 # key, value and properties of one message
 
     [snapshots]                 # when an owner writes a buffer snapshot
-    changes = 1000              # after so many ended transactions
-    interval_ms = 5000          # after so long, if anything changed
-    recovery_target = 1.0       # seconds that replaying the log at recovery should take at most
+    changes = 1000              # after this many ended transactions
+    interval_ms = 5000          # after this time, if anything changed
+    recovery_target = 1.0       # maximum seconds that recovery should take to replay the log
 
-    [pulsar]                    # a cluster: pulsar://HOST:PORT/TENANT/NAMESPACE; "": not given
-    admin_url = ""              # of its REST interface; port 8080, or 8443 with TLS, of the first host
+    [pulsar]                    # options of pulsar://HOST:PORT/TENANT/NAMESPACE; "": not set
+    admin_url = ""              # the REST interface; default: port 8080, or 8443 with TLS, of the first host
     token = ""                  # credentials: a token, a file with it, OAuth 2.0, or a certificate and its key
     token_file = ""
     oauth2_issuer_url = ""
@@ -26,46 +26,46 @@
     client_log = ""             # the log file of the client library
 
     [service]                   # txnbuf serve
-    listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
-    advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
-    shard = -1                  # cluster mode: which of the namespace's shards it serves; -1: the only one
-    shards = 1                  # and their count, which is fixed when a namespace is first served
-    standby = false             # cluster mode: wait until the active service has ended, instead of failing
-    fence = false               # cluster mode: take the log from the active service, which ends; for one that hangs
-    http = "127.0.0.1:7712"     # metrics and health; "" for none
-    tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
+    listen = "127.0.0.1:7711"   # address for gRPC; port 0: any free port
+    advertise = ""              # HOST:PORT for clients of a cluster; default: listen, or the name of this host
+    shard = -1                  # cluster mode: the shard that it serves; -1: the only one
+    shards = 1                  # cluster mode: number of shards; fixed when a namespace is first served
+    standby = false             # cluster mode: if a service is active, wait until it has ended
+    fence = false               # cluster mode: replace an active service that hangs; it then ends
+    http = "127.0.0.1:7712"     # address for metrics and health; "": none
+    tls_cert = ""               # PEM files; required for gRPC on other addresses than loopback
     tls_key = ""
-    insecure = false            # allow to listen on any address without TLS
-    create_topics = true        # create a topic at the first write; in cluster mode clients obey it, too
+    insecure = false            # allow other addresses than loopback without TLS
+    create_topics = true        # create topics at the first write; also applies to clients of a cluster
     drain_seconds = 10.0        # how long open transactions may continue after SIGTERM
-    max_clients = 1000          # connections at once
-    client_bytes = 8388608      # unacknowledged bytes of one client
-    total_bytes = 268435456     # and all of them together
+    max_clients = 1000          # concurrent connections
+    client_bytes = 8388608      # maximum unacknowledged bytes of one client
+    total_bytes = 268435456     # maximum unacknowledged bytes of all clients
 
     [transactions]              # times in seconds
-    timeout = 60.0              # an open transaction is aborted after this, unless it gave its own timeout
-    max_timeout = 900.0         # the longest timeout that a transaction may give
+    timeout = 60.0              # an open transaction is aborted after this time, if it has no timeout of its own
+    max_timeout = 900.0         # the longest timeout that a transaction may have
     session_timeout = 30.0      # transactions of a client that is disconnected for longer are aborted
-    verify_counts = false       # cluster mode: commit only if all records are in the topics; embedded always does
+    verify_counts = false       # cluster mode: commit only if all records are in the topics; embedded: always
     remember = 3600.0           # how long the outcome of a transaction is kept
-    max_open_session = 100000   # leased and open ids of one session
-    max_open = 1000000          # and of all sessions
+    max_open_session = 100000   # maximum leased and open transaction ids of one session
+    max_open = 1000000          # maximum leased and open transaction ids of all sessions
 
-    [retention]                 # of data topics; what a snapshot, a transaction or a group still needs is kept
-    seconds = 0.0               # messages older than this are removed; 0: none
-    bytes = 0                   # the oldest are removed if a topic has more; 0: no limit
+    [retention]                 # of data topics; what snapshots, transactions, groups and cursors need is kept
+    seconds = 0.0               # older messages are removed; 0: no limit
+    bytes = 0                   # the oldest messages of larger topics are removed; 0: no limit
     check_seconds = 30.0        # how often the limits are checked
 
     [streams]                   # change streams
-    memory_bytes = 268435456    # mutations in memory, of all topics together
-    readers = 2                 # concurrent reads of the log, for streams older than memory
-    max_connections = 1000      # at once
-    max_streams = 1000          # of one connection
-    slow_after = 720.0          # a stream ends if its reader grants nothing for so many seconds
+    memory_bytes = 268435456    # maximum bytes of mutations in memory, of all topics
+    readers = 2                 # concurrent reads of the log, for mutations that are not in memory
+    max_connections = 1000      # concurrent connections
+    max_streams = 1000          # streams of one connection
+    slow_after = 720.0          # seconds after which a stream ends whose reader accepts no mutations
     max_cursors = 64            # durable cursors of one topic
-    cursor_bytes = 17179869184  # a durable cursor that retains more is dropped; 0: never
+    cursor_bytes = 17179869184  # a durable cursor that retains more bytes is dropped; 0: never
 
-The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
+The environment variable of a key is `TXNBUFFER_LOG_SEGMENT_BYTES`, the flag `--set log.segment_bytes=…`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ NO_SETTINGS = {
         for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "PULSAR_HOME", "CACHE")
     ),
 }
-"""Variables with our prefix that are not settings: options of commands, and of tests and demo on a real Pulsar."""
+"""Variables with this prefix that are not settings, but options of commands, tests and the demo."""
 
 ABOVE_0 = {
     *(("service", "max_clients"), ("service", "shards"), ("retention", "check_seconds")),
@@ -101,10 +101,10 @@ ABOVE_0 = {
         for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors")
     ),
 }
-"""Settings that must be above 0: otherwise nobody could connect, or retention would check without a pause."""
+"""Settings that must be above 0: with 0 no client could connect, or retention would check without a pause."""
 
 UNSET = ("service", "shard", -1)
-"""The only default below 0: the setting is not given."""
+"""The only default below 0; it means that the setting is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class PulsarConfig:
     client_log: str = ""
 
     def options(self) -> dict[str, Any]:
-        """What `open_broker` takes for a cluster."""
+        """Return the options of `open_broker` for a cluster."""
         given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) != ""}
         oauth2 = {name.removeprefix(OAUTH2): given.pop(name) for name in list(given) if name.startswith(OAUTH2)}
         return given | ({"oauth2": oauth2} if oauth2 else {})
@@ -218,7 +218,7 @@ def load_config(
     *,
     option: str = "--set",
 ) -> Config:
-    """Read all sources; flags are `option` that. Raises InvalidConfiguration that names the source and the key."""
+    """Return the configuration from all sources. `option`: the flag's name, for errors. Raises InvalidConfiguration."""
     config = Config()
     for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags, option)):
         config = _apply(config, setting)
@@ -231,12 +231,12 @@ def _from_file(path: str | None) -> Iterator[_Setting]:
     try:
         tables = tomllib.loads(Path(path).read_text())
     except OSError as error:
-        raise InvalidConfiguration(f"can't read configuration {path}: {error.strerror}") from error
+        raise InvalidConfiguration(f"cannot read configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{path} is not valid TOML: {error}") from error
     for section, table in tables.items():
         if not isinstance(table, dict):
-            raise InvalidConfiguration(f"{path}: key {section!r} stands outside a section; sections are {_sections()}")
+            raise InvalidConfiguration(f"{path}: key {section!r} is outside of a section; sections are {_sections()}")
         for key, value in table.items():
             yield _Setting(section, key, value, path)
         if not table:
@@ -283,29 +283,29 @@ def _apply(config: Config, setting: _Setting) -> Config:
 
 def _convert(example: Any, setting: _Setting) -> Any:
     kind = type(example)
-    name = f"{setting.source}: {setting.section}.{setting.key} = {setting.value!r}"
+    name, got = f"{setting.source}: {setting.section}.{setting.key}", f"got {setting.value!r}"
     if kind is bool:
         if str(setting.value).lower() not in ("true", "false"):
-            raise InvalidConfiguration(f"{name} is neither true nor false")
+            raise InvalidConfiguration(f"{name} must be true or false, {got}")
         return str(setting.value).lower() == "true"
     try:
         value = kind(setting.value)
     except (TypeError, ValueError):
         value = None
-    # A bool, or a fraction where a whole number belongs, would pass the conversion unseen.
+    # The conversion accepts a bool, and a fraction for an integer: reject them here.
     if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
-        raise InvalidConfiguration(f"{name} is no {'number' if kind in (int, float) else 'text'}")
+        wanted = {int: "an integer", float: "a number"}.get(kind, "text")
+        raise InvalidConfiguration(f"{name} must be {wanted}, {got}")
     if kind in (int, float) and (setting.section, setting.key, value) != UNSET:
         _check_number(name, value, (setting.section, setting.key) in ABOVE_0)
     if setting.key == "compression" and value not in ("none", "zstd"):
-        raise InvalidConfiguration(f'{name} is neither "none" nor "zstd"')
+        raise InvalidConfiguration(f'{name} must be "none" or "zstd", {got}')
     return value
 
 
 def _check_number(name: str, value: float, above_0: bool) -> None:
     if not math.isfinite(value):
-        raise InvalidConfiguration(f"{name} is no {'finite ' if math.isinf(value) else ''}number")
-    if value < 0:
-        raise InvalidConfiguration(f"{name} is below 0")
-    if above_0 and not value:
-        raise InvalidConfiguration(f"{name}: give {'1 or more' if isinstance(value, int) else 'a number above 0'}")
+        raise InvalidConfiguration(f"{name} must be a {'finite ' if math.isinf(value) else ''}number, got {value}")
+    if value < 0 or (above_0 and not value):
+        bound = "at least 0" if not above_0 else "at least 1" if isinstance(value, int) else "above 0"
+        raise InvalidConfiguration(f"{name} must be {bound}, got {value}")

@@ -1,8 +1,7 @@
-"""Errors of the log protocol, transactions, change streams and sinks, ordered by fault.
+"""Errors of the log protocol, transactions, change streams and sinks, ordered by fault
 
-The root of the tree and the errors of a broker are in `broker_io.errors`; those of a snapshot are in
-`snapshots.errors`. This module has four parts, one for each fault: the caller, the peer, the storage and the
-environment.
+The base class and the errors of brokers are in `broker_io.errors`, those of snapshots in `snapshots.errors`. This
+module has a part for each fault: the caller, the peer, the storage and the environment.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class InvalidRequest(CallerError):
 
 
 class InvalidHandler(InvalidRequest):
-    """A handler is no function, or a call of it returns nothing that its client can wait for."""
+    """A handler is not a function, or it is synchronous where the client needs a coroutine function, or vice versa."""
 
 
 class InvalidConfiguration(CallerError):
@@ -120,11 +119,11 @@ class InvalidConfiguration(CallerError):
 
 
 class MalformedFrame(CallerError):
-    """A session received bytes that are not a frame: its peer uses another protocol, or they are damaged."""
+    """A session received bytes that are not a frame: they are damaged, or the peer uses another protocol."""
 
 
 class UsedAfterFork(CallerError):
-    """A forked child used its parent's client; connect after forking."""
+    """A forked child used the client of its parent; connect after forking."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -148,7 +147,7 @@ class TransactionAborted(CallerError):
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was open for longer than its timeout."""
+        """Whether the transaction was open for longer than its timeout."""
         return self.reason == TIME_UP
 
 
@@ -206,7 +205,7 @@ class ForeignTopic(CallerError):
 
 
 class AlreadyCommitted(CallerError):
-    """This sequence number of the named producer was committed before; nothing is left to do."""
+    """This sequence number of the named producer has already committed; do not send it again."""
 
     grpc_status = "ALREADY_EXISTS"
 
@@ -226,7 +225,7 @@ class PositionConflict(CallerError):
 
 
 class HandlerTooSlow(CallerError):
-    """A group's handler took longer for one record than the timeout of its transaction or of its member."""
+    """The handler of a group took longer for one record than the timeout of the transaction or of the member."""
 
     grpc_status = "DEADLINE_EXCEEDED"
 
@@ -296,7 +295,7 @@ class StreamTopicDeleted(CallerError):
 
 
 class UnknownCursor(CallerError):
-    """The topic has no durable cursor of this name: it never existed, was removed, or held too much and was dropped."""
+    """The topic has no durable cursor with this name: it never existed, was removed, or was dropped for its size."""
 
     grpc_status = "NOT_FOUND"
 
@@ -311,15 +310,15 @@ class TooManyCursors(CallerError):
 
 
 class RelayTargetTaken(CallerError):
-    """The target of a relay holds messages that were not relayed from this source; nothing was written."""
+    """The target of a relay has messages that were not relayed from this source; nothing was written."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class RelayBranched(CallerError):
-    """The history of a relay's source branched: what the target holds after `seqno` is not in the source.
+    """The history of a relay's source branched: the messages of the target after `seqno` are not in the source.
 
-    Messages in a log can't be removed, so nothing was written.
+    Messages cannot be removed from a log, so nothing was written.
     """
 
     grpc_status = "ABORTED"
@@ -334,7 +333,7 @@ class RelayBranched(CallerError):
 
 
 class ForeignSink(CallerError):
-    """The sink holds data that does not come from this source; nothing in it was changed."""
+    """The sink has data from another source; nothing in it was changed."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -343,7 +342,7 @@ class ForeignSink(CallerError):
 
 
 class OutcomeUnknown(PeerError):
-    """The transaction may or may not have committed; ask for the outcome of `txn`."""
+    """The transaction may or may not have committed; call `client.outcome(error.txn)`."""
 
     def __init__(self, txn: TxnId, why: str) -> None:
         super().__init__(f"transaction {txn} may or may not have committed: {why}; ask for the outcome of {txn}")
@@ -351,11 +350,11 @@ class OutcomeUnknown(PeerError):
 
 
 class SendUnknown(PeerError):
-    """The connection broke during a send outside of a transaction: the record may or may not be in the log."""
+    """The connection broke during a send outside of a transaction: the records may or may not be in the log."""
 
 
 class ReplayStalled(PeerError):
-    """The broker does not deliver messages that a topic holds; a new reader may receive them."""
+    """The broker does not deliver messages that are in the topic; a new reader may receive them."""
 
     retryable = True
 
@@ -375,7 +374,7 @@ class UnknownSession(PeerError):
 
 
 class CoordinatorStopped(PeerError):
-    """The coordinator lost its ownership, or its log failed; another owner answers."""
+    """The coordinator lost its ownership, or its log failed; its requests are answered by the next owner."""
 
     retryable = True
 
@@ -435,10 +434,9 @@ class ConnectionSuperseded(PeerError):
 
 
 class ProtocolStopped(StorageError):
-    """A topic stopped at `position`: all messages before it are applied, none from there on.
+    """A topic stopped at `position`: all messages before it were applied, none from there on.
 
-    `effects` are those of the messages before it in the same batch, so that none is lost. `topic` is None until
-    `of_topic` names it.
+    `effects`: the effects of the messages before it in the same batch. `topic`: None unless `of_topic` has set it.
     """
 
     effects: Sequence[object] = ()
@@ -450,7 +448,7 @@ class ProtocolStopped(StorageError):
         self.topic = topic
 
     def of_topic(self, topic: str) -> Self:
-        """The same error with the topic's name in its message."""
+        """Return this error with the name of the topic in its message."""
         named = type(self).__new__(type(self))
         ProtocolStopped.__init__(named, self.position, self.what, topic)
         named.effects = self.effects
@@ -481,27 +479,27 @@ class OutOfOrder(ProtocolStopped):
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, position: Position, applied: Position, topic: str | None = None) -> None:
-        super().__init__(position, f"the log is already applied up to {applied}; read on after that position", topic)
+        super().__init__(position, f"the log is already applied up to {applied}; continue after that position", topic)
 
 
 class UndecodableRecordSet(StorageError):
-    """The payload of a record set is not the block of records that its properties announce."""
+    """The value of a record set is not the block of records that its properties describe."""
 
 
 class LogTruncated(StorageError):
-    """The log ends before a position that was read, or that has to be read."""
+    """The log ends before a position that was already read, or that is needed."""
 
 
 class LogReplaced(StorageError):
-    """The log holds other messages than those that were read from it."""
+    """The log has other messages than those that were read from it before."""
 
 
 class SegmentMismatch(StorageError):
-    """The segments of a buffer are not those that its state names."""
+    """The segments of a buffer are not those that its state lists."""
 
 
 class SeqnoGap(StorageError):
-    """The seqnos of mutations do not follow those before them, so mutations are missing."""
+    """The seqnos of mutations are not consecutive, so mutations are missing."""
 
 
 # The storage: transactions
@@ -524,18 +522,18 @@ class RegistrationFailed(StorageError):
 
 
 class RegistrationRefused(RegistrationFailed):
-    """The topic can't have transactions in its current state; do what the message says before a retry."""
+    """The topic cannot have transactions in its current state; follow the message before a retry."""
 
     retryable = False
     grpc_status = "FAILED_PRECONDITION"
 
 
 class UnreadableDecision(StorageError):
-    """An entry of the decision log can't be read, and going on could contradict it."""
+    """An entry of the decision log cannot be read; continuing could contradict it."""
 
 
 class DecisionsLost(StorageError):
-    """The decision log lost entries: going on would assign ids twice and contradict markers on topics."""
+    """The decision log lost entries; continuing would assign ids twice and contradict markers on topics."""
 
     def __init__(self, topic: str, what: str) -> None:
         super().__init__(
@@ -549,7 +547,7 @@ class DecisionsLost(StorageError):
 
 
 class TokensFailed(StorageError):
-    """A token store can't be read or written; it keeps its last stored token."""
+    """A token store cannot be read or written; it still has the last stored token."""
 
     grpc_status = "UNAVAILABLE"
 
@@ -562,13 +560,13 @@ class BackfillFailed(StorageError):
 
 
 class SinkFailed(StorageError):
-    """A sink can't be read or written; it keeps what it holds, and the next run continues from there."""
+    """A sink cannot be read or written; it keeps its data, and the next run continues from there."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class SinkFull(SinkFailed):
-    """A sink has no space left; it keeps what it holds, and the next run continues from there."""
+    """A sink has no space left; it keeps its data, and the next run continues from there."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 

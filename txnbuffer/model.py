@@ -1,7 +1,7 @@
-"""The basic values: positions, transaction ids, outcomes, markers and ranges of records.
+"""The basic values: positions, transaction ids, outcomes, markers and ranges of records
 
-They are immutable and validated where they enter. On hot paths records stay in the columns of
-`broker_io.batch`; only a whole range of them becomes an object here.
+They are immutable, and validated when they are created from input. Where speed matters, records stay in the columns of
+`broker_io.batch`, and an object of this module describes a whole range of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LEAST = 2**63 - 1
 
 
 class TxnId(NamedTuple):
-    """A transaction id: shard of the coordinator and sequence number; printed and parsed as `most:least`."""
+    """A transaction id: the shard of its coordinator, and a number that grows; as text `most:least`."""
 
     most: int
     least: int
@@ -43,25 +43,25 @@ class TxnId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Parse the text of an id. Raises ValueError that quotes it."""
+        """Return the id with this text. Raises ValueError."""
         most, colon, least = text.partition(":")
         if not (colon and most.isascii() and most.isdigit() and least.isascii() and least.isdigit()):
             raise ValueError(f"{text!r} is not a transaction id: write MOST:LEAST, such as 0:17")
         txn = cls(int(most), int(least))
         if txn.most > MAX_LEAST or not 1 <= txn.least <= MAX_LEAST:
-            raise ValueError(f"{text!r} is not a transaction id: both numbers must fit 63 bits, the second from 1 on")
+            raise ValueError(f"{text!r} is not a transaction id: both numbers must fit in 63 bits, the second from 1")
         return txn
 
 
 class Outcome(enum.IntEnum):
-    """How a transaction ended. The values are written in markers."""
+    """How a transaction ended. Markers contain these values."""
 
     ABORT = 0
     COMMIT = 1
 
 
 class MarkerItem(NamedTuple):
-    """One transaction that a marker ends, and how many of its records this topic must hold."""
+    """One transaction that a marker ends, and how many of its records the topic must have."""
 
     txn: TxnId
     outcome: Outcome
@@ -72,8 +72,8 @@ class MarkerItem(NamedTuple):
 class Marker:
     """The end of transactions of one coordinator, as one message of a topic.
 
-    If `decided`, the outcomes are in the decision log; otherwise the marker itself is the decision
-    (one-phase). A marker without items is an epoch marker: it fences owners of lower epochs.
+    If `decided`, the outcomes are in the decision log; otherwise the marker itself is the decision (one-phase commit).
+    A marker without items is an epoch marker: it fences owners with lower epochs.
     """
 
     coordinator: int
@@ -90,15 +90,15 @@ class Marker:
             )
         for txn, _, records in self.items:
             if txn.most != self.coordinator:
-                raise ValueError(f"a marker of coordinator {self.coordinator} can't end transaction {txn}")
+                raise ValueError(f"a marker of coordinator {self.coordinator} cannot end transaction {txn}")
             if records < 0:
-                raise ValueError(f"transaction {txn} can't hold {records} records")
+                raise ValueError(f"transaction {txn} cannot have {records} records")
 
 
 class RecordSlice(NamedTuple):
-    """Consecutive records of one ledger: of one transaction, with consecutive seqs, or ordinary ones.
+    """Consecutive records of one ledger: all of one transaction, with consecutive seqs, or all ordinary.
 
-    The range has `size` records, from `first` to `last`. For ordinary records `txn` is None and `first_seq` is 0.
+    There are `size` records, from `first` to `last`. For ordinary records `txn` is None and `first_seq` is 0.
     """
 
     txn: TxnId | None
@@ -113,7 +113,7 @@ class RecordSlice(NamedTuple):
 
 
 class Undecodable(NamedTuple):
-    """A record whose transaction can't be decoded: it is suppressed and counted."""
+    """Records whose transaction id cannot be decoded, from `first` to `last`; they are suppressed and counted."""
 
     first: Position
     last: Position

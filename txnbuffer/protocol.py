@@ -1,50 +1,53 @@
-"""The log protocol: how the messages of a topic express transactions.
+"""The log protocol: how the messages of a topic express transactions, and its properties as columns of a batch.
 
-A message is an *ordinary record*, a *transactional record*, a *record set* or a *marker*. Its
-properties say which. They are texts; integers are written in decimal:
+A message is an *ordinary record*, a *transactional record*, a *record set* or a *marker*. Its properties say which.
+They are texts; integers are decimal:
 
-- `tb.v`        version of this protocol, `1`. Every message that has one of the other properties has it. A
-                message with another or an unreadable version stops the topic.
-- `tb.txn`      `most:least`, the transaction of a record.
-- `tb.seq`      1, 2, ...: the number of the record within its transaction and this topic. On a record
-                set, that of its first record.
-- `tb.records`  n, from 1 to 2^31 - 1: the message is a record set, its value a block of n records (see
+- `tb.v`        version of this protocol, `1`. Every message with one of the other properties has it. A message
+                with another version, or one that cannot be read, stops the topic.
+- `tb.txn`      `most:least`, the transaction id of a record.
+- `tb.seq`      1, 2, ...: the number of the record within its transaction and topic. Of a record set: the
+                number of its first record.
+- `tb.records`  n, from 1 to 2^31 - 1: the message is a record set, and its value is a block of n records (see
                 `txnbuffer.recordset`). The records have the positions `(ledger, entry, 0 ... n - 1)` and
-                consecutive seqs. A record set is never a member of a batch of the broker.
+                consecutive seqs. A record set is never in a batch of the broker.
 - `tb.marker`   `1`: the message is a marker. Readers ignore its other properties, except `tb.v`.
 
-A record without `tb.txn` and `tb.seq` is ordinary. A record whose properties contradict this (an
-unreadable or missing `tb.txn`, `tb.seq`, `tb.records`, no `tb.v`) is *undecodable*: it is counted and never
-visible.
+A record without `tb.txn` and `tb.seq` is ordinary. A record with properties that contradict these rules (`tb.v`,
+`tb.txn`, `tb.seq` or `tb.records` is missing or cannot be read) is *undecodable*: it is counted and never visible.
 
-The value of a marker is one Avro record without its schema, which is `MARKER_SCHEMA`. Its fields, in order:
+The value of a marker is one Avro record of `MARKER_SCHEMA`, without the schema. Its fields, in order:
 
 - `coordinator` long: the `most` of all its transactions.
 - `epoch` long: epoch of the owner that wrote the marker, >= 0.
-- `low_water_mark` long: every transaction of the coordinator up to it has ended, >= 0; 0 if none is known to have.
-- `decided` boolean: the outcomes are in the decision log; false: this marker is the decision (one-phase).
-- `least` array of longs: the `least` of the ended transactions, each as the difference from its
-  predecessor, the first from 0.
-- `outcomes` bytes: one byte for each of them, 0 ABORT, 1 COMMIT.
-- `records` array of longs: for each of them how many records this topic must hold.
+- `low_water_mark` long: every transaction of the coordinator up to it has ended, >= 0; 0: unknown.
+- `decided` boolean: true: the outcomes are in the decision log; false: this marker is the decision (one-phase commit).
+- `least` array of longs: the `least` of the ended transactions, each as the difference from its predecessor, the first
+  from 0.
+- `outcomes` bytes: one byte for each of these transactions, 0 ABORT, 1 COMMIT.
+- `records` array of longs: for each of them the number of records that this topic must have.
 
-A marker without items is an epoch marker. A marker has no key. A marker that breaks one of these rules can't be
+A marker without transactions is an epoch marker. A marker has no key. A marker that breaks one of these rules cannot be
 decoded and stops the topic.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, Numbers, PropertyColumn
 from txnbuffer import avro
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, MarkerItem, Outcome, TxnId
 
 RESERVED = "tb."
-"""Properties whose names begin with this belong to the protocol; records of applications have none of them."""
+"""Property names with this prefix belong to the protocol; applications cannot use them."""
 VERSION = "tb.v"
 TXN = "tb.txn"
 SEQ = "tb.seq"
@@ -75,7 +78,7 @@ _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 
 def encode_marker(marker: Marker) -> Message:
-    """The message that carries a marker."""
+    """Return the message of a marker."""
     least = [item.txn.least for item in marker.items]
     payload = avro.encode(
         _SCHEMA,
@@ -93,7 +96,7 @@ def encode_marker(marker: Marker) -> Message:
 
 
 def decode_marker(payload: bytes | None) -> Marker:
-    """Decode the value of a marker. Raises ValueError that says what is wrong."""
+    """Return the marker of a message with this value. Raises ValueError."""
     if payload is None:
         raise ValueError("it has no value")
     columns = avro.decode(_SCHEMA, payload)
@@ -111,7 +114,7 @@ def decode_marker(payload: bytes | None) -> Marker:
 
 
 def transactional(batch: Batch, txn: TxnId, first_seq: int) -> Batch:
-    """The same records as records `first_seq`, `first_seq + 1`, ... of a transaction."""
+    """Return the records with the properties of records `first_seq`, `first_seq + 1`, ... of a transaction."""
     count = len(batch)
     added: dict[str, PropertyColumn] = {
         VERSION: Labels.constant(str(PROTOCOL_VERSION), count),
@@ -119,3 +122,116 @@ def transactional(batch: Batch, txn: TxnId, first_seq: int) -> Batch:
         SEQ: Numbers(np.arange(first_seq, first_seq + count, dtype=np.int64)),
     }
     return replace(batch, properties={**batch.properties, **added})
+
+
+ABSENT = -1
+UNREADABLE = -2
+
+_DIGITS_OF_63_BITS = 19
+_PLAIN_IDS = re.compile(r"(?:[0-9]{1,18}:[0-9]{1,18}\n)*")
+
+
+def numbers(column: PropertyColumn | None, count: int, limit: int) -> NDArray[np.int64]:
+    """Return int64[count]: the texts as numbers from 1 to `limit`; ABSENT without a text, UNREADABLE for any other."""
+    if column is None:
+        return np.full(count, ABSENT, np.int64)
+    if isinstance(column, Numbers):
+        values = np.where((column.values >= 1) & (column.values <= limit), column.values, UNREADABLE)
+        return values if column.present is None else np.where(column.present, values, ABSENT)
+    labels = _labels(column)
+    table = np.full(len(labels.values) + 1, ABSENT, np.int64)
+    table[:-1] = [number(text, limit) for text in labels.values]
+    return table[labels.codes]
+
+
+def number(text: str, limit: int) -> int:
+    """Return a text as a number from 1 to `limit`; UNREADABLE if it is not one."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_OF_63_BITS):
+        return UNREADABLE
+    value = int(text)
+    return value if 1 <= value <= limit else UNREADABLE
+
+
+def transaction_codes(column: PropertyColumn | None, count: int) -> tuple[NDArray[np.int32], IdTable]:
+    """Return int32[count], the row of each text in a table of the distinct ids (-1, the last row, without a text)."""
+    if column is None:
+        return np.full(count, -1, np.int32), IdTable.of(())
+    if isinstance(column, Numbers):  # a number has no colon
+        return np.where(present(column, count), 0, -1).astype(np.int32), IdTable.of(("",))
+    labels = used(_labels(column))
+    return labels.codes, IdTable.of(labels.values)
+
+
+class IdTable(NamedTuple):
+    """Two int64[k + 1]: most and least of k texts, both UNREADABLE if a text is not an id. The last row is ABSENT."""
+
+    most: NDArray[np.int64]
+    least: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> IdTable:
+        most, least = ids(texts)
+        return cls(np.append(most, ABSENT), np.append(least, ABSENT))
+
+
+def ids(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return two int64[k]: most and least of k texts, both UNREADABLE if a text is not a transaction id."""
+    lines = "\n".join(texts)
+    pairs: list[tuple[int, int]]
+    if _PLAIN_IDS.fullmatch(lines + "\n") and lines.count(":") == len(texts):
+        flat = np.array([*map(int, lines.replace(":", "\n").split("\n"))], np.int64)
+        most, least = flat[0::2], flat[1::2]
+        return np.where(least > 0, most, UNREADABLE), np.where(least > 0, least, UNREADABLE)
+    pairs = [_pair(text) for text in texts]
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
+    """Return bool[count]: which rows have a text."""
+    if column is None:
+        return np.zeros(count, np.bool_)
+    if isinstance(column, Numbers):
+        return np.ones(count, np.bool_) if column.present is None else column.present
+    return _labels(column).codes >= 0
+
+
+def any_transactional(messages: Batch) -> bool:
+    """Return whether a message is a marker or has a transaction id, even one that cannot be read."""
+    return any(present(messages.properties.get(name), len(messages)).any() for name in (TXN, MARKER))
+
+
+def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray[np.bool_]:
+    """Return bool[count]: which rows have exactly this text, a decimal number."""
+    if column is None:
+        return np.zeros(count, np.bool_)
+    if isinstance(column, Numbers):
+        same: NDArray[np.bool_] = column.values == int(text)
+        return same & present(column, count)
+    labels = _labels(column)
+    table = np.array([*(value == text for value in labels.values), False], np.bool_)
+    return table[labels.codes]
+
+
+def used(labels: Labels) -> Labels:
+    """Return equal labels whose table has at most one text per row; slices of a batch share the table of the batch."""
+    return labels if len(labels.values) <= len(labels.codes) else fitted(labels)
+
+
+def fitted(labels: Labels) -> Labels:
+    """Return equal labels whose table has only the texts of these rows."""
+    codes, renamed = np.unique(labels.codes, return_inverse=True)
+    absent = int(len(codes) > 0 and codes[0] < 0)
+    values = tuple(labels.values[code] for code in codes[absent:].tolist())
+    return Labels((renamed - absent).astype(np.int32), values)
+
+
+def _labels(column: PropertyColumn) -> Labels:
+    return column if isinstance(column, Labels) else Labels.of(column.to_list())
+
+
+def _pair(text: str) -> tuple[int, int]:
+    try:
+        return TxnId.parse(text)
+    except ValueError:
+        return UNREADABLE, UNREADABLE

@@ -1,10 +1,10 @@
-"""Record sets: many records in one message.
+"""Record sets: many records in one message
 
-The value of a record set is one block (`broker_io.block`) of its n records: their keys, values, event times
-and own properties, without key hashes. Readers ignore the entry numbers and publish times of the block. Its keys and
-its values may be compressed; each has at most 64 MiB uncompressed. The message has no key. Its properties `tb.v`,
-`tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the first record) are those of
-`txnbuffer.protocol`. The records have the positions `(ledger, entry, 0 ... n - 1)`.
+The value of a record set is one block (`broker_io.block`) of its n records: their keys, values, event times and own
+properties, without key hashes. Readers ignore the entry numbers and publish times in the block. The keys and the values
+may be compressed; each are at most 64 MiB uncompressed. The message has no key. Its properties are `tb.v`, `tb.records`
+= n and, for records of a transaction, `tb.txn` and `tb.seq` (of the first record), as in `txnbuffer.protocol`. The
+records have the positions `(ledger, entry, 0 ... n - 1)`.
 """
 
 from __future__ import annotations
@@ -20,42 +20,54 @@ from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
 from broker_io.block import HEADER_BYTES, BadBlock, encode_block, open_block, parse_header
 from broker_io.decoding import check_columns, decode_blocks
 from broker_io.position import NO_INDEX, Position, Positions
-from txnbuffer.columns import fitted, ids, number, numbers, present
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, transactional
+from txnbuffer.protocol import (
+    MARKER,
+    MAX_SET_RECORDS,
+    RECORDS,
+    SEQ,
+    TXN,
+    VERSION,
+    fitted,
+    ids,
+    number,
+    numbers,
+    present,
+    transactional,
+)
 
 SET_BYTES = 1024 * 1024
-"""A set takes records until it would be larger than this; a set of one record may be larger."""
+"""Maximum bytes of a record set, unless it has only one record."""
 SET_ROOM = 512
-"""The most bytes that a set takes in its message besides its records."""
+"""Maximum bytes of the message of a set, without its records."""
 PROPERTY_ROOM = 32
-"""The most bytes that each property takes besides its name and text."""
+"""Maximum bytes of a property, without its name and text."""
 MOST_BYTES = 64 * 1024 * 1024
 TOGETHER, TOGETHER_BYTES = 65_536, 32 * 1024 * 1024
-"""Sets are unpacked together up to this many records and bytes; a single set may have more."""
+"""Maximum records and bytes of the sets that are unpacked together; a single set may have more."""
 TOGETHER_CELLS = 16 * 1024 * 1024
-"""The same limit for records times columns, as if no two sets shared a property."""
+"""The same as a limit of records times columns, if no two sets have a property in common."""
 
 
 class BatchSlice(NamedTuple):
-    """`size` consecutive records: of one transaction, with consecutive seqs, or ordinary ones."""
+    """`size` consecutive records: all of one transaction, with consecutive seqs, or all ordinary."""
 
     txn: TxnId | None
     first_seq: int
     size: int
 
 
-def pack_all(records: Batch, stretches: Iterable[BatchSlice], most_bytes: int = SET_BYTES) -> Batch:
-    """Record sets, as messages, of all records, which are those of the slices in order.
+def pack_all(records: Batch, parts: Iterable[BatchSlice], most_bytes: int = SET_BYTES) -> Batch:
+    """Pack the records, which consist of these parts in order, into record sets; return the messages.
 
-    None is larger than `most_bytes`, except sets of one record.
+    A set has at most `most_bytes` bytes, unless it has only one record.
     """
     room = PROPERTY_ROOM * (1 + len(records.properties))
     ends = np.cumsum(records.sizes() + room)
     sets: list[Message] = []
     start = 0
-    for txn, first_seq, size in stretches:
+    for txn, first_seq, size in parts:
         first, stop = start, start + size
         while start < stop:
             base = 0 if start == 0 else int(ends[start - 1])
@@ -68,7 +80,7 @@ def pack_all(records: Batch, stretches: Iterable[BatchSlice], most_bytes: int = 
 
 
 def pack(batch: Batch, txn: TxnId | None = None, first_seq: int = 1, *, compress: bool = False) -> Message:
-    """One message that holds all records of a batch of at least one, of a transaction or ordinary ones."""
+    """Return a record set, as a message, of all records of a batch that is not empty. `txn` None: they are ordinary."""
     block = encode_block(batch, first_entry=0, publish_time=0, compress=compress, hashed=False)
     properties = {VERSION: str(PROTOCOL_VERSION), RECORDS: str(len(batch))}
     if txn is not None:
@@ -77,7 +89,7 @@ def pack(batch: Batch, txn: TxnId | None = None, first_seq: int = 1, *, compress
 
 
 def unpack(position: Position, message: Message) -> Batch:
-    """The records of a set, those of a transaction with its properties. Raises UndecodableRecordSet."""
+    """Return the records of a set, with the transaction's properties if any. Raises UndecodableRecordSet."""
     try:
         value = message.value or b""
         header = parse_header(value)
@@ -86,11 +98,11 @@ def unpack(position: Position, message: Message) -> Batch:
         batch = decode_blocks([open_block(value, 0, header)]).messages
         check_columns(batch)
     except BadBlock as error:
-        raise UndecodableRecordSet(f"the record set at {position} can't be decoded: {error}") from None
+        raise UndecodableRecordSet(f"the record set at {position} cannot be decoded: {error}") from None
     count = number(message.properties.get(RECORDS, ""), MAX_SET_RECORDS)
     if len(batch) != count or len(value) != header.length:
         raise UndecodableRecordSet(
-            f"the record set at {position} holds {len(batch)} records in {len(value)} bytes "
+            f"the record set at {position} has {len(batch)} records in {len(value)} bytes "
             f"instead of {count} in {header.length}"
         )
     (most,), (least,) = ids([message.properties.get(TXN, "")])
@@ -99,9 +111,9 @@ def unpack(position: Position, message: Message) -> Batch:
 
 
 def expand(placed: PlacedBatch) -> PlacedBatch:
-    """The same messages with each record set replaced by its records, at their own positions.
+    """Return the messages with each record set replaced by its records, at their own positions.
 
-    Other messages stay as they are. Raises UndecodableRecordSet that names the position.
+    Other messages do not change. Raises UndecodableRecordSet with the position.
     """
     sets = set_rows(placed)
     if not len(sets):
@@ -124,8 +136,8 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
     return PlacedBatch(positions, times, Batch.concat([piece.messages for piece in pieces]))
 
 
-def pieces(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
-    """The same messages in order, in slices of at most `limit` records that can be unpacked together."""
+def batch_slices(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
+    """Yield the messages in order, in slices of at most `limit` records that can be unpacked together."""
     while (count := rows_within(placed, limit)) < len(placed):
         yield placed.take(slice(count))
         placed = placed.take(slice(count, None))
@@ -134,7 +146,7 @@ def pieces(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
 
 
 def rows_within(placed: PlacedBatch, limit: int) -> int:
-    """How many of the messages, from the first, can be unpacked together, to at most `limit` records; one at least."""
+    """Return how many of the first messages can be unpacked together into at most `limit` records; at least 1."""
     properties = placed.messages.properties
     if RECORDS not in properties:
         return min(len(placed), limit)
@@ -144,7 +156,7 @@ def rows_within(placed: PlacedBatch, limit: int) -> int:
 
 
 def _rows_within_memory(placed: PlacedBatch) -> int:
-    """As `rows_within`, by memory: compressed sets may unpack to thousands of times their bytes."""
+    """Return the same for the limits of memory: a compressed set may unpack to thousands of times its bytes."""
     values = placed.messages.values
     size = columns = records = 0
     for row in set_rows(placed).tolist():
@@ -159,7 +171,7 @@ def _rows_within_memory(placed: PlacedBatch) -> int:
 
 
 def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
-    """Rows of a batch that are record sets."""
+    """Return the rows of a batch that are record sets."""
     properties = placed.messages.properties
     if RECORDS not in properties:
         return np.zeros(0, np.intp)
@@ -169,7 +181,7 @@ def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
 
 
 def _slim(records: Batch) -> Batch:
-    """The same records without properties and texts that none of them has."""
+    """Return the records without properties and texts that none of them has."""
     columns = ((name, _slim_column(column)) for name, column in records.properties.items())
     properties = {name: column for name, column in columns if present(column, len(records)).any()}
     return Batch(records.keys, records.values, properties, records.event_times)

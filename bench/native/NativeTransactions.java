@@ -18,16 +18,16 @@ import org.apache.pulsar.client.api.transaction.Transaction;
  * The peer of the Pulsar figures: Pulsar's own transactions, from its own Java client.
  *
  * <pre>
- * rate SERVICE_URL IN_FLIGHT WARM_UP_SECONDS SECONDS TOPIC...   transactions of one record to each topic, committed
- * abort SERVICE_URL IN_FLIGHT COUNT TOPIC                       so many transactions of one record, aborted
- * hold SERVICE_URL TOPIC                                        one after the other, of one record each
+ * rate SERVICE_URL IN_FLIGHT WARM_UP_SECONDS SECONDS TOPIC...   commit transactions of one record to each topic
+ * abort SERVICE_URL IN_FLIGHT COUNT TOPIC                       abort COUNT transactions of one record
+ * hold SERVICE_URL TOPIC                                        one transaction of one record at a time, on command
  * </pre>
  *
- * Prints the transactions a second of the measured time on the last line. The ones that are held are told by lines of
- * the input: `open`, then `commit` or `abort`. Each is printed when it is done.
+ * Prints the transactions per second on the last line. The command `hold` reads lines from the input: `open`, then
+ * `commit` or `abort`, and prints each one when it is done.
  */
 public final class NativeTransactions {
-    /** A client with more requests to the coordinator under way waits for its own answers, for ever. */
+    /** A client with more pending requests to the coordinator deadlocks. */
     private static final int REQUESTS_OF_A_CLIENT = 1000;
 
     private record Side(PulsarClient client, List<Producer<byte[]>> producers, AtomicInteger open) {}
@@ -88,7 +88,7 @@ public final class NativeTransactions {
         Side side = new Side(client, new ArrayList<>(), new AtomicInteger());
         sides.add(side);
         for (String topic : topics) {
-            // A time-out would end transactions that wait their turn; all else is as the client has it.
+            // A short timeout would abort queued transactions; all other settings are the client's defaults.
             side.producers.add(client.newProducer().topic(topic).sendTimeout(0, TimeUnit.SECONDS)
                     .blockIfQueueFull(true).create());
         }

@@ -21,8 +21,7 @@ from broker_io.environment import Environment
 from broker_io.errors import CallerError, Closed, Error, Fenced, ReadOnly, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.compaction import Rewrite, compact_ledgers
-from broker_io.file.layout import MIB, Options, disk_error
-from broker_io.file.manifest import TopicEntry
+from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
 from broker_io.file.reader import FileReader, first_position, last_position, position_at
 from broker_io.file.recovery import check_sizes, missing_segment, open_log
 from broker_io.file.segment import check_blocks
@@ -35,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 class ReadingBroker:
-    """The half of the broker port that changes nothing."""
+    """The read-only half of the broker port."""
 
     def __init__(self, source: SegmentSource, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.max_message_bytes = max_message_bytes
@@ -70,12 +69,12 @@ class ReadingBroker:
     def position_at(self, topic: str, time_ms: int) -> Position | None:
         return self._ask(topic, lambda entry: position_at(self._source, self._source.grown(entry), time_ms))
 
-    def _ask(self, topic: str, question: Callable[[TopicEntry], Answer]) -> Answer:
-        """The answer to a question about a topic; retried if its files were trimmed or rewritten meanwhile."""
+    def _ask(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:
+        """The answer to a query about a topic; retried if its files were trimmed or rewritten meanwhile."""
         while True:
             entry = self._source.named(topic)
             try:
-                return question(entry)
+                return query(entry)
             except FileNotFoundError as error:
                 if self._source.named(topic) is entry:
                     raise missing_segment(str(error.filename)) from None
@@ -219,7 +218,7 @@ class FileBroker(ReadingBroker):
 
         `read_only` follows a log that another process may own, and writes nothing. Without `committer` there is no
         thread: each append is written before it returns. Topics whose names begin with `compacted_prefix` may be
-        compacted. `report` of the broker lists, a sentence each, what recovery found amiss and repaired. Raises
+        compacted. `report` of the broker lists the repairs of recovery, a sentence each. Raises
         Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and CallerError for an invalid
         option.
         """

@@ -2,7 +2,7 @@
 
 First every block is read once and its checksums are verified; the column of key hashes shows the newest message of
 each key. A message is dropped only if the newest one of the same hash has the very same key, so two keys with one
-hash can't hide each other: the older message merely stays. Messages without a key are dropped too, and so is the
+hash can't hide each other: the older message then stays. Messages without a key are dropped too, and so is the
 newest message of a key if it has no value (nothing older of that key is left then).
 
 Ledgers that lose messages are rewritten under the next generation, every message with its entry number and publish
@@ -23,10 +23,10 @@ from broker_io.block import EncodedBlock, encode_block
 from broker_io.decoding import Decoded, absent_values, decode_blocks, decode_hashes, decode_keys
 from broker_io.environment import Disk
 from broker_io.file import layout
-from broker_io.file.commit import BLOCK_BYTES
-from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.layout import LedgerEntry, TopicEntry
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SparseIndex, headers, read_block
+from broker_io.file.writer import BLOCK_BYTES
 
 Mask = NDArray[np.bool_]
 

@@ -6,7 +6,7 @@ durable, and one sync serves all topics. A checkpoint syncs the segments, starts
 manifest.
 
 The first failed write or sync stops the engine. A failed sync may have dropped what it should have written, so nothing
-is tried again; recovery at the next open finds out what is durable.
+is retried; recovery at the next open determines what is durable.
 
 Appends are refused before the disk is full, while there is still room to decide, compact, trim and take snapshots.
 Records are refused below the watermark. What ends transactions, and appends to the service's own topics, are refused
@@ -26,11 +26,23 @@ from broker_io.batch import Batch
 from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
-from broker_io.file.layout import MIB, Lock, Options, disk_error, disk_failure, out_of_files
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, empty_topic, replace_manifest
+from broker_io.file.layout import (
+    MIB,
+    LedgerEntry,
+    Lock,
+    Manifest,
+    Options,
+    TopicEntry,
+    TopicTexts,
+    disk_error,
+    disk_failure,
+    empty_topic,
+    out_of_files,
+    replace_manifest,
+)
 from broker_io.file.segment import Segment
+from broker_io.file.writer import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.port import OWN_PREFIX, check_batch
 from broker_io.position import Positions
 
@@ -316,7 +328,7 @@ class FileLog:
         if not placed:
             return
         with self.guard(commits[0].topic.segment.path):
-            # After the journal there is no way back, so one descriptor has to be open before it.
+            # Once the journal is written the commit can't be undone, so one descriptor has to be open before.
             commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
         with self.guard(self._journal.path, midway=True):
             try:

@@ -18,8 +18,7 @@ from broker_io.decoding import block_entries, block_publish_times, decode_blocks
 from broker_io.environment import ReadableFile
 from broker_io.errors import Closed, Damaged, PositionTrimmed, UnsupportedFormat
 from broker_io.file import layout
-from broker_io.file.layout import disk_error
-from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.layout import LedgerEntry, TopicEntry, disk_error
 from broker_io.file.recovery import missing_segment
 from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, FoundBlock, headers, read_block, verified_index
 from broker_io.file.source import REPAIR_HINT, TORN_TAIL_SECONDS, UNFINISHED, OfflineJournal, SegmentSource

@@ -1,6 +1,6 @@
 """Opening the embedded log as its owner: lock, manifest, recovery.
 
-Recovery replays the journal into the segments and cuts torn tails off; everything else that is amiss is an error.
+Recovery replays the journal into the segments and cuts torn tails off; any other damage is an error.
 """
 
 from __future__ import annotations
@@ -12,15 +12,24 @@ from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import Damaged
 from broker_io.file import layout
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, JournalBlock, Replay, read_journal
-from broker_io.file.layout import Lock, Options, disk_error, take_lock
+from broker_io.file.layout import (
+    LedgerEntry,
+    Lock,
+    Manifest,
+    Options,
+    TopicEntry,
+    disk_error,
+    load_manifest,
+    replace_manifest,
+    take_lock,
+)
 from broker_io.file.log import FileLog
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, load_manifest, replace_manifest
 from broker_io.file.segment import whole_blocks
 
 
 @dataclass(slots=True)
 class Recovered:
-    """The durable topics after recovery, what was found amiss, and whether a checkpoint is due."""
+    """The durable topics after recovery, the report of repairs, and whether a checkpoint is due."""
 
     topics: list[TopicEntry] = field(default_factory=list)
     report: list[str] = field(default_factory=list)

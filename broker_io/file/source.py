@@ -16,9 +16,8 @@ from broker_io.environment import Disk, Environment, File, ReadableFile, read_fi
 from broker_io.errors import Closed, Damaged, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.journal import read_journal
-from broker_io.file.layout import disk_error
+from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_manifest, disk_error, load_manifest
 from broker_io.file.log import FileLog
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
 from broker_io.file.recovery import by_topic, missing_journal, with_journal_block
 
 
@@ -173,7 +172,7 @@ class FileFollower:
         try:
             if load_manifest(self._disk, self.directory) is None:
                 raise ForeignDirectory(
-                    f"{self.directory} contains no log: open it for writing once, or correct the path"
+                    f"{self.directory} contains no log: start a service or a client on it first, or correct the path"
                 )
             self._refresh()
         except OSError as error:

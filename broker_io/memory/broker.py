@@ -1,4 +1,4 @@
-"""The simplest honest broker: lists in memory, shared by as many handles as there are processes to simulate.
+"""A broker of lists in memory, shared by as many handles as there are processes to simulate.
 
 A `MemoryLog` is the cluster, a `MemoryBroker` one process's connection to it: closing the handle loses
 nothing, `connect()` opens another one, and faults belong to a handle. Ledger numbers are assigned across

@@ -1,4 +1,4 @@
-"""Faults on demand: what a broker does to its clients on a bad day, requested one by one.
+"""Faults on demand: failed, lost, duplicated, fenced and held appends, requested one by one.
 
 Each fault hits the next matching append (or read) of this broker handle, once, in the order of the requests. As on
 Pulsar, a failed append ends its writer: later appends fail with the same error, unless the error is retryable.
@@ -14,6 +14,9 @@ from typing import Protocol, TypeVar
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, Fenced
 from broker_io.position import Positions
+
+REQUESTED = "a test requested this fault: reopen the topic"
+"""The text of the default error."""
 
 
 @dataclass(slots=True)
@@ -85,11 +88,11 @@ class Faults:
 
     def fail_append(self, error: Exception | None = None, *, written: int = 0, topic: str | None = None) -> None:
         """Write the first `written` messages of the next append, then fail it."""
-        self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on"), written))
+        self.appends.append(AppendFault(topic, error or DiskFailed(REQUESTED), written))
 
     def lose_acknowledgement(self, error: Exception | None = None, *, topic: str | None = None) -> None:
         """Write the whole next append, then fail it."""
-        self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on")))
+        self.appends.append(AppendFault(topic, error or DiskFailed(REQUESTED)))
 
     def duplicate_append(self, *, topic: str | None = None) -> None:
         """Write the next append twice; its acknowledgement names the second copy."""
@@ -97,7 +100,7 @@ class Faults:
 
     def fence_append(self, *, written: int = 0, topic: str | None = None) -> None:
         """Fence the writer during its next append, after its first `written` messages."""
-        error = Fenced("another exclusive writer opened the topic: a fault was asked for")
+        error = Fenced("another exclusive writer opened the topic: a test requested this fault")
         self.appends.append(AppendFault(topic, error, written, fences=True))
 
     def fail_read(self, error: Exception, *, topic: str | None = None) -> None:
@@ -108,9 +111,9 @@ class Faults:
         self.holds[topic] = written
 
     def release(self) -> None:
-        """Write and acknowledge all held appends, and stop to hold.
+        """Write and acknowledge all held appends, and hold no more.
 
-        Appends that come meanwhile are held too until those before them are acknowledged: appends keep their order.
+        Appends made meanwhile are held too until those before them are acknowledged: appends keep their order.
         """
         while (held := self._let_go()) is not None:
             held.acknowledge()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import AnswerKind, classify_status
 from broker_io.pulsar.credentials import Bearer, Credentials
-from broker_io.retrying import RetryPolicy
+from broker_io.waits import RetryPolicy
 
 CALL_SECONDS = 30.0
 """Timeout of one request; shorter if `max_unavailable` is shorter."""
@@ -60,13 +60,13 @@ class AdminClient:
         for _ in range(MOST_REDIRECTS):
             status, content, location = self._call(method, place, data)
             if status not in _REDIRECTS or not location:
-                return self._told(method, path, status, content)
+                return self._checked_answer(method, path, status, content)
             place = location
         raise ServiceUnavailable(
             f"{self.url} redirected {method} {path} {MOST_REDIRECTS} times: wait until its topic has moved"
         )
 
-    def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
+    def _checked_answer(self, method: str, path: str, status: int, content: bytes) -> Any:
         reason = "" if status < 300 else _reason(content)
         means = classify_status(status, reason)
         if means is AnswerKind.DONE:

@@ -1,6 +1,6 @@
-"""Answers of a cluster and what they mean: pure. One table for the REST interface, one for the client library.
+"""Answers of a cluster and what they mean. One table for the REST interface, one for the client library.
 
-A final answer stays the same however often one asks. A transient one can change. An answer that asks for a lookup can
+A retry does not change a final answer; it can change a transient one. An answer that asks for a lookup can
 change too, and nothing was done: the broker does not have the topic, or not yet, because its bundle moves. A retry at
 the same address is redirected to the new owner, so both kinds are retried.
 

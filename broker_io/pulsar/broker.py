@@ -25,7 +25,7 @@ from broker_io.errors import (
 from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
-from broker_io.pulsar import forking
+from broker_io.pulsar import threads
 from broker_io.pulsar.answers import append_error
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of
 from broker_io.pulsar.credentials import Credentials
@@ -119,9 +119,9 @@ class PulsarBroker:
             raise
 
     def _greet(self, address: str) -> None:
-        question = f"namespaces/{self._cluster.namespace}/bundles"  # permission to write or read suffices for this
+        path = f"namespaces/{self._cluster.namespace}/bundles"  # permission to write or read suffices for this
         try:
-            self._cluster.admin.ask("GET", question, retry=False)
+            self._cluster.admin.ask("GET", path, retry=False)
         except ClusterRefused as error:
             if error.status != 404:
                 raise
@@ -310,7 +310,7 @@ class PulsarBroker:
     def _add(self, handle: PulsarReader | PulsarWriter) -> None:
         with self._lock:
             self._open.add(handle)
-        forking.watch(handle)
+        threads.watch(handle)
         if self._cluster.closed:  # closed while the handle was opened
             handle.close()
             self._cluster.check()

@@ -21,12 +21,12 @@ import pulsar
 from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
-from broker_io.pulsar import forking
+from broker_io.pulsar import threads
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.answers import open_error
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.threads import Resolver, flusher
-from broker_io.retrying import RetryPolicy
+from broker_io.waits import RetryPolicy
 
 DEFAULT_NAMESPACE = "public/default"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
@@ -86,7 +86,7 @@ def url_of(namespace: str, topic: str) -> str:
 T = TypeVar("T")
 
 INCARNATION = "txnbuffer.incarnation"
-"""The property that tells a topic of this package from a re-created one of its name."""
+"""The property that distinguishes a topic of this package from a re-created one of its name."""
 OPERATION_SECONDS = 10.0
 """Timeout of an attempt to open; the answer can get lost if the topic is unloaded meanwhile."""
 CLOSE_SECONDS = OPERATION_SECONDS + 5.0
@@ -137,7 +137,7 @@ class Cluster:
         self._end = weakref.finalize(
             self, _close_client, self.client
         )  # a client with pending sends would abort at exit
-        forking.watch(self)
+        threads.watch(self)
 
     def reach(self) -> None:
         """Check that the address for clients accepts connections; the client library would wait for it silently.
@@ -165,7 +165,7 @@ class Cluster:
     def detach(self, why: Error) -> None:
         self.closed = True
         self._end.detach()
-        forking.keep(self.client)
+        threads.keep(self.client)
 
     def close(self) -> None:
         self.closed = True
@@ -176,12 +176,12 @@ class Cluster:
     def url(self, topic: str) -> str:
         return url_of(self.namespace, topic)
 
-    def ask(self, method: str, topic: str, question: str = "", body: Any = None, *, retry: bool = True) -> Any:
+    def ask(self, method: str, topic: str, resource: str = "", body: Any = None, *, retry: bool = True) -> Any:
         """Send an admin request about a topic. Raises TopicNotFound."""
         self.check()
         path = path_of(self.namespace, check_topic_name(topic))
         try:
-            return self.admin.ask(method, f"{path}/{question}" if question else path, body, retry=retry)
+            return self.admin.ask(method, f"{path}/{resource}" if resource else path, body, retry=retry)
         except ClusterRefused as error:
             if error.status == 404:
                 raise TopicNotFound(f"there is no topic {topic!r}: create it first") from None
@@ -243,7 +243,7 @@ class Handle:
     topic: str
 
     def detach(self, why: Error) -> None:
-        """See `forking.ForkedResource`."""
+        """See `threads.ForkedResource`."""
         raise NotImplementedError
 
     def end(self, error: Error) -> None:

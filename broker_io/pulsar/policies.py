@@ -1,6 +1,6 @@
 """Policies of a cluster that could drop messages that are still needed, and how they are overridden.
 
-A durable subscription at each topic, which nobody reads, keeps all messages after its position whatever the retention
+A durable subscription without consumers at each topic keeps all messages after its position, whatever the retention
 is. Policies that overrule subscriptions are rejected by name.
 
 The kept messages count as backlog, and a backlog quota would stop the topic one day; a message TTL acknowledges

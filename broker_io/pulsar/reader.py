@@ -23,7 +23,7 @@ import pulsar
 from broker_io.batch import PlacedBatch, Width
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
-from broker_io.pulsar import forking
+from broker_io.pulsar import threads
 from broker_io.pulsar.answers import open_error
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState, last_position, topic_state
@@ -248,7 +248,7 @@ class PulsarReader(Handle):
 
     def detach(self, why: Error) -> None:
         self._dead = why
-        forking.keep(self._source)
+        threads.keep(self._source)
 
     def end(self, error: Error) -> None:
         if self._dead is None:

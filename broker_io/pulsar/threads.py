@@ -1,24 +1,31 @@
 """Threads between this package and the client library: one for acknowledgements, one per call that may hang.
 
 A callback of a future may call anything, but a call into the client library from its own thread would stop the library
-for ever. So the library's thread only queues what it hears, and a thread of this package resolves the futures.
+for ever. So the library's thread only queues results, and a thread of this package resolves the futures.
 
 The library's asynchronous flush and close hold Python's global lock while they wait for a lock of the library, under
 which it calls back into Python: a deadlock. The blocking calls release the global lock, so each runs in a thread.
+
+A forked child inherits the objects of the client library, but not its threads, and its locks as they were at the fork.
+A call, or the end of an object, would wait for ever and then abort the child. So in a forked child the connections to
+the cluster are detached and never used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import pulsar
 
+from broker_io.errors import Closed, Error
 from broker_io.position import Positions
 
 
@@ -119,3 +126,31 @@ class Flusher:
 
 
 flusher = Flusher()
+
+
+class ForkedResource(Protocol):
+    def detach(self, why: Error) -> None:
+        """Make every later call fail with `why`; closing does nothing then."""
+
+
+_open: weakref.WeakSet[ForkedResource] = weakref.WeakSet()
+
+
+def watch(one: ForkedResource) -> None:
+    """Detach a resource in forked children of this process."""
+    _open.add(one)
+
+
+def keep(one: Any) -> None:
+    """Keep an object alive for ever, even at the end of Python."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+def _forked() -> None:
+    why = Closed("the connection to the cluster was opened before this process was forked: open another one here")
+    for one in [*_open]:
+        one.detach(why)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

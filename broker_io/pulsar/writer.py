@@ -28,7 +28,7 @@ from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.port import check_batch
 from broker_io.position import Position, Positions
-from broker_io.pulsar import forking
+from broker_io.pulsar import threads
 from broker_io.pulsar.answers import append_error, entry_too_large, message_too_large
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.messages import encode_messages
@@ -223,7 +223,7 @@ class PulsarWriter(Handle):
         self._dead, self._closed = why, True
         waits.end(self._wait)
         self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have held them
-        forking.keep(self._producer)
+        threads.keep(self._producer)
 
     def end(self, error: Error) -> None:
         self._fail(error)

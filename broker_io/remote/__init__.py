@@ -2,3 +2,7 @@
 
 Service `txnbuffer.v1.Log`. `broker_io.remote.messages` has the methods and the bytes of their messages.
 """
+
+from broker_io.environment import disable_grpc_fork_handlers
+
+disable_grpc_fork_handlers()

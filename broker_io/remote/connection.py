@@ -10,7 +10,7 @@ import grpc
 from broker_io.errors import ERROR_TRAILER, Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
 from broker_io.remote import messages
 from broker_io.remote.messages import SERVICE, Reply, TopicRequest
-from broker_io.retrying import RetryPolicy
+from broker_io.waits import RetryPolicy
 
 T = TypeVar("T")
 
@@ -84,6 +84,6 @@ def target_of(rest: str, address: str) -> str:
     """HOST:PORT of an address without its scheme. Raises InvalidAddress."""
     host, colon, port = rest.removeprefix("//").rpartition(":")
     valid = rest.startswith("//") and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not valid or not host or any(letter in host for letter in "/?#@ ") or (":" in host) != host.startswith("["):
+    if not valid or not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
         raise InvalidAddress(f"{address!r} is not the address of a service: write txnbuf://HOST:PORT")
     return f"{host}:{port}"

@@ -8,7 +8,7 @@ Methods with one request and one reply. A request has `topic` and `number`, a re
     Hello                        numbers: version of this protocol, largest message, largest append, in bytes
     Topics                       texts: the names
     CreateTopic, DeleteTopic
-    Incarnation                  texts: the one
+    Incarnation                  texts: the incarnation
     Ledgers                      numbers: ledger, entries, bytes, and 1 if closed plus 2 if not lasting of each
     FirstPosition, LastPosition  numbers: ledger, entry, batch; none for no position
     PositionAt                   number: time in milliseconds; numbers as before
@@ -67,7 +67,7 @@ def encode_runs(positions: Positions) -> tuple[list[int], list[int], list[int], 
 
 
 def decode_runs(ledgers: list[int], entries: list[int], indexes: list[int], lengths: list[int]) -> Positions:
-    """The positions of runs. Raises ValueError if they are none."""
+    """The positions of runs. Raises ValueError if the columns are not valid runs."""
     if not len(ledgers) == len(entries) == len(indexes) == len(lengths):
         raise ValueError("columns of runs of positions have different lengths")
     if lengths and min(lengths) < 1:
@@ -93,7 +93,7 @@ _LONGS = {"type": "array", "items": "long"}
 _POSITION = [("ledger", "long"), ("entry", "long"), ("batch", "long")]
 
 Outcome = Positions | Error
-"""How an append went."""
+"""The outcome of an append."""
 
 
 def _record(name: str, fields: Sequence[tuple[str, Any]]) -> Any:
@@ -164,7 +164,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a reader is given: messages, an error, or nothing."""
+    """The answer to one request of a reader: messages, an error, or nothing."""
 
     batch: PlacedBatch | None = None
     error: Error | None = None
@@ -246,7 +246,7 @@ def encode_append(batch: Batch) -> bytes:
 
 
 def decode_appends(data: bytes) -> list[Batch]:
-    """The batches of blocks that stand one behind the other, at least one."""
+    """The batches of consecutive blocks, at least one."""
     batches: list[Batch] = []
     at = 0
     try:
@@ -295,7 +295,7 @@ def decode_appended(data: bytes) -> list[Outcome]:
             raise MalformedMessage(f"an answer to appends can't be read: {error}") from None
         at = end
     if at != len(columns[3]) or next(errors, None) is not None:
-        raise MalformedMessage("an answer to appends has more in it than appends")
+        raise MalformedMessage("an answer to appends has columns that belong to no append")
     return outcomes
 
 
@@ -380,9 +380,9 @@ def _decode(schema: Any, data: bytes) -> dict[str, Any]:
     source = BytesIO(data)
     try:
         fields: Any = schemaless_reader(source, schema, None)
-    except Exception as error:  # the decoder raises whatever it stumbles over
+    except Exception as error:  # the decoder raises errors of many classes
         text = f"no {schema['name'].rpartition('.')[2]} of the log service: {type(error).__name__} {error}"
         raise MalformedMessage(text.strip()) from None
     if source.tell() != len(data):
-        raise MalformedMessage(f"{len(data) - source.tell()} bytes too many behind a {schema['name']}")
+        raise MalformedMessage(f"{len(data) - source.tell()} bytes too many after a {schema['name']}")
     return dict(fields)

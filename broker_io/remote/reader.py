@@ -110,21 +110,21 @@ class _Stream:
     """One stream of requests and answers. If the service has more, the next request is sent ahead."""
 
     def __init__(self, connection: RemoteConnection, opening: OpenReader) -> None:
-        self._questions: SimpleQueue[bytes | None] = SimpleQueue()
-        self._questions.put(messages.encode_open_reader(opening))
-        self._answers: Any = connection.stream("Read", iter(self._questions.get, None))
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._requests.put(messages.encode_open_reader(opening))
+        self._answers: Any = connection.stream("Read", iter(self._requests.get, None))
         self._ahead = False
 
     def ask(self, limit: int, wait: float) -> Answer:
         if not self._ahead:
-            self._questions.put(messages.encode_ask(Ask(limit, round(wait * 1000))))
+            self._requests.put(messages.encode_ask(Ask(limit, round(wait * 1000))))
         answer = messages.decode_answer(self.receive())
         if self._ahead and answer.batch is None and answer.error is None:
             self._ahead = False
             return self.ask(limit, wait)
         self._ahead = answer.more
         if answer.more:
-            self._questions.put(messages.encode_ask(Ask(limit, 0)))
+            self._requests.put(messages.encode_ask(Ask(limit, 0)))
         return answer
 
     def receive(self) -> bytes:
@@ -132,5 +132,5 @@ class _Stream:
         return data
 
     def close(self) -> None:
-        self._questions.put(None)
+        self._requests.put(None)
         self._answers.cancel()

@@ -71,8 +71,8 @@ class LogService:
     def handler(self) -> Any:
         """The generic handler of all methods."""
         methods = {"Hello": self._unary(self._hello)}
-        for name, question in QUESTIONS.items():
-            methods[name] = self._unary(functools.partial(self._question, question))
+        for name, query in QUERIES.items():
+            methods[name] = self._unary(functools.partial(self._query, query))
         for name, (change, call) in CHANGES.items():
             methods[name] = self._unary(functools.partial(self._change, change, call))
         methods["Append"] = grpc.stream_stream_rpc_method_handler(self._append)
@@ -101,7 +101,7 @@ class LogService:
     async def _hello(self, _: TopicRequest) -> Reply:
         return Reply((), (messages.VERSION, *self._limits))
 
-    async def _question(self, call: Callable[[Broker, TopicRequest], Reply], request: TopicRequest) -> Reply:
+    async def _query(self, call: Callable[[Broker, TopicRequest], Reply], request: TopicRequest) -> Reply:
         return await run(self._calls, call, self._broker, request)
 
     async def _change(
@@ -248,7 +248,7 @@ def _ledgers(broker: Broker, request: TopicRequest) -> Reply:
     return Reply((), numbers)
 
 
-QUESTIONS: dict[str, Callable[[Broker, TopicRequest], Reply]] = {
+QUERIES: dict[str, Callable[[Broker, TopicRequest], Reply]] = {
     "Topics": lambda broker, _: Reply(broker.topics()),
     "Incarnation": lambda broker, request: Reply([broker.incarnation(request.topic)]),
     "Ledgers": _ledgers,

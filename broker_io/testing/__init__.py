@@ -1,4 +1,4 @@
-"""Tools that prove a broker: the contract suite, and a simulated world of disk, clock and randomness."""
+"""Tests and simulators for brokers: the contract suite, and simulated disk, clock and randomness."""
 
 from broker_io.testing.disk import Crash, Operation, SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 

@@ -1,9 +1,9 @@
-"""A simulated disk that can lose power, with a clock and a source of randomness that are repeatable.
+"""A simulated disk that can lose power, and a deterministic clock and source of randomness.
 
-It is the `Disk` port with a crash, an error or bad bits at any operation. Every process sees a write at once; it is
-durable after `sync`, and names that were made, moved or removed are durable after `sync_directory` of their directory.
-The root directory exists. `crash` gives the disk as it is after power loss, `kill` as after the death of the process
-alone. The old disk answers every later call with `Crash`, as no code runs after death.
+It is the `Disk` port with a crash, an error or flipped bits at any operation. A write is visible at once and durable
+after `sync`; created, renamed and removed names are durable after `sync_directory` of their directory. The root
+directory exists. `crash` returns the disk after a power loss, `kill` the disk after the end of the process alone. The
+old disk then raises `Crash` from every call.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Crash", "Operation", "SimulatedDisk", "SimulatedFile", "Unsynced"]
 
 
 SECTOR = 512
-"""Bytes that a disk writes whole or not at all."""
+"""Bytes that a disk writes atomically."""
 
 
 class Unsynced(enum.Enum):
-    """What a power loss leaves of what was written but not synced."""
+    """What a power loss leaves of unsynced changes."""
 
     LOST = "lost"
     KEPT = "kept"
     PREFIX = "prefix"
-    """Of each file and of the directories, what was done first."""
+    """A prefix of the changes of each file, and of those of the directories."""
     SECTORS = "sectors"
-    """Of each file any of its sectors, of the directories any of their changes."""
+    """Any sectors of each file, and any changes of the directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ Change = Write | Truncate
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """One file. `stable` is what was synced, `pending` what was done since, `data` all together.
+    """One file. `stable` is the synced content, `pending` the changes since, `data` the content with these changes.
 
-    What a failed sync dropped shows in `data` only: a process still reads it, a power loss takes it.
+    Changes that a failed sync dropped are in `data` only: a process still reads them, a power loss loses them.
     """
 
     number: int
@@ -78,14 +78,14 @@ class Inode:
             self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """Drop what was to be written, as an operating system does: no later sync will write it."""
+        """Drop the pending changes, as an operating system does: no later sync writes them."""
         self.pending.clear()
 
     def copy(self) -> Inode:
         return Inode(self.number, bytearray(self.data), self.stable, [*self.pending], self.version)
 
     def after_power_loss(self, unsynced: Unsynced, choose: random.Random) -> Inode:
-        """The file as it is found again; all of it is stable then."""
+        """The file after a power loss; all of it is stable."""
         data = bytearray(self.stable)
         if unsynced is Unsynced.KEPT:
             data = bytearray(self.data)
@@ -112,7 +112,7 @@ class Inode:
             for sector in _sectors(change):
                 if choose.random() < 0.5:
                     _apply(data, sector)
-                elif choose.random() < 0.5:  # the size got there, the bytes did not
+                elif choose.random() < 0.5:  # the size was written, the bytes were not
                     grown_to = max(grown_to, sector.offset + len(sector.data))
             data.extend(bytes(max(0, grown_to - len(data))))
 
@@ -159,7 +159,7 @@ def os_error(number: int, path: str) -> OSError:
 
 @dataclass(frozen=True, slots=True)
 class NameChange:
-    """One change of names: `removed` goes, then `path` stands for `node`; each may be none."""
+    """One change of names: `removed` is removed, then `path` names `node`; each may be None."""
 
     removed: str | None
     path: str | None
@@ -176,7 +176,7 @@ class NameChange:
 
 
 class Tree:
-    """`now` is what a process sees, `stable` what was synced, `pending` the changes between, in order."""
+    """The names of a disk: `_now` as processes see them, `_stable` as synced, `_pending` the unsynced changes."""
 
     def __init__(self) -> None:
         self._now: Names = dict.fromkeys(ROOTS, DIRECTORY)
@@ -208,7 +208,7 @@ class Tree:
             raise os_error(errno.ENOENT, path)
 
     def missing_directories(self, path: str) -> list[str]:
-        """The directories that have to be made for this one to exist, outermost first."""
+        """The missing directories on the way to this one and itself, outermost first."""
         missing: list[str] = []
         place = normal(path)
         while (found := self._now.get(place)) is None:
@@ -235,7 +235,7 @@ class Tree:
         self._change(NameChange(normal(path), None, None))
 
     def sync(self, path: str) -> None:
-        """Make the changes of one directory stable."""
+        """Make the changes of one directory durable."""
         place = normal(path)
         for change in [change for change in self._pending if place in change.directories()]:
             change.apply(self._stable)
@@ -265,7 +265,7 @@ class Tree:
         other._made = self._made
         for path in sorted(names):
             node = names[path]
-            if path in ROOTS or other._now.get(parent(path)) is DIRECTORY:  # else its directory got lost
+            if path in ROOTS or other._now.get(parent(path)) is DIRECTORY:  # else its directory was lost
                 other._now[path] = node.after_power_loss(unsynced, choose) if isinstance(node, Inode) else node
         other._stable = dict(other._now)
         return other
@@ -286,11 +286,11 @@ def _kept(pending: list[NameChange], unsynced: Unsynced, choose: random.Random) 
 
 
 class Crash(BaseException):
-    """The process stopped here. Not an Exception, so that nothing handles it by accident."""
+    """The process stopped here. It is no Exception, so that no handler catches it by accident."""
 
 
 class Operation(NamedTuple):
-    """One thing done to the disk, as `history` keeps it: `size` in bytes, 0 where there are none."""
+    """One operation in `history`; `size` in bytes, 0 for operations without data."""
 
     kind: str
     path: str
@@ -299,7 +299,7 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class _Plan:
-    """What happens at an operation instead of it: a crash (no error number) or an OSError."""
+    """The fault that replaces an operation: a crash (no error number) or an OSError."""
 
     error: int | None
     written: int
@@ -317,35 +317,35 @@ class SimulatedDisk:
         self._plans: dict[int, _Plan] = {}
         self._mutex = threading.RLock()
 
-    # What a test asks for.
+    # --- faults ---
 
     def stop_at(self, operation: int, *, written: int = 0) -> None:
-        """Crash instead of doing operation number `operation` (1 is the first one still to come).
+        """Crash at operation number `operation`; 1 is the next one.
 
-        If that is a write, its first `written` bytes are done.
+        If it is a write, its first `written` bytes are written.
         """
         self._plans[len(self.history) + operation] = _Plan(None, written)
 
     def fail_at(self, operation: int, error: int, *, written: int = 0) -> None:
-        """Fail operation number `operation` (1 is the next) with an error number, likewise."""
+        """Fail operation number `operation` with an error number; as `stop_at` otherwise."""
         self._plans[len(self.history) + operation] = _Plan(error, written)
 
     def crash(self, unsynced: Unsynced, seed: int = 0) -> SimulatedDisk:
-        """The disk after power loss; `seed` decides where `unsynced` leaves a choice."""
+        """The disk after a power loss; `seed` decides where `unsynced` leaves a choice."""
         with self._mutex:
             found = SimulatedDisk(capacity=self.capacity)
-            choose = random.Random(seed)  # noqa: S311 - it has to be repeatable
+            choose = random.Random(seed)  # noqa: S311 - it has to be deterministic
             found._tree = self._tree.after_power_loss(unsynced, choose)
             return found
 
     def kill(self) -> SimulatedDisk:
-        """The disk after the process died: all that was written is there, and still unsynced."""
+        """The disk after the process ended: all writes are visible, unsynced ones stay unsynced."""
         with self._mutex:
             self.dead = True
             return self.copy()
 
     def copy(self) -> SimulatedDisk:
-        """The same disk once more, to try several things with; nobody holds a lock there."""
+        """A copy of the disk without locks."""
         with self._mutex:
             other = SimulatedDisk(capacity=self.capacity)
             other._tree = self._tree.copy()
@@ -361,19 +361,19 @@ class SimulatedDisk:
             return bytes(self._tree.file(path).data)
 
     def put(self, path: str, data: bytes) -> None:
-        """Set what is stored in an existing file, as rot or a restore does."""
+        """Replace the stored content of an existing file, as corruption or a restore does."""
         with self._mutex:
             inode = self._tree.file(path)
             inode.data, inode.stable, inode.pending = bytearray(data), data, []
             inode.version += 1
 
     def flip(self, path: str, bit: int) -> None:
-        """Turn one bit of a file, counted from its first byte's lowest."""
+        """Flip one bit of a file; bit 0 is the lowest of the first byte."""
         data = bytearray(self.content(path))
         data[bit // 8] ^= 1 << bit % 8
         self.put(path, bytes(data))
 
-    # The port.
+    # --- the port ---
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> SimulatedFile:
         with self._mutex:
@@ -458,7 +458,7 @@ class SimulatedDisk:
     def _free(self) -> int:
         return max(0, self.capacity - sum(len(inode.data) for _, inode in self._tree.files()))
 
-    # What an open file does to it.
+    # --- operations of open files ---
 
     def _write(self, file: SimulatedFile, offset: int, data: bytes) -> None:
         with self._mutex:
@@ -489,11 +489,11 @@ class SimulatedDisk:
             self._locked.discard(inode)
 
     def _count(self, kind: str, path: str, size: int = 0) -> None:
-        """Note an operation that is done wholly or not at all."""
+        """Record an atomic operation, or raise its fault."""
         self._go_wrong(self._note(kind, path, size), path)
 
     def _note(self, kind: str, path: str, size: int = 0) -> _Plan | None:
-        """Put an operation into the history; the answer says how it goes wrong, if it does."""
+        """Record an operation in the history; return its fault, if it has one."""
         self._check_alive()
         self.history.append(Operation(kind, normal(path), size))
         return self._plans.pop(len(self.history), None)
@@ -508,7 +508,7 @@ class SimulatedDisk:
 
     def _check_alive(self) -> None:
         if self.dead:
-            raise Crash("the process that used this disk is gone")
+            raise Crash("the process of this disk has ended")
 
 
 class SimulatedFile:
@@ -560,7 +560,7 @@ START_MS = 1_700_000_000_000
 
 
 class SimulatedClock:
-    """Time that stands still until somebody sleeps or advances it."""
+    """Time that moves only by `sleep` and `advance`."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now = now_ms / 1000
@@ -576,20 +576,20 @@ class SimulatedClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move both clocks forward."""
         self._now += seconds
         self._monotonic += seconds
 
     def set_ms(self, now_ms: int) -> None:
-        """Set the wall clock, as an operator or NTP does; `monotonic` takes no notice."""
+        """Set the wall clock, as an operator or NTP does; `monotonic` is unaffected."""
         self._now = now_ms / 1000
 
 
 class SeededRandomness:
-    """The same tokens for the same seed."""
+    """Tokens that are the same for the same seed."""
 
     def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
+        self._random = random.Random(seed)  # noqa: S311 - it has to be deterministic
 
     def token(self, size: int) -> bytes:
         return self._random.randbytes(size)

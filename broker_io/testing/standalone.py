@@ -1,7 +1,7 @@
 """A private standalone Pulsar broker from the server distribution, which tests can kill and restart.
 
-It listens on 127.0.0.1 only, under the ports that it advertises, and keeps its data over a kill. Any process can end it
-with its `handle`.
+It listens on 127.0.0.1 only, on the ports that it advertises, and its data survives a kill. Any process can end it with
+its `handle`.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ ENVIRONMENT = {
     "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
     "PULSAR_GC": "-XX:+UseSerialGC",
     "PULSAR_GC_LOG": "-Xlog:disable",
-    "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",  # it would take a port that others use
+    "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",  # ZooKeeper would use a fixed port
 }
 SHORT_LIVED = {**ENVIRONMENT, "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-"""For a broker that is started often: it takes half the work to start, and is slower once it is warm."""
+"""For a broker that is started often: its start takes half the CPU time, its peak rate is lower."""
 LOG_LINES = 30
 STUCK_LINES = 20
-"""Reports of a lost registration after which a broker counts as stuck; a healthy one logs two."""
+"""Log lines about a lost registration after which a broker counts as stuck; a healthy one logs two."""
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
 """Checks of a restarted broker, whose first answers can be wrong."""
 STARTING = 240.0
-"""Seconds in which a new broker must be up, on a machine that is busy with other tests."""
+"""Seconds within which a new broker must be up, on a machine that is busy with other tests."""
 RETURNING = 60.0
-"""Seconds in which one that comes back from a kill must be, and as many more with each time that it is tried."""
+"""Seconds within which a restarted broker must be up at the first attempt; n times as many at the n-th."""
 
 
 def environment_with(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a broker; `PULSAR_MEM` of this process, if set, is its memory."""
+    """The environment of a broker; `PULSAR_MEM` of this process, if set, overrides its memory."""
     own = os.environ.get("PULSAR_MEM")
     return {**chosen, "PULSAR_MEM": own} if own else dict(chosen)
 
 
 class NoPulsar(EnvironmentFault):
-    """There is no Pulsar to work with; the message is one sentence that says what to do."""
+    """No Pulsar is available; the message says what to do."""
 
 
 def ask(admin: str, path: str, method: str = "GET", body: Any = None, *, seconds: float = 30.0) -> Any:
-    """Call `/admin/v2/PATH`: the decoded answer, or None for an empty one; `urllib.error.HTTPError` if refused."""
+    """The decoded answer of `/admin/v2/PATH`, or None if it is empty. Raises `urllib.error.HTTPError` if refused."""
     data = None if body is None else json.dumps(body).encode()
     place = f"{admin}/admin/v2/{path}"
     request = urllib.request.Request(place, data, method=method)  # noqa: S310 - a broker for tests
@@ -71,22 +71,20 @@ def ask(admin: str, path: str, method: str = "GET", body: Any = None, *, seconds
 
 
 def is_up(admin: str) -> bool:
-    """Whether the broker has made its tenant, and can write and read a message of its own: more than answering."""
+    """Whether the broker has created its tenant and passes its health check, which writes and reads a message."""
     try:
-        ask(admin, "namespaces/public", seconds=10.0)  # refused until there is such a tenant
+        ask(admin, "namespaces/public", seconds=10.0)  # refused until the tenant exists
         return bool(ask(admin, "brokers/health", seconds=10.0) == "ok")
     except (OSError, ValueError):
         return False
 
 
 def wait_until_up(admin: str, alive: Callable[[], bool], log: Callable[[], str], seconds: float) -> bool:
-    """Whether a broker that starts is up within `seconds`, and not stuck before that; NoPulsar if it ends instead."""
+    """Whether a starting broker is up within `seconds` and not stuck. Raises NoPulsar if it ends."""
     deadline = time.monotonic() + seconds
     while not is_up(admin):
         if not alive():
-            raise NoPulsar(
-                f"the Pulsar broker at {admin} ended while it started; see what it said last:\n{end_of(log())}"
-            )
+            raise NoPulsar(f"the Pulsar broker at {admin} ended during its start; the end of its log:\n{end_of(log())}")
         if is_stuck(log()) or time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -94,14 +92,14 @@ def wait_until_up(admin: str, alive: Callable[[], bool], log: Callable[[], str],
 
 
 def failed(admin: str, what: str, log: str) -> NoPulsar:
-    return NoPulsar(f"the Pulsar broker at {admin} {what}; see what it said last:\n{end_of(log)}")
+    return NoPulsar(f"the Pulsar broker at {admin} {what}; the end of its log:\n{end_of(log)}")
 
 
 def is_stuck(log: str) -> bool:
-    """Whether a broker that came back from a kill registers its bookie over and over.
+    """Whether a restarted broker registers its bookie again and again.
 
-    Pulsar does that now and then, since what the last life registered is still there, and goes on for ever. Writes
-    fail meanwhile, topics move, and a processor is busy with it.
+    Pulsar sometimes does that after a kill, without end, because the old registration still exists. Writes then fail,
+    topics move, and one CPU is busy.
     """
     return log.count("was invalidated") >= STUCK_LINES
 
@@ -111,17 +109,17 @@ def end_of(log: str) -> str:
 
 
 def make_namespace(admin: str) -> str:
-    """Make a namespace, `public/…`, that nobody else uses."""
+    """Create a namespace, `public/…`, with a unique name."""
     name = f"public/tb-{uuid.uuid4().hex[:16]}"
     ask(admin, f"namespaces/{name}", "PUT", {})
     return name
 
 
 class Port:
-    """A free TCP port of 127.0.0.1, kept from others while this object lives.
+    """A TCP port of 127.0.0.1, reserved while this object exists.
 
-    The socket is bound and never listens: a server that sets SO_REUSEADDR, as brokers do, can still take the port,
-    also again after it was killed, and nobody who asks for any port gets it.
+    Its socket is bound and never listens: a server that sets SO_REUSEADDR, as brokers do, can bind the port, also again
+    after a kill, and the system gives it to no process that requests any free port.
     """
 
     def __init__(self) -> None:
@@ -136,10 +134,10 @@ class Port:
 
 
 class Standalone:
-    """A broker that this process started: `url` and `admin` are its addresses.
+    """A broker started by this process; `url` and `admin` are its addresses.
 
-    `files` are put beside it, name → text. In `extra_settings`, `{files}` is the directory where they stand,
-    `{tls_port}` and `{web_tls_port}` are ports that are kept for it: `tls_url` and `tls_admin` are their addresses.
+    `files` maps names to texts of files for the broker. In `extra_settings`, `{files}` is their directory, and
+    `{tls_port}` and `{web_tls_port}` are reserved ports, whose addresses are `tls_url` and `tls_admin`.
     """
 
     handle: dict[str, Any]
@@ -162,11 +160,11 @@ class Standalone:
         raise NotImplementedError
 
     def settings(self) -> list[str]:
-        """Lines for the end of standalone.conf, where they win over earlier ones."""
+        """Lines for the end of standalone.conf, where they override earlier ones."""
         return [
             f"brokerServicePort={self.broker_port}",
             f"webServicePort={self.web_port}",
-            "forceDeleteNamespaceAllowed=true",  # so that a test can drop its namespace with what is in it
+            "forceDeleteNamespaceAllowed=true",  # so that a test can delete its namespace with all topics
             *(self._filled(setting) for setting in self._extra_settings),
         ]
 
@@ -177,7 +175,7 @@ class Standalone:
         return setting
 
     def namespace(self) -> str:
-        """A namespace, `public/…`; it goes with the broker."""
+        """Create a namespace, `public/…`, which ends with the broker."""
         return make_namespace(self.admin)
 
     @property
@@ -185,15 +183,15 @@ class Standalone:
         raise NotImplementedError
 
     def log(self) -> str:
-        """What the broker wrote since it was launched."""
+        """The console output since the last launch."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """SIGKILL; back when it's dead."""
+        """Kill the broker with SIGKILL and wait until it has ended."""
         raise NotImplementedError
 
     def pause(self) -> None:
-        """Let it hang: its connections stand, and nothing answers, until `resume`."""
+        """Stop the process until `resume`: connections stay open, and no request is answered."""
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -203,14 +201,14 @@ class Standalone:
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Kill it, and delete its data."""
+        """Kill the broker and delete its data."""
         for port in self.ports:
             port.free()
 
     def start(self) -> None:
-        """Start it, on the data of the last time; back when it serves.
+        """Start the broker on its existing data and wait until it serves. Raises NoPulsar.
 
-        One that comes back from a kill may never serve, for reasons that are gone when it is started once more.
+        After a kill a broker may fail to come up once, so it is restarted up to `STARTS` times.
         """
         for attempt in range(1, STARTS + 1):
             if not self.alive:
@@ -222,7 +220,7 @@ class Standalone:
                 return
             log = self.log()
             self.kill()
-        raise failed(self.admin, f"isn't up after {STARTS} starts", log)
+        raise failed(self.admin, f"is not up after {STARTS} starts", log)
 
     def _comes_to_rest(self) -> bool:
         for _ in range(LOOKS):
@@ -244,7 +242,7 @@ class Standalone:
 
 
 class StandaloneProcess(Standalone):
-    """`bin/pulsar standalone` of a distribution; data and log stand in `directory`."""
+    """`bin/pulsar standalone` of a distribution, with data and log in `directory`."""
 
     def __init__(
         self,
@@ -258,8 +256,8 @@ class StandaloneProcess(Standalone):
         self.home, self.directory, self._environment = home, directory, environment
         self.handle = {"data": str(directory / "data"), "pid": None, "born": None}
         self.output = directory / "output"
-        """What it writes to its console, over all its lives."""
-        self._earlier = 0  # bytes of the log that are of earlier lives
+        """The console output of all launches."""
+        self._earlier = 0  # bytes of the output of earlier launches
 
     def launch(self) -> None:
         data = Path(self.handle["data"])
@@ -270,18 +268,18 @@ class StandaloneProcess(Standalone):
         (data / "standalone.conf").write_text("\n".join([conf, *self.settings(), "bindAddress=127.0.0.1", ""]))
         command = [str(self.home / "bin" / "pulsar"), "standalone", "--config", str(data / "standalone.conf"), *FLAGS]
         command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
-        command += ["--zookeeper-dir", str(data / "zookeeper")]  # it would take one that somebody left elsewhere
+        command += ["--zookeeper-dir", str(data / "zookeeper")]  # else it would use an existing one elsewhere
         command += ["--bookkeeper-port", str(self.bookie_port)]
         environment = {**os.environ, **environment_with(self._environment)}
         environment["PULSAR_LOG_DIR"] = str(self.directory / "logs")
         environment["ROCKSDB_SHAREDLIB_DIR"] = str(data)  # a copy that a killed broker leaves behind
-        # Whoever ends it may be another process than this one, so it is nobody's child, and a pid is all that's kept.
+        # Another process may end the broker, so it is detached, and only its pid is stored.
         detach = ["setsid", "--fork", "sh", "-c", 'echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@"']
         pid = data / "pid"
         pid.unlink(missing_ok=True)
         with self.output.open("ab") as output:
             self._earlier = output.tell()
-            subprocess.run(  # noqa: S603 - our own command
+            subprocess.run(  # noqa: S603 - a fixed command
                 [*detach, str(pid), *command], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, check=True,
             )  # fmt: skip
@@ -322,7 +320,7 @@ class StandaloneProcess(Standalone):
 
 
 def born(pid: int) -> int | None:
-    """When the process of that number started, in ticks since boot; None if it ended. Number and birth name one."""
+    """The start time of a process in ticks since boot; None if it has ended. Pid and start time identify a process."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (OSError, ValueError):
@@ -338,11 +336,11 @@ def kill_process(handle: dict[str, Any]) -> None:
     if not process_is_alive(handle):
         return
     with contextlib.suppress(ProcessLookupError):
-        process = os.pidfd_open(handle["pid"])  # stays this very process, even if its number is used again
+        process = os.pidfd_open(handle["pid"])  # refers to this process even if its pid is reused
         try:
             if process_is_alive(handle):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-                select.select([process], [], [])  # its ports are free only then
+                select.select([process], [], [])  # its ports are free only after its end
         finally:
             os.close(process)
 

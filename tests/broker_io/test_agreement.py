@@ -1,4 +1,4 @@
-"""The embedded log on a disk that crashes and the broker in memory, doing the same: they agree all the time."""
+"""The embedded log on a crashing disk agrees with the broker in memory after every operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Answer = dict[str, Any]
 
 
 def answers(broker: Broker, topic: str) -> Answer:
-    """What a broker says of a topic, with ledgers by their rank instead of their number."""
+    """The results of all queries about a topic, with ledgers by rank instead of number."""
     ledgers = broker.ledgers(topic)
     rank = {ledger.ledger: number for number, ledger in enumerate(ledgers)}
 
@@ -57,7 +57,7 @@ def answers(broker: Broker, topic: str) -> Answer:
 
 
 class Agreement(RuleBasedStateMachine):
-    """`memory` has done what is certain; `underway` are the steps of which a crash left any number done."""
+    """`memory` has made all certain steps; of the steps `underway` a crash may have made any number."""
 
     @initialize(segment_bytes=st.just(1 << 20), journal_bytes=st.sampled_from([600, 5_000, 1 << 20]))
     def begin(self, segment_bytes: int, journal_bytes: int) -> None:
@@ -79,7 +79,7 @@ class Agreement(RuleBasedStateMachine):
             self.open()
 
     def both(self, action: Action, *steps: Action) -> None:
-        """Do something to the file log and, step by step, to the one in memory."""
+        """Apply an action to the file log and, step by step, to the one in memory."""
         try:
             action(self.file)
         except Crash:
@@ -89,7 +89,7 @@ class Agreement(RuleBasedStateMachine):
             step(self.memory)
 
     def recover(self, disk: SimulatedDisk, underway: tuple[Action, ...] = ()) -> None:
-        """Open what was found, and let the one in memory do as much of what was under way as was done."""
+        """Open the log after a crash, and apply the same number of pending steps to the one in memory."""
         self.disk = disk
         self.open()
         for step in underway:

@@ -1,4 +1,4 @@
-"""Columns say what rows say, whatever is cut out of them or put together."""
+"""Columns have the content of their rows, also after slicing and concatenation."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ MESSAGES = st.lists(MESSAGE, max_size=12)
 
 
 @given(MESSAGES)
-def test_rows_come_back(messages: list[Message]) -> None:
+def test_rows_round_trip(messages: list[Message]) -> None:
     batch = Batch.of(messages)
     assert len(batch) == len(messages)
     assert [*batch] == messages
@@ -48,7 +48,7 @@ def test_take_chooses_as_lists_do(messages: list[Message], data: st.DataObject) 
 
 
 @given(MESSAGES, st.data())
-def test_taking_twice_is_taking_from_what_was_taken(messages: list[Message], data: st.DataObject) -> None:
+def test_take_of_a_take(messages: list[Message], data: st.DataObject) -> None:
     batch, expected = Batch.of(messages), messages
     for _ in range(2):
         start = data.draw(st.integers(0, len(expected)))
@@ -60,7 +60,7 @@ def test_taking_twice_is_taking_from_what_was_taken(messages: list[Message], dat
 
 
 @given(st.lists(st.tuples(MESSAGES, st.booleans()), max_size=5))
-def test_concat_is_one_behind_the_other(parts: list[tuple[list[Message], bool]]) -> None:
+def test_concat_keeps_the_order(parts: list[tuple[list[Message], bool]]) -> None:
     batches = [Batch.of(rows).take(slice(1, None)) if cut else Batch.of(rows) for rows, cut in parts]
     whole = Batch.concat(batches)
     expected = [message for rows, cut in parts for message in (rows[1:] if cut else rows)]
@@ -104,7 +104,7 @@ def test_a_column_of_none() -> None:
 
 
 @given(st.lists(st.none() | TEXT, max_size=20))
-def test_a_property_keeps_its_texts_in_either_form(texts: list[str | None]) -> None:
+def test_property_has_the_same_texts_in_either_form(texts: list[str | None]) -> None:
     for column in (property_column(texts), Labels.of(texts)):
         assert len(column) == len(texts)
         assert column.to_list() == [column.get(index) for index in range(len(texts))] == texts
@@ -147,7 +147,7 @@ def test_placed_rows_stay_together(messages: list[Message], data: st.DataObject)
 
 
 @pytest.mark.parametrize("time", [2**63, -(2**63) - 1, 10**30])
-def test_an_event_time_that_no_log_can_hold_is_refused(time: int) -> None:
+def test_event_time_out_of_range_is_rejected(time: int) -> None:
     with pytest.raises(InvalidMessage, match=f"event time {time} is out of range"):
         Batch.of([Message(b"k", b"v"), Message(b"k", b"v", {}, time)])
     assert Batch.of([Message(event_time=2**63 - 1)])[0].event_time == 2**63 - 1

@@ -50,7 +50,7 @@ def encoded(messages: Sequence[Message], first_entry: int = 0, *, compress: bool
 
 
 @given(RUNS, st.booleans())
-def test_what_goes_in_comes_out(runs: list[list[Message]], compress: bool) -> None:
+def test_blocks_round_trip(runs: list[list[Message]], compress: bool) -> None:
     data = b""
     first = 10
     for run in runs:
@@ -102,7 +102,7 @@ def test_key_columns_need_no_values(messages: list[Message]) -> None:
         assert not decode_hashes(raw).any()
 
 
-def test_the_hash_depends_on_the_secret_and_on_nothing_else() -> None:
+def test_hash_depends_on_the_secret_only() -> None:
     keys = Blobs.of([b"a", b"b", None, b"a"])
     one, two = hash_keys(keys, 1), hash_keys(keys, 2)
     assert one != two
@@ -111,7 +111,7 @@ def test_the_hash_depends_on_the_secret_and_on_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_no_flipped_bit_goes_unnoticed(compress: bool) -> None:
+def test_every_flipped_bit_is_detected(compress: bool) -> None:
     messages = MIXED + PLAIN * 5
     data = encoded(messages, compress=compress)
     for bit in range(len(data) * 8):
@@ -124,7 +124,7 @@ def test_no_flipped_bit_goes_unnoticed(compress: bool) -> None:
         assert [*decode_blocks([raw]).messages] == messages, "only padding may change"
 
 
-def test_no_shorter_block_is_whole() -> None:
+def test_truncated_block_is_rejected() -> None:
     data = encoded(MIXED)
     padding = -parse_header(data).values_size % 8
     for size in range(len(data) - padding):
@@ -152,7 +152,7 @@ def test_compression_is_used_only_where_it_helps() -> None:
 
 
 def resealed(data: bytes, **changes: int) -> bytes:
-    """A block with other header bytes (by offset), or another keys part, and checksums that hold."""
+    """A block with other header bytes (by offset), or another keys part, and valid checksums."""
     changed = bytearray(data)
     for offset, value in changes.items():
         changed[int(offset[1:])] = value
@@ -169,7 +169,7 @@ def test_a_newer_version_or_flag_is_named() -> None:
         parse_header(resealed(encoded(PLAIN), b5=4))
 
 
-def test_an_unknown_section_is_skipped_only_if_it_may_be() -> None:
+def test_unknown_section_is_skipped_only_if_marked_so() -> None:
     data = encoded([Message(None, b"v", {}, 5)])
     tags = [struct.unpack_from("<HHI", data, 64 + 8 * number)[0] for number in range(2)]
     assert tags == [codec.VALUE_OFFSETS, codec.EVENT_TIMES]
@@ -181,7 +181,7 @@ def test_an_unknown_section_is_skipped_only_if_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("where", [64, 68, 72, 76])
-def test_a_section_table_that_does_not_fit_is_no_crash(where: int) -> None:
+def test_invalid_section_table_raises_bad_block(where: int) -> None:
     data = encoded(PLAIN)
     for value in range(256):
         changed = resealed(data, **{f"b{where}": value})
@@ -234,13 +234,13 @@ LYING = {
 
 
 @pytest.mark.parametrize("name", LYING)
-def test_a_foreign_block_whose_columns_lie_is_refused(name: str) -> None:
+def test_foreign_block_with_invalid_columns_is_rejected(name: str) -> None:
     data = foreign(LYING[name])
     with pytest.raises(BadBlock):
         decode_foreign_block(data)
 
 
-def test_a_foreign_block_is_not_unpacked_nor_read_beyond_its_end() -> None:
+def test_foreign_block_is_neither_decompressed_nor_read_beyond_its_end() -> None:
     batch = Batch.of([Message(b"k", b"v" * 100)] * 5)
     with pytest.raises(BadBlock, match="compressed"):
         decode_foreign_block(foreign(batch, compress=True))
@@ -256,7 +256,7 @@ def test_a_foreign_block_is_not_unpacked_nor_read_beyond_its_end() -> None:
 
 
 @given(RUNS)
-def test_foreign_blocks_come_back_one_behind_the_other(runs: list[list[Message]]) -> None:
+def test_consecutive_foreign_blocks_round_trip(runs: list[list[Message]]) -> None:
     data, at, found = b"".join(foreign(Batch.of(run)) for run in runs), 0, []
     while at < len(data):
         decoded, at = decode_foreign_block(data, at)

@@ -1,4 +1,4 @@
-"""The contract, kept by the embedded log in its forms, and by a process that follows a log that another one owns."""
+"""The contract for the embedded log in its forms, and for a process that follows the log of another one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ class FileContract(BrokerContract):
 
 
 class InMemory(FileContract):
-    """On a disk that syncs at once, for the forms in which the real one makes no difference."""
+    """On a simulated disk, for the forms in which a real one makes no difference."""
 
     @pytest.fixture
     def environment(self) -> Environment:
@@ -74,7 +74,7 @@ class TestFileCompressed(InMemory):
 
 
 class OwnerAndFollower:
-    """Writes go to the owner of a log, questions to another broker that opened it read-only."""
+    """Writes go to the owner of a log, queries to another broker that opened it read-only."""
 
     def __init__(self, owner: Broker, follower: Broker) -> None:
         self.owner = owner

@@ -1,4 +1,4 @@
-"""The contract, kept by the broker in memory."""
+"""The contract for the broker in memory."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The contract, kept by the log of a service behind a socket: over memory, and over the embedded log."""
+"""The contract for the log of a service over a socket: on memory, and on the embedded log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded log after every crash, every disk error, every cut and every flipped bit: the truth or a named error."""
+"""The embedded log after any crash, disk error, cut or flipped bit: its correct content, or a named error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from broker_io.errors import DiskFailed, DiskFull, Error
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
 
 SHARDS = 8
-STRIDE = 1 if settings.get_current_profile_name() == "ci" else 3
-"""Outside of CI every third place is tried, another third in each shard."""
+STRIDE = {"soak": 1, "mutants": 3}.get(settings.get_current_profile_name(), 10)
+"""`make soak` tries every operation; otherwise one in `STRIDE` is tried, others in each shard."""
 
 
 def whole_life() -> Life:
-    """A life that nothing disturbed; its log is still open."""
+    """A life without faults; its log is still open."""
     life = Life(SimulatedDisk())
     live(life)
     return life
@@ -43,13 +43,13 @@ def stopped_at(operation: int, *, written: int) -> Life:
 
 
 def torn_writes(operation: int) -> list[int]:
-    """How much of an operation to let through: nothing, and for a write a part, and all of it."""
+    """The bytes of an operation to write before the crash: none, and for a write a part, and all."""
     size = OPERATIONS[operation - 1].size if OPERATIONS[operation - 1].kind == "write" else 0
     return sorted({0, size // 2, size})
 
 
 def found_disks(disk: SimulatedDisk, seed: int) -> Iterator[SimulatedDisk]:
-    """The disk as it may be found after the process or the machine stopped."""
+    """The possible disks after the process or the machine stopped."""
     yield disk.kill()
     yield disk.crash(Unsynced.LOST)
     yield disk.crash(Unsynced.KEPT)
@@ -59,7 +59,7 @@ def found_disks(disk: SimulatedDisk, seed: int) -> Iterator[SimulatedDisk]:
 
 
 def check_all(life: Life, seed: int) -> None:
-    """Check what is found on every such disk; that it works on, on the killed one and on one of the others."""
+    """Check the content of every possible disk, and that the log still works on the killed one and another one."""
     for number, disk in enumerate(found_disks(life.disk, seed)):
         with open_log(disk) as broker:
             found = check_found(broker, life)
@@ -67,7 +67,7 @@ def check_all(life: Life, seed: int) -> None:
                 check_usable(disk, broker, found)
 
 
-def test_the_life_uses_the_disk_in_every_way() -> None:
+def test_life_uses_every_disk_operation() -> None:
     assert {operation.kind for operation in OPERATIONS} >= {
         "create", "write", "sync", "rename", "remove", "sync_directory", "make_directory"
     }  # fmt: skip
@@ -122,8 +122,8 @@ def test_an_error_at_any_operation(number: int, error: int) -> None:
 
 
 def check_stopped_or_unharmed(life: Life, stop: Error) -> None:
-    """A log that stopped takes nothing more, and still reads what was acknowledged."""
-    if "was not compacted" in str(stop):  # that goes on with what there was
+    """A stopped log accepts no appends, and still reads all acknowledged messages."""
+    if "was not compacted" in str(stop):  # the log continues unchanged
         life.append("a", "xx")
         return
     for topic in life.broker.topics():
@@ -134,7 +134,7 @@ def check_stopped_or_unharmed(life: Life, stop: Error) -> None:
 
 @pytest.fixture(scope="module", params=["killed", "closed"])
 def ended(request: pytest.FixtureRequest) -> tuple[Life, SimulatedDisk]:
-    """A life and the disk that it left: with all appends of its end in the journal, or with none."""
+    """A life and its final disk: with its last appends in the journal, or with an empty journal."""
     life = whole_life()
     if request.param == "closed":
         life.close()
@@ -142,7 +142,7 @@ def ended(request: pytest.FixtureRequest) -> tuple[Life, SimulatedDisk]:
 
 
 def check_truth_or_error(disk: SimulatedDisk, life: Life, *, usable: bool = True) -> bool:
-    """Whether a damaged log still told the truth; else it raised a named error, and never told anything wrong."""
+    """Whether a damaged log has its correct content; otherwise assert that it raised a named error."""
     try:
         with open_log(disk) as broker:
             found = check_found(broker, life)
@@ -188,7 +188,7 @@ def test_a_missing_file(ended: tuple[Life, SimulatedDisk]) -> None:
         assert truth or not can_be_made_again(path), path
 
 
-def test_zeros_and_rubbish_behind_the_end(ended: tuple[Life, SimulatedDisk]) -> None:
+def test_zeros_and_garbage_after_the_end(ended: tuple[Life, SimulatedDisk]) -> None:
     life, disk = ended
     choose = random.Random(6)
     for path in disk.files():
@@ -229,7 +229,7 @@ def test_the_manifest_of_another_log_is_refused(ended: tuple[Life, SimulatedDisk
         open_log(disk)
 
 
-def test_a_clean_close_leaves_nothing_to_do() -> None:
+def test_clean_close_leaves_nothing_to_recover() -> None:
     life = whole_life()
     life.close()
     disk = life.disk.kill()

@@ -1,4 +1,4 @@
-"""A disk that runs full or fails: refused in time, stopped if not, nothing acknowledged lost, and back in service."""
+"""A full or failing disk: appends are rejected early, else the log stops; nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, U
 
 
 def written(life: Life, topic: str = "a", size: int = 50) -> BaseException | None:
-    """Append one message; how it failed, if it did."""
+    """Append one message; its error, or None."""
     try:
         life.append(topic, "x", size)
     except DiskWatermark as error:
-        life.underway = None  # refused: nothing of it may be found
+        life.underway = None  # rejected: nothing of it may be in the log
         return error
     except DiskFailed as error:
         return error
@@ -60,7 +60,7 @@ def test_a_full_disk_can_still_be_read() -> None:
     assert rows[: len(life.state["a"].rows)] == life.state["a"].rows
 
 
-def test_the_watermark_refuses_and_lets_in_again() -> None:
+def test_watermark_rejects_appends_until_there_is_space() -> None:
     life = begun(capacity=100_000, watermark=50_000)
     assert written(life) is None
     life.disk.capacity = 20_000
@@ -75,7 +75,7 @@ def test_the_watermark_refuses_and_lets_in_again() -> None:
         check_found(again, life)
 
 
-def test_a_failed_sync_is_never_tried_again() -> None:
+def test_failed_sync_is_never_retried() -> None:
     life = begun()
     assert written(life) is None
     syncs = [number for number, operation in enumerate(life.disk.history) if operation.kind == "sync"]
@@ -88,7 +88,7 @@ def test_a_failed_sync_is_never_tried_again() -> None:
     assert [operation for operation in life.disk.history if operation.kind == "sync"] == before
 
 
-def test_a_message_of_a_failed_append_is_there_wholly_or_not() -> None:
+def test_failed_append_is_written_whole_or_not_at_all() -> None:
     life = begun()
     for written_bytes in range(0, 400, 7):
         one = Life(life.disk.kill().copy(), state=dict(life.state))
@@ -101,7 +101,7 @@ def test_a_message_of_a_failed_append_is_there_wholly_or_not() -> None:
 
 
 class GuardedDisk(SimulatedDisk):
-    """The user may pass through the root and `/home`, but not read them."""
+    """A disk on which the user may enter the root and `/home`, but not read them."""
 
     def sync_directory(self, path: str) -> None:
         if path in ("/", "/home"):
@@ -110,7 +110,7 @@ class GuardedDisk(SimulatedDisk):
 
 
 @pytest.mark.parametrize("directory", ["/home/me/log", "/home/me/deep/log/"])
-def test_a_log_is_made_below_directories_that_may_not_be_read(directory: str) -> None:
+def test_log_is_created_below_unreadable_directories(directory: str) -> None:
     disk = GuardedDisk()
     disk.make_directory("/home/me")
     environment = Environment(SimulatedClock(), disk, SeededRandomness())

@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 
 def survivors(history: list[PlacedMessage]) -> list[PlacedMessage]:
-    """What compaction has to keep: the newest message of each key that is no delete."""
+    """The messages that compaction keeps: the newest of each key that is no delete."""
     newest = {row.message.key: row for row in history if row.message.key is not None}
     return sorted(row for row in newest.values() if row.message.value is not None)
 
@@ -37,7 +37,7 @@ def fill(world: World, broker: FileBroker, steps: list[tuple[list[tuple[bytes | 
 
 
 @given(STEPS, STEPS)
-def test_what_survives_is_the_newest_of_each_key_where_it_was(
+def test_newest_message_of_each_key_survives_at_its_position(
     first: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
     second: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
 ) -> None:
@@ -61,7 +61,7 @@ def test_what_survives_is_the_newest_of_each_key_where_it_was(
 
 @given(STEPS)
 @settings(max_examples=50)
-def test_keys_that_share_a_hash_do_not_shadow_each_other(
+def test_keys_with_one_hash_do_not_hide_each_other(
     steps: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
 ) -> None:
     def same_hash(keys: Blobs, seed: int) -> bytes:
@@ -81,7 +81,7 @@ def test_keys_that_share_a_hash_do_not_shadow_each_other(
     assert all(row in history for row in found)
 
 
-def test_a_delete_goes_at_once() -> None:
+def test_delete_is_dropped_at_once() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -90,7 +90,7 @@ def test_a_delete_goes_at_once() -> None:
         assert messages(broker, "t") == [Message(b"b", b"2"), Message(b"e", b"")], "an empty value is no delete"
 
 
-def test_a_segment_that_loses_nothing_is_left_alone() -> None:
+def test_segment_that_loses_nothing_is_not_rewritten() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -103,10 +103,10 @@ def test_a_segment_that_loses_nothing_is_left_alone() -> None:
         assert names == {f"{DIRECTORY}/topics/1/{name}.log" for name in ("1-0", "2-1", "3-0")}
         before = len(world.disk.history)
         broker.compact("t")
-        assert len(world.disk.history) == before, "nothing was appended since: nothing to do"
+        assert len(world.disk.history) == before, "a second compaction writes nothing"
 
 
-def test_a_segment_of_which_nothing_is_left_keeps_its_numbers() -> None:
+def test_emptied_segment_keeps_its_entry_numbers() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -206,7 +206,7 @@ def test_a_crash_at_any_step_leaves_the_log_before_or_after(unsynced: Unsynced) 
     assert outcomes == {12, 5}
 
 
-def test_hashes_of_many_keys_are_told_apart() -> None:
+def test_many_keys_have_distinct_hashes() -> None:
     world = World()
     count = 3000
     with world.own() as broker:

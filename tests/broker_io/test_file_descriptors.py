@@ -1,4 +1,4 @@
-"""A process that runs out of file descriptors: the embedded log needs few, and without any it stops nothing."""
+"""A process that runs out of file descriptors: the embedded log needs few, and a lack of them does not stop it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_process_of_few_descriptors(script: str, tmp_path: Path) -> None:
 
 
 class FewFiles(SimulatedDisk):
-    """Opening a path that ends with `refused` fails so many `times`."""
+    """A disk on which opening a path that ends with `refused` fails `times` times."""
 
     refused = "nothing"
     times = 0
@@ -110,7 +110,7 @@ def few_files() -> tuple[FewFiles, World]:
     return disk, World(disk)
 
 
-def test_what_stands_in_the_journal_reaches_its_segment_with_a_descriptor_of_another() -> None:
+def test_journal_blocks_reach_their_segment_with_a_descriptor_of_another() -> None:
     disk, world = few_files()
     with world.own() as broker:
         for topic in "tu":
@@ -124,7 +124,7 @@ def test_what_stands_in_the_journal_reaches_its_segment_with_a_descriptor_of_ano
         assert messages(broker, "u") == numbered(2)
 
 
-def test_a_log_that_can_not_write_what_its_journal_has_stops() -> None:
+def test_log_that_cannot_write_journal_blocks_to_segments_stops() -> None:
     disk, world = few_files()
     broker = world.own()
     for topic in "tu":
@@ -141,7 +141,7 @@ def test_a_log_that_can_not_write_what_its_journal_has_stops() -> None:
 
 
 @pytest.mark.parametrize("refused", ["/topics/1/2-0.log", "/topics/1", "/journal-2", "/manifest.new", DIRECTORY])
-def test_a_change_that_lacks_a_descriptor_is_made_when_there_is_one(refused: str) -> None:
+def test_change_without_a_descriptor_succeeds_later(refused: str) -> None:
     disk, world = few_files()
     with world.own() as broker:
         broker.create_topic("t")
@@ -164,7 +164,7 @@ def test_a_change_that_lacks_a_descriptor_is_made_when_there_is_one(refused: str
         assert again.report == []
 
 
-def test_a_manifest_that_can_not_be_made_durable_stops_the_log() -> None:
+def test_manifest_that_cannot_be_synced_stops_the_log() -> None:
     disk, world = few_files()
     broker = world.own()
     broker.create_topic("t")

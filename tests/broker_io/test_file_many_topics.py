@@ -1,4 +1,4 @@
-"""Many topics made in one step: one manifest, and after a crash all of them or none."""
+"""Many topics created in one step: one manifest, and after a crash all of them or none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NAMES = ["a", "b", "c", "b"]
 
 
 def manifests(world: World) -> int:
-    """How often a manifest was put in place."""
+    """The number of manifests that were written."""
     return sum(operation.kind == "rename" for operation in world.disk.history)
 
 
-def test_many_topics_are_made_by_one_manifest() -> None:
+def test_many_topics_are_created_with_one_manifest() -> None:
     world = World()
     with world.own() as broker:
         assert isinstance(broker, BulkBroker)
@@ -37,7 +37,7 @@ def test_many_topics_are_made_by_one_manifest() -> None:
         assert [len(messages(broker, name)) for name in "abc"] == [2, 3, 2]
 
 
-def test_a_name_that_can_not_be_makes_none() -> None:
+def test_invalid_name_creates_none() -> None:
     with World().own() as broker:
         with pytest.raises(InvalidTopicName):
             broker.create_topics(["a", ""])

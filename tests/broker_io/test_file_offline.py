@@ -1,4 +1,4 @@
-"""A log whose owner is gone, read by others before anybody owns it again: all that was acknowledged, or an error."""
+"""A log without an owner, read by others: all acknowledged messages, or an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOURNAL = f"{DIRECTORY}/journal-1"
 
 
 def offline_journal(make: Callable[[SimulatedDisk], SimulatedDisk] = SimulatedDisk.kill) -> World:
-    """A log of ten messages, none of them in a checkpoint, whose owner is gone."""
+    """A log without an owner, with ten messages that are in no checkpoint."""
     world = World()
     owner = world.own()
     owner.create_topic("t")
@@ -32,7 +32,7 @@ def offline_journal(make: Callable[[SimulatedDisk], SimulatedDisk] = SimulatedDi
 
 
 def damages(world: World) -> list[bytes]:
-    """What may be left of the segment."""
+    """The possible contents of the segment."""
     whole = world.disk.content(SEGMENT)
     choose = random.Random(5)
     flipped = [bytearray(whole) for _ in range(40)]
@@ -43,7 +43,7 @@ def damages(world: World) -> list[bytes]:
     return [*map(bytes, flipped), *cut, *zeros, whole]
 
 
-def test_what_the_journal_holds_is_read_whatever_became_of_the_segment() -> None:
+def test_journal_is_read_for_any_state_of_the_segment() -> None:
     world = offline_journal()
     for data in damages(world):
         world.disk.put(SEGMENT, data)
@@ -59,11 +59,11 @@ def test_what_the_journal_holds_is_read_whatever_became_of_the_segment() -> None
             with follower.reader("t", LATEST) as reader:
                 assert reader.read() is None
         assert len(world.disk.history) == before
-        assert world.clock.monotonic() == 0.0, "nobody had to wait"
+        assert world.clock.monotonic() == 0.0, "no read had to wait"
 
 
 @pytest.mark.parametrize("tail", [b"x", bytes(30), b"TXBK" + bytes(100), b"rubbish" * 99])
-def test_what_nothing_accounts_for_is_no_end(tail: bytes) -> None:
+def test_unexplained_bytes_are_damage(tail: bytes) -> None:
     world = offline_journal()
     world.disk.put(SEGMENT, world.disk.content(SEGMENT) + tail)
     with world.follow() as follower, follower.reader("t") as reader:
@@ -87,7 +87,7 @@ def test_a_journal_that_is_damaged_or_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize("unsynced", Unsynced)
-def test_a_life_that_lost_power_is_read_as_its_next_owner_finds_it(unsynced: Unsynced) -> None:
+def test_reader_after_a_power_loss_sees_what_the_next_owner_sees(unsynced: Unsynced) -> None:
     life = Life(SimulatedDisk())
     live(life)
     for seed in range(5):
@@ -102,11 +102,11 @@ def test_a_life_that_lost_power_is_read_as_its_next_owner_finds_it(unsynced: Uns
 
 
 def let_go(owner: FileBroker) -> None:
-    """The owner is gone, as far as others can see."""
+    """Release the lock, as after the end of the owner."""
     owner._log._lock.close()
 
 
-def test_a_reader_sees_no_seam_between_an_owner_that_dies_and_the_next() -> None:
+def test_reader_continues_from_a_dead_owner_to_the_next() -> None:
     world = World()
     first = world.own()
     first.create_topic("t")
@@ -134,7 +134,7 @@ def test_a_reader_sees_no_seam_between_an_owner_that_dies_and_the_next() -> None
         assert follower.last_position("t") == (1, 9, -1)
 
 
-def test_an_owner_on_the_real_disk_is_seen_to_come_and_go(tmp_path: Path) -> None:
+def test_presence_of_an_owner_on_a_real_disk(tmp_path: Path) -> None:
     disk, path = SystemDisk(), str(tmp_path / "lock")
     assert not disk.locked(path)
     held = disk.lock(path)

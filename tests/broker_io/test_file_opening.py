@@ -1,4 +1,4 @@
-"""Opening an embedded log: locks, foreign and damaged directories, leftovers, and what is reported."""
+"""Opening an embedded log: locks, foreign and damaged directories, leftovers, and the report."""
 
 import errno
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_addresses(tmp_path: Path) -> None:
             open_broker(address)
 
 
-def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_error_of_a_second_owner_names_the_first(tmp_path: Path) -> None:
     directory = str(tmp_path / "log")
     with FileBroker.open(directory, Environment(process="77")):
         with pytest.raises(Locked, match=r"owned by another process \(77\): stop that process"):
@@ -77,7 +77,7 @@ def test_readers_that_look_for_an_owner_keep_nobody_from_being_it(monkeypatch: p
     world.own().close()
 
 
-def test_a_lock_file_says_which_process_it_is_and_nothing_of_older_ones() -> None:
+def test_lock_file_names_the_present_owner_only() -> None:
     world = World()
     world.disk.make_directory(DIRECTORY)
     world.disk.open(f"{DIRECTORY}/lock", write=True, create=True).write(0, [b"1234567890"])
@@ -85,7 +85,7 @@ def test_a_lock_file_says_which_process_it_is_and_nothing_of_older_ones() -> Non
         world.own()
 
 
-def test_a_failed_open_gives_the_lock_back() -> None:
+def test_failed_open_releases_the_lock() -> None:
     world = World()
     world.own().close()
     manifest = world.disk.content(f"{DIRECTORY}/manifest")
@@ -96,14 +96,14 @@ def test_a_failed_open_gives_the_lock_back() -> None:
     world.own().close()
 
 
-def test_a_foreign_directory_is_left_as_it_is(tmp_path: Path) -> None:
+def test_foreign_directory_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"x")
     with pytest.raises(ForeignDirectory, match=r"holiday\.jpg"):
         FileBroker.open(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
 
 
-def test_a_follower_makes_nothing(tmp_path: Path) -> None:
+def test_follower_creates_nothing(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ForeignDirectory, match="contains no log"):
             FileBroker.open(str(directory), read_only=True)
@@ -138,7 +138,7 @@ def test_an_unknown_compression_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["segment_bytes", "journal_bytes", "watermark_bytes", "max_message_bytes"])
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), 2.5, "7", True, None, 2**70])
-def test_an_option_that_can_not_be_is_named_and_nothing_is_made(name: str, value: object) -> None:
+def test_error_names_the_invalid_option_and_nothing_is_created(name: str, value: object) -> None:
     world = World()
     with pytest.raises(CallerError, match=f"^{name} .* bytes from [01] to"):
         world.own(**{name: value})
@@ -146,13 +146,13 @@ def test_an_option_that_can_not_be_is_named_and_nothing_is_made(name: str, value
 
 
 @pytest.mark.parametrize("name", ["segment_bytes", "journal_bytes", "max_message_bytes"])
-def test_a_size_of_nothing_is_refused(name: str) -> None:
+def test_size_of_zero_is_rejected(name: str) -> None:
     with pytest.raises(CallerError, match=f"^{name} 0"):
         World().own(**{name: 0})
     World().own(**{name: 1}).close()
 
 
-def test_an_index_that_can_be_neither_read_nor_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_works_without_a_usable_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker_io.file.segment.STEP_BYTES", 100)
     world = World()
     opened = world.disk.open
@@ -261,7 +261,7 @@ def test_messages_that_only_a_segment_has_are_kept_and_reported() -> None:
         assert messages(broker, "t") == numbered(5)
 
 
-def test_replaying_writes_again_what_the_segment_lost() -> None:
+def test_replay_restores_lost_bytes_of_the_segment() -> None:
     world = World()
     broker = world.own()
     for topic in ("t", "u"):
@@ -312,13 +312,13 @@ def test_an_old_block_is_verified_when_it_is_read() -> None:
     (path,) = segment_paths(world)
     world.disk.flip(path, world.disk.files()[path] * 8 - 24 * 8)
     with world.own() as broker, broker.reader("t") as reader:
-        assert len(reader.read(limit=10) or ()) == 3, "what stands in front of it is good"
+        assert len(reader.read(limit=10) or ()) == 3, "the blocks before it are valid"
         with pytest.raises(Damaged, match="offset 192"):
             reader.read(limit=10)
         assert broker.last_position("t") == (1, 5, -1)
 
 
-def test_what_a_deleted_topic_had_in_the_journal_is_left_out() -> None:
+def test_journal_blocks_of_a_deleted_topic_are_ignored() -> None:
     world = World()
     broker = world.own()
     for topic in ("t", "u"):
@@ -359,7 +359,7 @@ def test_names_of_any_kind_are_kept(tmp_path: Path) -> None:
         assert all(len(rows(broker, name)) == 1 for name in names)
 
 
-def test_followers_of_a_missing_topic_are_told() -> None:
+def test_follower_of_a_missing_topic_raises() -> None:
     world = World()
     with world.own(), world.follow() as follower, pytest.raises(TopicNotFound, match="owner"):
         follower.reader("t")

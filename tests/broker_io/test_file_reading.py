@@ -1,4 +1,4 @@
-"""Reading the embedded log: seeking, small and big blocks, following a live owner, trims and compactions underway."""
+"""Reading the embedded log: seeking, small and big blocks, following a live owner, concurrent trims and compactions."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ SEGMENT = f"{DIRECTORY}/topics/1/1-0.log"
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(100, 3000), st.data())
 @settings(max_examples=60)
-def test_from_anywhere_in_any_pieces(sizes: list[int], segment_bytes: int, data: st.DataObject) -> None:
+def test_reads_from_any_position_with_any_limit(sizes: list[int], segment_bytes: int, data: st.DataObject) -> None:
     world = World()
     with world.own(segment_bytes=segment_bytes) as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -50,7 +50,7 @@ def test_from_anywhere_in_any_pieces(sizes: list[int], segment_bytes: int, data:
             assert broker.first_position("t") == positions[0]
 
 
-def test_no_batch_is_longer_than_asked_and_whole_blocks_stay_whole() -> None:
+def test_batches_respect_the_limit_and_keep_blocks_whole() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -63,7 +63,7 @@ def test_no_batch_is_longer_than_asked_and_whole_blocks_stay_whole() -> None:
     assert sizes == [5, 30, 30, 30, 10, 30, 1]
 
 
-def test_a_follower_sees_what_the_owner_appends_rolls_and_makes() -> None:
+def test_follower_sees_appends_rolls_and_new_topics() -> None:
     world = World()
     with world.own() as owner, world.follow() as follower:
         assert follower.topics() == []
@@ -86,7 +86,7 @@ def test_a_follower_sees_what_the_owner_appends_rolls_and_makes() -> None:
 
 
 def followed_tail(tail: bytes) -> tuple[World, FileBroker]:
-    """A live log whose open segment has bytes behind its two acknowledged messages."""
+    """A live log whose open segment has bytes after its two acknowledged messages."""
     world = World()
     owner = world.own()
     owner.create_topic("t")
@@ -95,7 +95,7 @@ def followed_tail(tail: bytes) -> tuple[World, FileBroker]:
     return world, owner
 
 
-def test_a_block_of_which_only_a_part_is_there_is_not_there_yet() -> None:
+def test_incomplete_block_is_not_read_yet() -> None:
     source = World()
     with source.own() as owner:
         owner.create_topic("t")
@@ -117,7 +117,7 @@ def test_a_block_of_which_only_a_part_is_there_is_not_there_yet() -> None:
 
 
 @pytest.mark.parametrize("tail", [bytes(200), b"rubbish" * 30])
-def test_bytes_that_stay_no_block_for_a_second_are_damage(tail: bytes) -> None:
+def test_bytes_that_are_no_block_for_a_second_are_damage(tail: bytes) -> None:
     world, _ = followed_tail(tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert len(reader.read() or ()) == 2
@@ -127,7 +127,7 @@ def test_bytes_that_stay_no_block_for_a_second_are_damage(tail: bytes) -> None:
 
 
 @pytest.mark.parametrize("tail", [bytes(200), b"rubbish" * 30])
-def test_nobody_is_told_of_an_end_where_there_may_be_damage(tail: bytes) -> None:
+def test_possible_damage_is_not_reported_as_the_end(tail: bytes) -> None:
     world, _ = followed_tail(tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert len(reader.read() or ()) == 2
@@ -149,7 +149,7 @@ def test_bytes_that_change_are_still_being_written(monkeypatch: pytest.MonkeyPat
     sleep, changes = world.clock.sleep, iter(range(500))
 
     def change(seconds: float) -> None:
-        """Something is written until the end is clean."""
+        """Write to the end of the file while the reader waits."""
         sleep(seconds)
         number = next(changes)
         file = world.disk.open(SEGMENT, write=True)
@@ -162,7 +162,7 @@ def test_bytes_that_change_are_still_being_written(monkeypatch: pytest.MonkeyPat
         assert world.clock.monotonic() > 3.0
 
 
-def test_damage_below_what_is_settled_is_no_matter_of_time() -> None:
+def test_damage_before_the_settled_offset_is_reported_at_once() -> None:
     world, owner = followed_tail(b"")
     owner.close()
     world.disk.flip(SEGMENT, 900)
@@ -171,7 +171,7 @@ def test_damage_below_what_is_settled_is_no_matter_of_time() -> None:
 
 
 @pytest.mark.parametrize("which", ["owner", "follower"])
-def test_a_reader_survives_the_trim_of_what_it_has_read(which: str) -> None:
+def test_reader_survives_the_trim_of_read_messages(which: str) -> None:
     world = World()
     with world.own() as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -210,7 +210,7 @@ def test_trimming_everything_leaves_the_last_position() -> None:
         assert [*append(owner, "t", numbered(1))] == [(2, 0, -1)]
 
 
-def test_latest_is_behind_all_that_there_is() -> None:
+def test_latest_is_after_all_messages() -> None:
     world = World()
     with world.own() as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -221,7 +221,7 @@ def test_latest_is_behind_all_that_there_is() -> None:
         assert [next(iter(reader.read() or ())).message for reader in readers] == numbered(1, 3) * 2
 
 
-def test_a_compaction_under_open_readers_hides_nothing_that_survives() -> None:
+def test_open_readers_see_all_survivors_of_a_compaction() -> None:
     world = World()
     with world.own(segment_bytes=600) as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -253,7 +253,7 @@ QUESTIONS: dict[str, Question] = {
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 @pytest.mark.parametrize("change", ["compact", "trim"])
-def test_files_that_go_while_somebody_asks_are_not_missing(
+def test_files_removed_during_a_query_are_not_missing(
     question: Question, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
@@ -272,11 +272,11 @@ def test_files_that_go_while_somebody_asks_are_not_missing(
 
         monkeypatch.setattr(world.disk, "open", open_later)
         assert question(follower) == question(owner)
-        assert world.disk.open == opened, "it did look there"
+        assert world.disk.open == opened, "the file was opened"
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_file_that_is_missing_is_named_by_whoever_asks(question: Question) -> None:
+def test_every_query_names_a_missing_file(question: Question) -> None:
     world = World()
     with world.own() as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -287,7 +287,7 @@ def test_a_file_that_is_missing_is_named_by_whoever_asks(question: Question) -> 
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
-def test_a_file_that_may_not_be_read_is_named(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_query_names_an_unreadable_file(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     with world.own() as owner, world.follow() as follower:
         owner.create_topic("t")
@@ -304,7 +304,7 @@ def test_a_file_that_may_not_be_read_is_named(question: Question, monkeypatch: p
             question(follower)
 
 
-def test_a_segment_that_vanished_is_named() -> None:
+def test_error_names_the_missing_segment() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -314,7 +314,7 @@ def test_a_segment_that_vanished_is_named() -> None:
             reader.read()
 
 
-def test_readers_end_with_themselves_and_with_their_broker() -> None:
+def test_readers_end_when_they_or_their_broker_are_closed() -> None:
     world = World()
     for open_broker in (world.own, world.follow):
         with world.own() if open_broker == world.follow else open_broker() as owner:
@@ -377,21 +377,20 @@ def test_another_process_follows_through_rolls_and_checkpoints(tmp_path: Path) -
         assert len(broker.ledgers("t")) > 3
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files as Linux shows them")
 def test_many_topics_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker_io.file.log.OPEN_SEGMENTS", 4)
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
         for number in range(20):
             broker.create_topic(f"t{number}")
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(os.listdir("/dev/fd"))
         writers = [broker.writer(f"t{number}") for number in range(20)]
         for future in [writer.append(Batch.of(numbered(1))) for writer in writers]:
             future.result(30)
-        assert len(os.listdir("/proc/self/fd")) - before <= 5
+        assert len(os.listdir("/dev/fd")) - before <= 5
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
         assert all(messages(broker, f"t{number}") == numbered(1) for number in range(20))
 
 
-def test_segment_paths_are_what_the_helper_thinks() -> None:
+def test_segment_paths_are_those_of_the_helper() -> None:
     world, _ = followed_tail(b"")
     assert segment_paths(world) == [SEGMENT]

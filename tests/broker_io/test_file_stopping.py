@@ -1,4 +1,4 @@
-"""A log that stops answers everybody: who waits for room in it, who was taken, who comes later."""
+"""A stopping log completes all appends: those that wait for room, those in a flush, and later ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull
 from broker_io.file import FileBroker
 from broker_io.file import broker as broker_module
-from broker_io.file.commit import PendingBatch
+from broker_io.file.writer import PendingBatch
 from broker_io.testing import SimulatedDisk
 
 
-def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_log_blocks_no_append(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "MAX_PENDING_BYTES", 100_000)
     broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
     broker.create_topic("t")
@@ -30,7 +30,7 @@ def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         errors.extend(future.exception(10) for future in futures)
 
     thread = threading.Thread(target=append, daemon=True)
-    with broker._work:  # nothing is taken meanwhile
+    with broker._work:  # no flush runs meanwhile
         thread.start()
         while broker._log.pending_bytes <= 100_000:
             time.sleep(0.001)
@@ -43,7 +43,7 @@ def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a defect"), SystemExit(3)])
 @pytest.mark.parametrize("where", ["_plan", "_write", "_after"])
-def test_whatever_goes_wrong_in_the_committer_is_told(
+def test_any_error_of_the_committer_fails_the_appends(
     error: BaseException, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
@@ -54,7 +54,7 @@ def test_whatever_goes_wrong_in_the_committer_is_told(
         raise error
 
     monkeypatch.setattr(broker._log, where, fail)
-    with broker._work:  # so that both are taken by one flush, and a third waits
+    with broker._work:  # so that one flush takes both, and a third append waits
         futures = [writer.append(Batch.of([Message(value=bytes(5 << 20))])) for _ in range(5)]
     told = [future.exception(30) for future in futures]
     later = writer.append(Batch.of([Message()])).exception(30)
@@ -64,8 +64,8 @@ def test_whatever_goes_wrong_in_the_committer_is_told(
     broker.close()
 
 
-def test_an_append_that_comes_while_the_log_stops_is_answered() -> None:
-    """It comes between the check of the failure and the queueing, so only the next flush can fail it."""
+def test_append_during_the_stop_is_completed() -> None:
+    """An append between the check of the failure and the queueing can be failed by the next flush only."""
     broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
     broker.create_topic("t")
     writer, log = broker.writer("t"), broker._log

@@ -1,4 +1,4 @@
-"""Writing to the embedded log: what is refused, how appends become blocks, group commit, threads, failures."""
+"""Writing to the embedded log: rejected batches, blocks of appends, group commit, threads, failures."""
 
 import errno
 import threading
@@ -22,7 +22,7 @@ from broker_io.errors import (
     MessageTooLarge,
     TopicNotFound,
 )
-from broker_io.file import FileBroker, commit
+from broker_io.file import FileBroker, writer
 from broker_io.file.log import FileLog
 from broker_io.port import Writer
 from broker_io.position import Positions
@@ -49,7 +49,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("batch", LIES, ids=range(len(LIES)))
-def test_a_batch_that_contradicts_itself_is_refused_and_harms_nobody(batch: Batch) -> None:
+def test_inconsistent_batch_is_rejected_without_other_effects(batch: Batch) -> None:
     world = World()
     broker, writer = topic_writer(world)
     with pytest.raises(InvalidMessage):
@@ -60,7 +60,7 @@ def test_a_batch_that_contradicts_itself_is_refused_and_harms_nobody(batch: Batc
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), st.integers(1, 40))
 @settings(max_examples=100)
-def test_exactly_what_is_too_large_is_refused(sizes: list[int], limit: int) -> None:
+def test_only_too_large_messages_are_rejected(sizes: list[int], limit: int) -> None:
     world = World()
     broker, writer = topic_writer(world, max_message_bytes=limit)
     batch = Batch.of([Message(b"k" * (size // 3), b"v" * (size // 3), {"p": "x" * (size // 3)}) for size in sizes])
@@ -74,7 +74,7 @@ def test_exactly_what_is_too_large_is_refused(sizes: list[int], limit: int) -> N
         assert messages(broker, "t") == [*batch]
 
 
-def test_property_texts_count_in_bytes() -> None:
+def test_property_texts_are_counted_in_bytes() -> None:
     _, writer = topic_writer(World(), max_message_bytes=100)
     with pytest.raises(MessageTooLarge):
         writer.append(Batch.of([Message(None, b"", {"p": "ü" * 60})]))
@@ -83,11 +83,11 @@ def test_property_texts_count_in_bytes() -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(50, 2000))
 @settings(max_examples=60)
-def test_appends_are_merged_and_split_without_a_trace(sizes: list[int], block_bytes: int) -> None:
+def test_merged_and_split_appends_are_read_as_written(sizes: list[int], block_bytes: int) -> None:
     world = World()
     with pytest.MonkeyPatch.context() as patch, world.own() as broker:
-        patch.setattr(commit, "BLOCK_BYTES", block_bytes)
-        patch.setattr(commit, "MAX_BLOCK_MESSAGES", 11)
+        patch.setattr(writer, "BLOCK_BYTES", block_bytes)
+        patch.setattr(writer, "MAX_BLOCK_MESSAGES", 11)
         broker.create_topic("t")
         log = broker._log
         futures, start = [], 0
@@ -100,7 +100,7 @@ def test_appends_are_merged_and_split_without_a_trace(sizes: list[int], block_by
         assert messages(broker, "t") == numbered(start)
 
 
-def test_many_properties_of_one_append_are_no_columns_for_many_others() -> None:
+def test_properties_of_one_append_add_no_columns_to_many_others() -> None:
     with World().own() as broker:
         broker.create_topic("t")
         log = broker._log
@@ -114,7 +114,7 @@ def test_many_properties_of_one_append_are_no_columns_for_many_others() -> None:
         assert ledger.bytes < 1_000_000
 
 
-def test_waiting_appends_of_all_topics_share_one_sync() -> None:
+def test_pending_appends_of_all_topics_share_one_sync() -> None:
     world = World()
     with world.own() as broker:
         log: FileLog = broker._log
@@ -144,7 +144,7 @@ def test_nothing_reaches_a_segment_before_the_journal_is_synced() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, DiskFailed)]
 )
-def test_the_first_failure_stops_the_log_for_good(error: int, kind: type[DiskFailed]) -> None:
+def test_first_failure_stops_the_log(error: int, kind: type[DiskFailed]) -> None:
     world = World()
     broker, writer = topic_writer(world)
     writer.append(Batch.of(numbered(3))).result(0)
@@ -156,7 +156,7 @@ def test_the_first_failure_stops_the_log_for_good(error: int, kind: type[DiskFai
     for change in (lambda: broker.create_topic("u"), lambda: broker.roll("t"), lambda: broker.delete_topic("t")):
         with pytest.raises(kind):
             change()
-    assert messages(broker, "t") == numbered(3), "reading goes on"
+    assert messages(broker, "t") == numbered(3), "reads still work"
     broker.close()
     assert len(world.disk.history) == before
     with world.own() as again:
@@ -178,7 +178,7 @@ def test_a_failed_append_leaves_nothing_in_the_journal(operation: int) -> None:
         assert again.report == []
 
 
-def test_what_was_written_does_not_wait_any_more() -> None:
+def test_written_appends_are_no_longer_pending() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -220,7 +220,7 @@ def test_publish_times_never_go_back() -> None:
     assert times == sorted(times)
 
 
-def test_an_exclusive_writer_fences_and_lets_go() -> None:
+def test_exclusive_writer_fences_until_it_closes() -> None:
     world = World()
     broker, shared = topic_writer(world)
     first = broker.writer("t", exclusive=True)
@@ -240,7 +240,7 @@ def test_an_exclusive_writer_fences_and_lets_go() -> None:
     assert messages(broker, "t") == numbered(2)
 
 
-def test_a_writer_of_a_deleted_topic_is_told_even_if_it_was_made_again() -> None:
+def test_writer_of_a_deleted_topic_fails_even_if_it_was_re_created() -> None:
     world = World()
     broker, writer = topic_writer(world)
     broker.delete_topic("t")
@@ -250,7 +250,7 @@ def test_a_writer_of_a_deleted_topic_is_told_even_if_it_was_made_again() -> None
     assert rows(broker, "t") == []
 
 
-def test_an_empty_append_is_answered_with_no_positions() -> None:
+def test_empty_append_has_no_positions() -> None:
     _, writer = topic_writer(World())
     assert len(writer.append(Batch.of([])).result(0)) == 0
 
@@ -293,7 +293,7 @@ def test_threads_append_while_the_log_rolls_trims_and_compacts(tmp_path: Path) -
         assert firsts == sorted(firsts), "appends of one writer keep their order"
 
 
-def test_a_failure_wakes_everybody_who_waits(tmp_path: Path) -> None:
+def test_failure_wakes_all_waiting_threads(tmp_path: Path) -> None:
     broker = FileBroker.open(str(tmp_path / "log"), watermark_bytes=0)
     broker.create_topic("t")
     journal = broker._log._journal
@@ -301,7 +301,7 @@ def test_a_failure_wakes_everybody_who_waits(tmp_path: Path) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "gone")
 
-    journal.append = fail  # type: ignore[method-assign]  # a disk that breaks under a running committer
+    journal.append = fail  # type: ignore[method-assign]  # a disk that fails while the committer runs
     with broker.writer("t") as writer:
         futures = [writer.append(Batch.of(numbered(1))) for _ in range(100)]
         assert not wait(futures, 10).not_done
@@ -309,7 +309,7 @@ def test_a_failure_wakes_everybody_who_waits(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_a_future_of_an_append_can_not_be_cancelled(tmp_path: Path) -> None:
+def test_future_of_an_append_cannot_be_cancelled(tmp_path: Path) -> None:
     with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:

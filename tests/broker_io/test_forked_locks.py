@@ -1,4 +1,4 @@
-"""A child that is forked while a log is open does not own it too: whoever closes the log, or is killed, lets go."""
+"""A child forked while a log is open does not share the lock: it is released when the parent closes or is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ os.wait()
 
 
 @pytest.mark.parametrize("end", ["closes", "is killed"])
-def test_a_log_is_free_when_its_owner_has_ended_whatever_its_children_do(tmp_path: Path, end: str) -> None:
+def test_lock_is_released_when_its_owner_ends_despite_children(tmp_path: Path, end: str) -> None:
     address = f"file:{tmp_path}"
     owner = subprocess.Popen([sys.executable, "-c", FORKS, address], stdin=PIPE, stdout=PIPE, text=True)
     assert owner.stdin is not None
@@ -50,13 +50,13 @@ def test_a_log_is_free_when_its_owner_has_ended_whatever_its_children_do(tmp_pat
             owner.wait(60)
         with open_broker(address) as broker:
             broker.create_topic("u")
-            os.kill(child, signal.SIGUSR1)  # it closes what it has of the log, which is nothing
+            os.kill(child, signal.SIGUSR1)  # its close has no effect on the log
             assert owner.stdout.read() == ""
             assert broker.topics() == ["t", "u"]
     owner.wait(60)
 
 
-def test_a_child_can_open_what_its_parent_has_closed(tmp_path: Path) -> None:
+def test_child_can_open_a_log_that_its_parent_closed(tmp_path: Path) -> None:
     script = """
 import os, sys
 from broker_io import open_broker

@@ -1,4 +1,4 @@
-"""The journal: records in order, torn tails told from damage, its golden file."""
+"""The journal: records in order, torn tails and damage distinguished, its golden file."""
 
 import pytest
 from golden_files import committed
@@ -48,7 +48,7 @@ def test_golden() -> None:
     assert (replay.mark, replay.end, replay.size) == (MARK, len(data), len(data))
 
 
-def test_cut_anywhere_the_whole_records_in_front_are_there() -> None:
+def test_truncated_journal_has_all_whole_records() -> None:
     data, ends = journal()
     for size in range(FILE_HEAD_BYTES, len(data)):
         replay = read_journal(data[:size], 5, PATH)
@@ -69,13 +69,13 @@ def test_without_its_head_it_is_damaged() -> None:
         read_journal(data, 6, PATH)
 
 
-def test_a_flipped_bit_is_damage_in_front_of_a_record_and_a_torn_tail_in_the_last() -> None:
+def test_flipped_bit_is_damage_except_in_the_last_record() -> None:
     data, ends = journal()
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         if bit // 8 < ends[-2]:
-            # Two bytes of padding behind a block may change without harm.
+            # Two bytes of padding after a block may change without harm.
             try:
                 replay = read_journal(bytes(flipped), 5, PATH)
             except StorageError:
@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_damage_in_front_of_a_record_and_a_torn_tail_in_the_las
             assert [found.placed for found in replay.blocks] in (ALL, ALL[:-1])
 
 
-def test_damage_in_the_middle_is_found_even_where_the_head_of_the_record_is_gone() -> None:
+def test_damage_in_the_middle_is_found_without_the_head_of_the_record() -> None:
     data, ends = journal()
     for start, end in ((ends[0], ends[0] + 40), (ends[0] + 20, ends[1]), (FILE_HEAD_BYTES, ends[1])):
         with pytest.raises(Damaged, match=f"offset {FILE_HEAD_BYTES if start < ends[0] else ends[0]}"):
@@ -99,14 +99,14 @@ def test_a_missing_record_is_damage() -> None:
         read_journal(data[: ends[0]] + data[ends[1] :], 5, PATH)
 
 
-def test_a_repeated_record_is_not_taken_twice() -> None:
+def test_repeated_record_is_ignored() -> None:
     data, ends = journal()
     replay = read_journal(data + data[ends[1] :], 5, PATH)
     assert [found.placed for found in replay.blocks] == ALL
 
 
-def test_a_message_that_holds_a_journal_is_no_journal() -> None:
-    """Else whoever writes messages could make a torn tail look like damage."""
+def test_journal_in_a_message_is_not_parsed() -> None:
+    """Else a message could make a torn tail look like damage."""
     inner = encode_file_head(5, b"guessed!") + b"".join(encode_record(b"guessed!", 99, RECORDS[0]))
     made = encode_block(Batch.of([Message(None, inner)]), first_entry=0, publish_time=0)
     data, ends = journal([RECORDS[0], [(Placed(1, 1, 0, 0, made.length), made)]])

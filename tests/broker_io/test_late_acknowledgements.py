@@ -1,4 +1,4 @@
-"""Futures of a cluster's appends are resolved also when the broker that they came by was closed meanwhile."""
+"""Futures of appends to a cluster are resolved even if their broker was closed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = 120.0
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_what_comes_behind_the_end_is_done(started: bool) -> None:
+def test_work_queued_after_the_end_is_done(started: bool) -> None:
     resolver = Resolver()
     if started:
         resolver.start()

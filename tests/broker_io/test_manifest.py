@@ -1,11 +1,11 @@
-"""The manifest: written and read back, its golden file, damage, and what an owner makes of a directory without one."""
+"""The manifest: round trip, golden file, damage, and directories without one."""
 
 import google_crc32c
 import pytest
 from golden_files import committed
 
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
-from broker_io.file.manifest import (
+from broker_io.file.layout import (
     LedgerEntry,
     Manifest,
     TopicEntry,
@@ -41,7 +41,7 @@ def test_golden() -> None:
     assert decode_manifest(data, "manifest") == MANIFEST
 
 
-def test_no_flipped_bit_and_no_shorter_file_is_believed() -> None:
+def test_flipped_bits_and_truncation_are_damage() -> None:
     data = encode_manifest(MANIFEST)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
@@ -60,7 +60,7 @@ def test_another_version_is_named() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"[]", b"{}", b'{"log":1}', b"\xff", b'{"topics":[{}]}', b'{"topics":5}'])
-def test_what_can_not_be_understood_is_damaged(rest: bytes) -> None:
+def test_unparsable_manifest_is_damaged(rest: bytes) -> None:
     data = f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
     with pytest.raises(Damaged, match="parsed"):
         decode_manifest(data, "manifest")
@@ -78,7 +78,7 @@ def test_ledgers_are_found_by_number() -> None:
     assert [entry and entry.ledger for entry in map(topic.find, (0, 3, 4, 5))] == [3, 3, 4, None]
 
 
-def test_places_differ() -> None:
+def test_places_are_distinct() -> None:
     one, other = MANIFEST.topics
     places = {one.place(one.ledgers[0]), one.place(one.ledgers[1]), other.place(other.ledgers[0])}
     places |= {one.place(one.ledgers[0]._replace(generation=3)), other.place(one.ledgers[0])}
@@ -109,10 +109,10 @@ def test_a_directory_without_a_manifest(names: list[str], error: type[StorageErr
     else:
         with pytest.raises(error):
             load_manifest(disk, "/log")
-    assert len(disk.history) == before, "looking changes nothing"
+    assert len(disk.history) == before, "loading changes nothing"
 
 
-def test_texts_that_are_kept_are_those_of_topics_as_they_are() -> None:
+def test_cached_texts_are_those_of_the_present_topics() -> None:
     texts = TopicTexts()
     first, second = MANIFEST.topics
     third = second._replace(number=4, name="new")

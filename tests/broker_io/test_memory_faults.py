@@ -1,4 +1,4 @@
-"""Faults on demand: each does what it says, once, and leaves behind what a broker could leave."""
+"""Faults on demand: each hits once, and leaves a log that a broker could leave."""
 
 from concurrent.futures import Future
 
@@ -43,7 +43,7 @@ def test_an_append_fails_after_a_prefix(broker: MemoryBroker, written: int) -> N
     assert content(broker) == "abc"[:written]
 
 
-def test_a_failed_writer_is_done_and_a_new_one_is_not(broker: MemoryBroker) -> None:
+def test_failed_writer_ends_and_a_new_one_works(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.fail_append()
     assert failed(writer.append(batch("a"))) is DiskFailed
@@ -52,7 +52,7 @@ def test_a_failed_writer_is_done_and_a_new_one_is_not(broker: MemoryBroker) -> N
     assert content(broker) == "c"
 
 
-def test_a_retryable_failure_lets_the_writer_go_on(broker: MemoryBroker) -> None:
+def test_writer_continues_after_a_retryable_failure(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.fail_append(DiskWatermark("no room"))
     assert failed(writer.append(batch("a"))) is DiskWatermark
@@ -67,7 +67,7 @@ def test_an_acknowledgement_is_lost(broker: MemoryBroker) -> None:
     assert content(broker) == "abcdef"
 
 
-def test_faults_come_in_order_and_hit_their_topic(broker: MemoryBroker) -> None:
+def test_faults_hit_their_topic_in_order(broker: MemoryBroker) -> None:
     broker.faults.fail_append(DiskWatermark("first"), topic="t")
     broker.faults.fail_append(DiskWatermark("second"))
     other, writer = broker.writer("other"), broker.writer("t")
@@ -93,7 +93,7 @@ def test_an_append_is_written_twice_and_the_second_copy_acknowledged(broker: Mem
     assert len(positions) == 3
 
 
-def test_a_run_is_repeated_behind_newer_messages(broker: MemoryBroker) -> None:
+def test_messages_are_repeated_after_newer_ones(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     first = writer.append(batch("abc")).result(0)
     writer.append(batch("de")).result(0)
@@ -131,7 +131,7 @@ def test_a_read_fails_once_and_loses_nothing(broker: MemoryBroker) -> None:
     assert len(found) == 2
 
 
-def test_held_acknowledgements_come_when_released(broker: MemoryBroker) -> None:
+def test_held_acknowledgements_arrive_when_released(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.hold()
     futures = [writer.append(batch(letter)) for letter in "abc"]
@@ -144,7 +144,7 @@ def test_held_acknowledgements_come_when_released(broker: MemoryBroker) -> None:
     assert content(broker) == "abcd"
 
 
-def test_held_messages_land_in_the_order_of_each_writer(broker: MemoryBroker) -> None:
+def test_held_messages_are_written_in_the_order_of_each_writer(broker: MemoryBroker) -> None:
     one, two = broker.writer("t"), broker.writer("other")
     broker.faults.hold(written=False)
     for letter in "ab":
@@ -166,7 +166,7 @@ def test_held_messages_land_in_the_order_of_each_writer(broker: MemoryBroker) ->
     assert not second.future.done()
 
 
-def test_an_empty_append_is_held_and_lands_as_others_do(broker: MemoryBroker) -> None:
+def test_empty_append_is_held_and_written_like_others(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.hold()
     futures = [writer.append(batch("")), writer.append(batch("a"))]
@@ -176,7 +176,7 @@ def test_an_empty_append_is_held_and_lands_as_others_do(broker: MemoryBroker) ->
     assert [len(future.result(0)) for future in futures] == [0, 1, 1]
 
 
-def test_fencing_fails_what_is_held_wherever_it_is(broker: MemoryBroker) -> None:
+def test_fencing_fails_held_appends(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.hold(written=False)
     futures = [writer.append(batch(letter)) for letter in "ab"]
@@ -198,7 +198,7 @@ def test_holding_one_topic_lets_the_others_pass(broker: MemoryBroker) -> None:
     assert not broker.writer("t").append(batch("b")).done()
 
 
-def test_closing_a_writer_leaves_what_is_held_to_whoever_holds_it(broker: MemoryBroker) -> None:
+def test_closing_a_writer_leaves_its_held_appends(broker: MemoryBroker) -> None:
     broker.faults.hold(written=False)
     with broker.writer("t") as writer:
         future = writer.append(batch("a"))
@@ -218,7 +218,7 @@ def test_a_handle_closes_its_own_writers_only(broker: MemoryBroker) -> None:
     assert elsewhere.topics() == ["other", "t"]
 
 
-def test_closing_a_handle_gives_up_its_exclusive_writers(broker: MemoryBroker) -> None:
+def test_closing_a_handle_closes_its_exclusive_writers(broker: MemoryBroker) -> None:
     elsewhere = broker.connect()
     broker.writer("t", exclusive=True)
     with pytest.raises(Fenced):
@@ -246,7 +246,7 @@ def test_a_compacted_view_outlives_the_raw_ledgers(broker: MemoryBroker) -> None
     assert [placed.message.value for placed in found] == [b"8", b"9"]
 
 
-def test_names_share_their_topics_and_no_name_does_not() -> None:
+def test_named_brokers_share_topics_and_unnamed_ones_do_not() -> None:
     one, two = open_memory("test-names"), open_memory("test-names")
     one.create_topic("t")
     assert two.topics() == ["t"]
@@ -255,7 +255,7 @@ def test_names_share_their_topics_and_no_name_does_not() -> None:
     assert open_memory().topics() == open_memory("").topics() == []
 
 
-def test_what_is_appended_while_the_held_is_released_stays_behind_it(broker: MemoryBroker) -> None:
+def test_appends_during_a_release_follow_the_held_ones(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.hold(written=False)
     futures = [writer.append(batch("a")), writer.append(batch("b"))]

@@ -1,4 +1,4 @@
-"""A source of the client library that is asked to tell of the next message: what it gives stays in order."""
+"""A message source with a callback for the next message returns messages in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def message(entry: int) -> Any:
 
 
 class Library:
-    """A reader of the library with a queue, and who is to be told of the next message."""
+    """A reader of the library with a queue, and a callback for the next message."""
 
     def __init__(self) -> None:
         self.queue: list[Any] = []
@@ -64,7 +64,7 @@ def rest(source: MessageSource) -> list[int]:
     return [found.entry for found in iter(lambda: source.next(0), None)]
 
 
-def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Library, source: MessageSource) -> None:
+def test_callback_is_called_once_and_at_once_for_available_messages(library: Library, source: MessageSource) -> None:
     told: list[int] = []
     source.notify_when_readable(lambda: told.append(1))
     assert rest(source) == []
@@ -81,11 +81,9 @@ def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Libra
     assert rest(source) == [2]
 
 
-def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(
-    library: Library, source: MessageSource
-) -> None:
+def test_message_queued_during_the_request_is_returned_first(library: Library, source: MessageSource) -> None:
     source.notify_when_readable(lambda: None)
-    library.queue.append(message(0))  # the library saw that nobody waited, and then we came
+    library.queue.append(message(0))  # queued just before the asynchronous read
     library.comes(1)
     first = source.next(0)
     assert first is not None
@@ -95,7 +93,7 @@ def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(
     assert [first.entry, *rest(source)] == [0, 1]
 
 
-def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(
+def test_message_queued_during_the_request_is_read_without_the_callback(
     library: Library, source: MessageSource
 ) -> None:
     source.notify_when_readable(lambda: None)
@@ -105,7 +103,7 @@ def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(
     assert rest(source) == [1]
 
 
-def test_it_tells_of_its_end(library: Library, source: MessageSource) -> None:
+def test_callback_is_called_at_the_end(library: Library, source: MessageSource) -> None:
     told: list[int] = []
     source.notify_when_readable(lambda: told.append(1))
     library.closed = True

@@ -1,4 +1,4 @@
-"""Policies of a cluster's topic, which another service may change between two questions."""
+"""Policies of a cluster's topic that another service changes between two requests."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ STOCK = {"limitSize": DEFAULT_QUOTA_BYTES, "limitTime": -1, "policy": "producer_
 
 
 class Silent:
-    """An interface that must not be asked."""
+    """An admin client that must not be called."""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         raise AssertionError(f"{method} {path}")
 
 
-def test_quotas_that_another_service_gave_a_topic_meanwhile_count() -> None:
+def test_quotas_set_by_another_service_meanwhile_count() -> None:
     own = {"destination_storage": UNLIMITED, "message_age": UNLIMITED}
     policies = Policies(0, {"destination_storage": STOCK}, None, None, None, own, 0)
     lifted = override_policies(

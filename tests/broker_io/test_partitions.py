@@ -1,4 +1,4 @@
-"""Partitions: their names, and which one a key goes to, as the Java client has it."""
+"""Partitions: their names, and the partition of a key, as in the Java client."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def test_hashes_are_those_of_the_java_client(hashing: Hashing) -> None:
 
 @settings(max_examples=100)  # one example has many texts
 @given(st.lists(st.text(max_size=12), min_size=5, max_size=20), st.sampled_from(HASHINGS))
-def test_many_texts_have_the_hashes_of_each(texts: list[str], hashing: Hashing) -> None:
+def test_hashes_of_many_texts_are_those_of_each(texts: list[str], hashing: Hashing) -> None:
     assert hashes(texts, hashing).tolist() == [int(hashes([text], hashing)[0]) for text in texts]
 
 
 @settings(max_examples=100)
 @given(st.lists(keys, min_size=1, max_size=20), st.integers(1, 9), st.sampled_from(HASHINGS))
-def test_a_key_goes_where_its_text_goes(some: list[bytes], count: int, hashing: Hashing) -> None:
+def test_partition_of_a_key_is_that_of_its_text(some: list[bytes], count: int, hashing: Hashing) -> None:
     chosen = choose(some, count, hashing).tolist()
     assert chosen == [int(hashes([key_to_text(key)], hashing)[0]) % count for key in some]
     assert all(0 <= one < count for one in chosen)
 
 
 @given(st.text(min_size=1, max_size=20), st.integers(0, 999_999_999))
-def test_a_partition_is_found_by_its_name(topic: str, number: int) -> None:
+def test_partition_is_parsed_from_its_name(topic: str, number: int) -> None:
     assert partition_of(partition_name(topic, number)) == Partition(topic, number)
 
 
 @pytest.mark.parametrize(
     "name", ["T", "T-partition-", "T-partition-01", "-partition-1", "T-partition-1x", "T-partition-1\n"]
 )
-def test_other_names_are_those_of_no_partition(name: str) -> None:
+def test_other_names_are_no_partitions(name: str) -> None:
     assert partition_of(name) is None
 
 

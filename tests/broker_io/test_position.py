@@ -1,4 +1,4 @@
-"""Positions are ordered, printed and searched as tuples are."""
+"""Positions are ordered, printed and searched like tuples."""
 
 import bisect
 
@@ -14,12 +14,12 @@ ANY = st.builds(Position, st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1)
 
 
 @given(ANY)
-def test_what_is_printed_is_parsed(position: Position) -> None:
+def test_printed_positions_are_parsed(position: Position) -> None:
     assert Position.parse(str(position)) == position
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:2:3:4", "a:b", "1:", ":", "1:2:", "1.5:2", "1-2"])
-def test_what_is_no_position_is_quoted(text: str) -> None:
+def test_invalid_position_is_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="is not a position") as caught:
         Position.parse(text)
     assert repr(text) in str(caught.value)
@@ -33,13 +33,13 @@ def test_the_printed_form(position: Position, text: str) -> None:
 
 
 @given(ANY)
-def test_everything_stands_between_the_extremes(position: Position) -> None:
+def test_every_position_is_between_the_extremes(position: Position) -> None:
     assert position >= EARLIEST
     assert position <= LATEST or position[:2] == LATEST[:2]
 
 
 @given(st.lists(ANY, max_size=20))
-def test_columns_give_back_their_positions(positions: list[Position]) -> None:
+def test_columns_round_trip(positions: list[Position]) -> None:
     columns = Positions.of(positions)
     assert len(columns) == len(positions)
     assert [*columns] == positions

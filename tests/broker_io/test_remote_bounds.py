@@ -1,7 +1,10 @@
-"""What a log service bears: many streams, much under way, large answers, other people's bytes."""
+"""Limits of a log service: many streams, many pending appends, large answers, invalid bytes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,9 +47,7 @@ def remote(place: Place) -> Iterator[RemoteBroker]:
         yield broker
 
 
-def test_no_more_streams_than_the_service_bears(
-    place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_streams_is_limited(place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "MAX_READERS", 2)
     monkeypatch.setattr(service_module, "MAX_WRITERS", 1)
     with remote.reader(TOPIC) as reader, remote.reader(TOPIC), remote.writer(TOPIC) as writer:
@@ -66,7 +67,7 @@ def test_no_more_streams_than_the_service_bears(
     eventually(free)
 
 
-def test_many_waiting_readers_keep_nobody_from_anything(place: Place, remote: RemoteBroker) -> None:
+def test_many_waiting_readers_block_no_other_call(place: Place, remote: RemoteBroker) -> None:
     readers = [remote.reader(TOPIC) for _ in range(40)]
     with ThreadPoolExecutor(len(readers)) as pool:
         waiting = [pool.submit(reader.read, timeout=WAIT_SECONDS) for reader in readers]
@@ -79,9 +80,7 @@ def test_many_waiting_readers_keep_nobody_from_anything(place: Place, remote: Re
             assert positions_of(batch) == positions
 
 
-def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pending_appends_of_a_service_are_limited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "STREAM_BYTES", 20_000)
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
@@ -104,7 +103,7 @@ def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
     assert place.server.service._budget.used == 0
 
 
-def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
+def test_client_that_vanishes_while_waiting_keeps_no_budget(
     place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "STREAM_BYTES", 1)
@@ -113,7 +112,7 @@ def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
     gone = place.open()
     writer = gone.writer(TOPIC, exclusive=True)
     futures = [writer.append(Batch.of(numbered(1, number))) for number in range(3)]
-    eventually(lambda: len(place.broker.faults.held) == 1)  # the second one waits for it
+    eventually(lambda: len(place.broker.faults.held) == 1)  # the second append waits for the first one
     gone._connection.close()
     assert all(isinstance(future.exception(WAIT_SECONDS), AppendUnknown) for future in futures)
 
@@ -130,7 +129,7 @@ def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
     assert [placed.message for placed in read_all(place.log, TOPIC)] in ([], numbered(1))
 
 
-def test_an_append_over_what_the_service_takes_at_once_is_refused() -> None:
+def test_append_over_the_limit_of_the_service_is_rejected() -> None:
     place = Place(max_message_bytes=10_000, max_append_bytes=30_000)
     with place.open() as remote, remote.writer(TOPIC) as writer:
         with pytest.raises(InvalidMessage, match="30000"):
@@ -147,7 +146,7 @@ def opening(start: Any = EARLIEST) -> OpenReader:
 
 
 @pytest.mark.parametrize("size", [10, 10_000, 400_000, 3_000_000])
-def test_an_answer_holds_about_so_many_bytes_and_at_least_a_message(size: int) -> None:
+def test_answer_is_limited_in_bytes_and_has_at_least_one_message(size: int) -> None:
     broker = MemoryBroker()
     broker.create_topic(TOPIC)
     with broker.writer(TOPIC) as writer:
@@ -178,7 +177,7 @@ def test_an_answer_has_only_the_labels_of_its_messages() -> None:
     assert found == texts
 
 
-def test_a_large_topic_is_read_in_its_order_by_many_answers(place: Place, remote: RemoteBroker) -> None:
+def test_large_topic_is_read_in_order_in_many_answers(place: Place, remote: RemoteBroker) -> None:
     rows = [Message(b"%d" % number, bytes(5_000)) for number in range(1_500)]
     with remote.writer(TOPIC) as writer:
         for start in range(0, 1_500, 500):
@@ -186,7 +185,7 @@ def test_a_large_topic_is_read_in_its_order_by_many_answers(place: Place, remote
     assert [placed.message for placed in read_all(remote, TOPIC)] == rows
 
 
-# --- other people's bytes ---
+# --- invalid bytes ---
 
 
 def stream_of(server: LogServer, method: str, *frames: bytes) -> list[bytes]:
@@ -196,7 +195,9 @@ def stream_of(server: LogServer, method: str, *frames: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("method", ["Append", "Read", "Hello", "Ledgers"])
 @pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n"])
-def test_noise_is_refused_and_the_service_goes_on(place: Place, remote: RemoteBroker, method: str, data: bytes) -> None:
+def test_invalid_bytes_are_rejected_without_other_effects(
+    place: Place, remote: RemoteBroker, method: str, data: bytes
+) -> None:
     prelude = {
         "Append": [messages.encode_open_writer(messages.OpenWriter(TOPIC, False))],
         "Read": [messages.encode_open_reader(opening())],
@@ -218,12 +219,12 @@ def test_noise_is_refused_and_the_service_goes_on(place: Place, remote: RemoteBr
     assert len(read_all(remote, TOPIC)) == 1
 
 
-def test_a_client_that_says_nothing_is_let_go(place: Place) -> None:
+def test_silent_client_is_disconnected(place: Place) -> None:
     assert stream_of(place.server, "Append") == []
     assert stream_of(place.server, "Read") == []
 
 
-def test_what_was_appended_before_noise_stays(place: Place) -> None:
+def test_appends_before_invalid_bytes_stay(place: Place) -> None:
     good = messages.encode_append(Batch.of(numbered(2)))
     with pytest.raises(grpc.RpcError):
         stream_of(
@@ -234,3 +235,10 @@ def test_what_was_appended_before_noise_stays(place: Place) -> None:
             good + b"noise",
         )
     assert [placed.message for placed in read_all(place.log, TOPIC)] == numbered(2)
+
+
+def test_grpc_does_not_touch_forked_children() -> None:
+    code = "import broker_io.remote.connection, os; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
+    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert output.stdout == "0\n"

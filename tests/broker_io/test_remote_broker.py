@@ -1,4 +1,4 @@
-"""The log of a service when things go wrong: away, restarted, killed, slow, full, asked for what may not be."""
+"""The log of a service under faults: unavailable, restarted, killed, slow, full, or with forbidden requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def unused_port() -> int:
         return port
 
 
-# --- nobody there ---
+# --- no service ---
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def unused_port() -> int:
     ["txnbuf:", "txnbuf://", "txnbuf://host", "txnbuf://host:", "txnbuf://:1", "txnbuf://host:0", "txnbuf://host:x",
      "txnbuf://host:65536", "txnbuf:host:1", "txnbuf://host:1/topic", "txnbuf://me@host:1", "txnbuf://::1:1"],
 )  # fmt: skip
-def test_an_address_that_can_not_be_is_quoted(address: str) -> None:
+def test_invalid_address_is_quoted(address: str) -> None:
     with pytest.raises(InvalidAddress, match=address.replace("?", r"\?")):
         open_broker(address)
 
 
-def test_nobody_at_the_address_is_told_at_once_and_by_name() -> None:
+def test_address_without_a_service_is_named() -> None:
     target = f"127.0.0.1:{unused_port()}"
     with pytest.raises(ServiceUnavailable, match=target):
-        open_broker(f"txnbuf://{target}")
+        open_broker(f"txnbuf://{target}", max_unavailable=0.3)
 
 
-def test_a_service_without_a_log_is_told_from_one_that_is_away() -> None:
+def test_service_without_a_log_is_distinguished_from_an_unavailable_one() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -111,9 +111,7 @@ def test_without_grpcio_the_package_to_install_is_named() -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_reader_goes_on_where_it_was_when_the_service_comes_back(
-    place: Place, remote: RemoteBroker, end: str
-) -> None:
+def test_reader_continues_after_a_restart_of_the_service(place: Place, remote: RemoteBroker, end: str) -> None:
     with place.log.writer(TOPIC) as writer, remote.reader(TOPIC) as reader:
         put(writer, numbered(10))
         first = reader.read(limit=4)
@@ -125,16 +123,14 @@ def test_a_reader_goes_on_where_it_was_when_the_service_comes_back(
             place.start()
             if start == 30:
                 break
-            batch = reader.read(limit=3)  # what is left of a batch is asked for again
+            batch = reader.read(limit=3)  # the rest of a batch is requested again
             assert batch is not None
             found += batch
         found += read_on(reader)
     assert [placed.message for placed in found] == numbered(40)
 
 
-def test_a_reader_at_the_end_misses_nothing_that_came_while_the_service_was_away(
-    place: Place, remote: RemoteBroker
-) -> None:
+def test_reader_at_the_end_misses_no_message_of_a_restart(place: Place, remote: RemoteBroker) -> None:
     with place.log.writer(TOPIC) as writer:
         put(writer, numbered(5))
         with remote.reader(TOPIC, LATEST) as reader:
@@ -144,9 +140,7 @@ def test_a_reader_at_the_end_misses_nothing_that_came_while_the_service_was_away
             assert [placed.message for placed in read_count(reader, 5)] == numbered(5, 5)
 
 
-def test_a_reader_at_the_end_of_an_empty_topic_is_told_what_was_trimmed_meanwhile(
-    place: Place, remote: RemoteBroker
-) -> None:
+def test_reader_of_an_empty_topic_raises_for_messages_trimmed_meanwhile(place: Place, remote: RemoteBroker) -> None:
     with place.log.writer(TOPIC) as writer, remote.reader(TOPIC, LATEST) as reader:
         place.kill()
         put(writer, numbered(5))
@@ -158,7 +152,7 @@ def test_a_reader_at_the_end_of_an_empty_topic_is_told_what_was_trimmed_meanwhil
             reader.read(timeout=1)
 
 
-def test_a_waiting_reader_is_found_again(place: Place, remote: RemoteBroker) -> None:
+def test_waiting_reader_survives_a_restart(place: Place, remote: RemoteBroker) -> None:
     with remote.reader(TOPIC) as reader, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
         eventually(lambda: bool(place.server.service._readings))
@@ -170,7 +164,7 @@ def test_a_waiting_reader_is_found_again(place: Place, remote: RemoteBroker) -> 
         assert positions_of(batch) == positions[: len(batch)]
 
 
-def test_a_reader_of_another_incarnation_is_not_gone_on_with(place: Place, remote: RemoteBroker) -> None:
+def test_reader_does_not_continue_in_another_incarnation(place: Place, remote: RemoteBroker) -> None:
     with place.log.writer(TOPIC) as writer:
         put(writer, numbered(3))
     with remote.reader(TOPIC) as reader:
@@ -185,10 +179,10 @@ def test_a_reader_of_another_incarnation_is_not_gone_on_with(place: Place, remot
         for _ in range(2):
             with pytest.raises(TopicNotFound, match="re-created"):
                 drain(reader, found)
-        assert [placed.message for placed in found] == numbered(3)[1 : 1 + len(found)]  # it may have been read ahead
+        assert [placed.message for placed in found] == numbered(3)[1 : 1 + len(found)]  # it may have been prefetched
 
 
-def test_who_asks_waits_for_a_service_that_is_away_but_not_for_ever(place: Place) -> None:
+def test_calls_wait_for_an_unavailable_service_for_a_limited_time(place: Place) -> None:
     with place.open(max_unavailable=0.2) as remote, remote.reader(TOPIC) as reader:
         place.kill()
         for act in (remote.topics, reader.read, lambda: remote.writer(TOPIC), lambda: remote.reader(TOPIC)):
@@ -210,7 +204,7 @@ def _answers(act: Callable[[], object]) -> bool:
     return True
 
 
-def test_questions_are_answered_by_the_service_that_came_back(place: Place, remote: RemoteBroker) -> None:
+def test_queries_are_answered_by_the_restarted_service(place: Place, remote: RemoteBroker) -> None:
     for _ in range(2):
         place.restart()
         assert remote.topics() == [TOPIC]
@@ -218,9 +212,7 @@ def test_questions_are_answered_by_the_service_that_came_back(place: Place, remo
 
 
 @pytest.mark.parametrize("landing", [True, False])
-def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
-    place: Place, remote: RemoteBroker, landing: bool
-) -> None:
+def test_pending_append_is_unknown_and_not_repeated(place: Place, remote: RemoteBroker, landing: bool) -> None:
     writer = remote.writer(TOPIC)
     put(writer, numbered(1))
     place.broker.faults.hold(written=landing)
@@ -244,7 +236,7 @@ def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
     ]
 
 
-def test_a_stop_ends_streams_that_wait_and_says_so(place: Place) -> None:
+def test_stop_ends_waiting_streams_with_an_error(place: Place) -> None:
     with place.open(max_unavailable=0.0) as remote:
         reader, writer = remote.reader(TOPIC), remote.writer(TOPIC)
         with ThreadPoolExecutor(1) as pool:
@@ -254,10 +246,10 @@ def test_a_stop_ends_streams_that_wait_and_says_so(place: Place) -> None:
         assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), PeerError)
 
 
-# --- clients that go ---
+# --- clients that end ---
 
 
-def test_what_a_vanished_client_had_open_is_given_up(place: Place, remote: RemoteBroker) -> None:
+def test_readers_and_writers_of_a_vanished_client_are_closed(place: Place, remote: RemoteBroker) -> None:
     gone = place.open()
     writer = gone.writer(TOPIC, exclusive=True)
     put(writer, numbered(1))
@@ -283,7 +275,7 @@ def test_what_a_vanished_client_had_open_is_given_up(place: Place, remote: Remot
     eventually(free)
 
 
-def test_a_cancelled_future_harms_nobody(place: Place, remote: RemoteBroker) -> None:
+def test_cancelled_future_affects_no_other(place: Place, remote: RemoteBroker) -> None:
     with remote.writer(TOPIC) as writer:
         place.broker.faults.hold()
         first, second = writer.append(Batch.of(numbered(1))), writer.append(Batch.of(numbered(1, 1)))
@@ -294,18 +286,18 @@ def test_a_cancelled_future_harms_nobody(place: Place, remote: RemoteBroker) -> 
         assert len(put(writer, numbered(1, 2))) == 1
 
 
-# --- what is told of a log ---
+# --- queries ---
 
 
 class Emptied(MemoryBroker):
-    """Has ledgers of every kind."""
+    """A broker with ledgers of every kind."""
 
     def ledgers(self, topic: str) -> list[Ledger]:
         kinds = [(closed, lasting) for closed in (False, True) for lasting in (False, True)]
         return [Ledger(number, 0, 7, closed, lasting) for number, (closed, lasting) in enumerate(kinds)]
 
 
-def test_ledgers_are_told_as_they_are() -> None:
+def test_ledgers_are_sent_unchanged() -> None:
     log = Emptied()
     with LogServer(log) as server, open_broker(server.address) as remote:
         assert remote.ledgers(TOPIC) == log.ledgers(TOPIC)
@@ -315,7 +307,7 @@ def test_ledgers_are_told_as_they_are() -> None:
 
 
 class Failing(MemoryBroker):
-    """Fails each question with one error."""
+    """A broker that fails every query with one error."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -329,7 +321,7 @@ class Failing(MemoryBroker):
     "error",
     [Damaged("a/b", 7, "torn"), TopicNotFound("no ü"), PositionTrimmed("gone"), Damaged("p" * 9000, 7, "ü" * 9000)],
 )
-def test_an_error_of_the_log_is_the_same_error_here(error: Error) -> None:
+def test_error_of_the_log_is_the_same_error_for_the_client(error: Error) -> None:
     with LogServer(Failing(error)) as server, open_broker(server.address) as remote:
         with pytest.raises(type(error)) as raised:
             remote.ledgers(TOPIC)
@@ -337,7 +329,7 @@ def test_an_error_of_the_log_is_the_same_error_here(error: Error) -> None:
         assert {*vars(raised.value)} == {*vars(error)}
 
 
-def test_a_defect_of_the_service_is_no_silence() -> None:
+def test_unexpected_exception_of_the_service_is_reported() -> None:
     with LogServer(Failing(KeyError("what"))) as server, open_broker(server.address) as remote:
         with pytest.raises(Error, match="KeyError"):
             remote.ledgers(TOPIC)
@@ -353,7 +345,7 @@ def test_an_append_that_is_refused_does_not_end_its_writer(place: Place, remote:
     assert values(read_all(place.log, TOPIC)) == [b"value-1"]
 
 
-def test_a_read_that_failed_can_be_tried_again(place: Place, remote: RemoteBroker) -> None:
+def test_failed_read_can_be_retried(place: Place, remote: RemoteBroker) -> None:
     with place.log.writer(TOPIC) as writer:
         put(writer, numbered(3))
     with remote.reader(TOPIC) as reader:

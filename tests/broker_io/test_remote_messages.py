@@ -1,4 +1,4 @@
-"""Messages of the log service as bytes: golden ones, all sorts there and back, noise and damage refused."""
+"""Messages of the log service as bytes: golden ones, round trips, and rejection of invalid bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DAMAGED = Damaged("topics/1/1-0.log", 4096, "checksum of the block does not fit"
 
 
 def row(value: Any) -> Any:
-    """A value that `==` can compare."""
+    """A value that is comparable with `==`."""
     if isinstance(value, Batch | PlacedBatch | Positions):
         return [*value]
     if isinstance(value, Error):
@@ -104,7 +104,7 @@ def test_cut_off_or_extended_bytes_are_refused(name: str) -> None:
 
 
 @given(st.sampled_from([*GOLDEN]), st.data())
-def test_damage_and_noise_are_refused_or_read_but_never_anything_else(name: str, data: st.DataObject) -> None:
+def test_damaged_bytes_are_decoded_or_rejected_without_other_errors(name: str, data: st.DataObject) -> None:
     value, encode, decode = GOLDEN[name]
     good = bytearray(encode(value))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -123,11 +123,11 @@ ERRORS = st.builds(PositionTrimmed, st.text(max_size=5))
 
 
 @given(st.lists(POSITIONS | ERRORS, max_size=6))
-def test_outcomes_come_back(outcomes: list[messages.Outcome]) -> None:
+def test_outcomes_round_trip(outcomes: list[messages.Outcome]) -> None:
     assert row(messages.decode_appended(messages.encode_appended(outcomes))) == row(outcomes)
 
 
-def test_a_long_run_of_positions_is_a_few_bytes() -> None:
+def test_long_range_of_positions_takes_a_few_bytes() -> None:
     assert len(messages.encode_appended([Positions.consecutive(2, 1_000_000, 100_000)])) < 40
 
 
@@ -142,13 +142,13 @@ def placed_batches(draw: st.DrawFn) -> PlacedBatch:
 
 
 @given(placed_batches())
-def test_answers_come_back(batch: PlacedBatch) -> None:
+def test_answers_round_trip(batch: PlacedBatch) -> None:
     found = messages.decode_answer(messages.encode_answer(Answer(batch)))
     assert found.batch is not None
     assert [*found.batch] == [*batch]
 
 
-def test_a_block_of_a_client_is_not_unpacked_and_names_no_label_that_it_lacks() -> None:
+def test_block_of_a_client_is_not_decompressed_and_its_labels_are_checked() -> None:
     batch = Batch.of([Message(b"k", b"v" * 1000)] * 5)
     packed = b"".join(encode_block(batch, first_entry=0, publish_time=0, compress=True).chunks)
     with pytest.raises(MalformedMessage, match="compressed"):
@@ -160,7 +160,7 @@ def test_a_block_of_a_client_is_not_unpacked_and_names_no_label_that_it_lacks() 
             messages.decode_appends(lying)
 
 
-def test_errors_keep_class_message_and_what_they_carry() -> None:
+def test_errors_keep_class_message_and_details() -> None:
     found = error_from_fields(error_to_fields(DAMAGED))
     assert isinstance(found, Damaged)
     assert (str(found), found.path, found.offset, found.what) == (
@@ -169,7 +169,7 @@ def test_errors_keep_class_message_and_what_they_carry() -> None:
     assert found.exit_code == 4
 
 
-def test_an_unknown_error_is_one_of_its_fault_and_no_peer_sets_what_a_class_says() -> None:
+def test_unknown_error_is_of_its_fault_and_overrides_no_class_attribute() -> None:
     fields = {**error_to_fields(Fenced("gone")), "name": "FromTheFuture", "details": {"retryable": 1, "shard": 3}}
     found = error_from_fields(fields)
     assert type(found).__name__ == "PeerError"
@@ -178,7 +178,7 @@ def test_an_unknown_error_is_one_of_its_fault_and_no_peer_sets_what_a_class_says
         error_from_fields({**fields, "fault": "nobody"})
 
 
-def test_a_long_message_is_cut_so_that_it_fits_into_a_trailer() -> None:
+def test_long_message_is_cut_to_fit_into_a_trailer() -> None:
     found = error_from_fields(error_to_fields(Damaged("p" * 50_000, 1, "w" * 50_000)))
     assert len(str(found)) == LONGEST_MESSAGE
     assert len(messages.encode_error(Damaged("ü" * 50_000, 1, "w" * 50_000))) < 16_000

@@ -1,4 +1,4 @@
-"""How long a failing attempt is repeated, and who ends that."""
+"""The duration of retries, and what ends them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_io import retrying
+from broker_io import waits
 from broker_io.errors import Closed, ServiceUnavailable, TopicNotFound
-from broker_io.retrying import RetryPolicy
+from broker_io.waits import RetryPolicy
 
 
 class Clock:
-    """Time passes only in `sleep`, and where a test says so."""
+    """A clock that advances in `sleep` and on request only."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,13 +26,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("broker_io.retrying.time.monotonic", lambda: clock.now)
-    monkeypatch.setattr("broker_io.retrying.time.sleep", clock.sleep)
+    monkeypatch.setattr("broker_io.waits.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("broker_io.waits.time.sleep", clock.sleep)
     return clock
 
 
 def failing(clock: Clock, *, first: float = 0.0) -> Callable[[], None]:
-    """An attempt that never succeeds; the first one takes so many seconds."""
+    """An attempt that always fails; the first call takes `first` seconds."""
     left = [first]
 
     def attempt() -> None:
@@ -48,12 +48,12 @@ def nothing() -> None: ...
 def test_an_attempt_is_repeated_until_the_time_is_up(clock: Clock) -> None:
     with pytest.raises(ServiceUnavailable, match="it is away"):
         RetryPolicy(20.0, nothing)("it", failing(clock))
-    assert 20.0 <= clock.now - 100.0 <= 20.0 + retrying.LONGEST_PAUSE
-    assert max(clock.pauses) <= retrying.LONGEST_PAUSE
-    assert clock.pauses[0] <= retrying.FIRST_PAUSE
+    assert 20.0 <= clock.now - 100.0 <= 20.0 + waits.LONGEST_PAUSE
+    assert max(clock.pauses) <= waits.LONGEST_PAUSE
+    assert clock.pauses[0] <= waits.FIRST_PAUSE
 
 
-def test_without_time_there_is_one_attempt(clock: Clock) -> None:
+def test_without_retry_time_there_is_one_attempt(clock: Clock) -> None:
     with pytest.raises(ServiceUnavailable):
         RetryPolicy(0.0, nothing)("it", failing(clock))
     assert clock.pauses == []
@@ -61,7 +61,7 @@ def test_without_time_there_is_one_attempt(clock: Clock) -> None:
 
 @pytest.mark.parametrize("from_start", [False, True])
 def test_a_long_first_attempt_counts_only_from_the_start(clock: Clock, from_start: bool) -> None:
-    """A read may wait for longer than a service may be away; a question may not."""
+    """A read may wait longer than a service may be unavailable; a query may not."""
     with pytest.raises(ServiceUnavailable):
         RetryPolicy(20.0, nothing, from_start=from_start)("it", failing(clock, first=30.0))
     assert bool(clock.pauses) is not from_start
@@ -76,7 +76,7 @@ def test_other_errors_end_it_at_once(clock: Clock) -> None:
     assert clock.pauses == []
 
 
-def test_it_ends_once_nobody_waits(clock: Clock) -> None:
+def test_retries_end_when_the_caller_closes(clock: Clock) -> None:
     def check() -> None:
         if clock.now > 105.0:
             raise Closed("closed in this process")
@@ -85,5 +85,5 @@ def test_it_ends_once_nobody_waits(clock: Clock) -> None:
         RetryPolicy(20.0, check)("it", failing(clock))
     assert clock.now < 107.0
     clock.now = 200.0
-    with pytest.raises(Closed):  # also where no time is left
+    with pytest.raises(Closed):  # also if no time is left
         RetryPolicy(0.0, check)("it", failing(clock))

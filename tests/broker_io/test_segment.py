@@ -1,4 +1,4 @@
-"""Segments and their sparse index: going from block to block, seeking, and an index that is only a hint."""
+"""Segments and their sparse index: iteration over blocks, seeking, and an index that is only a hint."""
 
 import pytest
 from golden_files import committed
@@ -61,7 +61,7 @@ def test_golden_index() -> None:
     assert decode_index(data, 1 << 30) == SOME
 
 
-def test_an_index_ends_at_the_first_entry_that_does_not_hold() -> None:
+def test_index_ends_at_the_first_invalid_entry() -> None:
     data = encode_index(SOME)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
@@ -73,7 +73,7 @@ def test_an_index_ends_at_the_first_entry_that_does_not_hold() -> None:
     assert decode_index(encode_index(SOME[::-1]), 1 << 30) == SOME[2:]
 
 
-def test_headers_are_hopped_and_damage_is_named() -> None:
+def test_headers_are_iterated_and_damage_is_named() -> None:
     made = blocks(20)
     disk, end = disk_with(made)
     file = disk.open(PATH)
@@ -103,7 +103,7 @@ def test_whole_blocks_end_where_one_is_torn_or_does_not_follow() -> None:
 
 
 @given(st.integers(1, 60), st.data())
-def test_a_sound_index_leads_to_the_right_block(count: int, data: st.DataObject) -> None:
+def test_valid_index_leads_to_the_right_block(count: int, data: st.DataObject) -> None:
     made = blocks(count)
     disk, end = disk_with(made)
     harm = data.draw(st.sampled_from(["none", "missing", "cut", "flipped", "lying"]))
@@ -159,7 +159,7 @@ def test_an_index_is_written_as_the_segment_grows_and_completed_when_it_is_opene
     assert all(entry.offset // length == entry.first_entry // 2 for entry in entries)
 
 
-def test_a_segment_syncs_what_it_wrote_even_after_it_was_closed() -> None:
+def test_segment_syncs_its_writes_even_after_it_was_closed() -> None:
     disk, _ = disk_with(blocks(2))
     segment = Segment(disk, PATH, 0)
     segment.sync()

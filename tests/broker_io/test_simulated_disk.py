@@ -1,4 +1,4 @@
-"""The simulated disk behaves as the real one while all is well, and forgets exactly what was not synced."""
+"""The simulated disk behaves like a real one without faults, and loses exactly unsynced changes."""
 
 import contextlib
 import errno
@@ -59,13 +59,13 @@ def outcome(action: Callable[[], object]) -> object:
 
 
 @given(st.lists(STEP, max_size=30))
-def test_answers_as_the_real_disk_does(steps: list[tuple]) -> None:
+def test_results_are_those_of_a_real_disk(steps: list[tuple]) -> None:
     simulated = SimulatedDisk()
     simulated.make_directory("/root")
     with tempfile.TemporaryDirectory() as root:
         for step in steps:
             if step[0] in ("create", "remove", "rename") and "sub" in step[1:]:
-                continue  # always a directory, which is neither moved nor removed
+                continue  # a directory, which is never moved or removed
             assert outcome(lambda step=step: do(simulated, "/root", step)) == outcome(
                 lambda step=step: do(SystemDisk(), root, step)
             ), step
@@ -87,7 +87,7 @@ def stable(disk: SimulatedDisk, path: str, data: bytes) -> None:
 @pytest.mark.parametrize("unsynced", Unsynced)
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=20)
-def test_what_was_synced_survives_every_power_loss(unsynced: Unsynced, seed: int) -> None:
+def test_synced_data_survives_every_power_loss(unsynced: Unsynced, seed: int) -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"stable" * 300)
     written(disk, "/a", b"more" * 300, offset=1800)
@@ -107,7 +107,7 @@ def test_lost_and_kept_are_the_two_extremes() -> None:
     assert kept.content("/a") == b"new"
 
 
-def test_a_prefix_is_every_prefix_and_nothing_else() -> None:
+def test_prefix_leaves_any_prefix_and_nothing_else() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"")
     written(disk, "/a", b"01234")
@@ -116,7 +116,7 @@ def test_a_prefix_is_every_prefix_and_nothing_else() -> None:
     assert found == {b"0123456789"[:size] for size in range(11)}
 
 
-def test_sectors_are_kept_whole_and_each_on_its_own() -> None:
+def test_sectors_are_kept_whole_and_independently() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", bytes(2048))
     written(disk, "/a", b"x" * 1536, offset=256)
@@ -161,7 +161,7 @@ def test_a_rename_without_a_sync_of_the_data_can_name_an_empty_file() -> None:
     assert disk.crash(Unsynced.LOST).content("/old") == b""
 
 
-def test_a_removal_without_a_sync_comes_back() -> None:
+def test_unsynced_removal_is_undone() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"1")
     disk.remove("/a")
@@ -170,7 +170,7 @@ def test_a_removal_without_a_sync_comes_back() -> None:
     assert disk.crash(Unsynced.KEPT).files() == {}
 
 
-def test_changes_of_names_are_kept_in_any_mixture() -> None:
+def test_any_subset_of_name_changes_is_kept() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"1")
     disk.remove("/a")
@@ -179,7 +179,7 @@ def test_changes_of_names_are_kept_in_any_mixture() -> None:
     assert found == {("/a",), ("/a", "/b"), ("/b",), ()}
 
 
-def test_files_go_with_a_directory_that_was_not_synced() -> None:
+def test_files_are_lost_with_an_unsynced_directory() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     file = disk.open("/d/a", write=True, create=True)
@@ -243,7 +243,7 @@ def test_after_a_failed_sync_only_writing_again_helps() -> None:
     assert disk.crash(Unsynced.LOST).content("/a") == b"2"
 
 
-def test_a_crash_instead_of_a_sync_does_not_keep_the_next_process_from_syncing() -> None:
+def test_next_process_can_sync_after_a_crash_at_a_sync() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"1")
     file = disk.open("/a", write=True)
@@ -304,7 +304,7 @@ def test_locks_exclude_until_closed_or_dead() -> None:
     assert disk.kill().lock("/lock") is not None
 
 
-def test_identity_changes_with_the_file_behind_a_name() -> None:
+def test_identity_changes_with_the_file_of_a_name() -> None:
     disk = SimulatedDisk()
     written(disk, "/a", b"1")
     before = disk.identity("/a")
@@ -314,7 +314,7 @@ def test_identity_changes_with_the_file_behind_a_name() -> None:
     assert disk.identity("/a") != before
 
 
-def test_a_removed_file_lives_on_for_who_has_it_open() -> None:
+def test_removed_file_stays_readable_while_open() -> None:
     disk = SimulatedDisk()
     written(disk, "/a", b"1")
     file = disk.open("/a")
@@ -344,7 +344,7 @@ def test_a_file_opened_to_read_refuses_to_write() -> None:
         file.size()
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_copy_is_independent() -> None:
     disk = SimulatedDisk()
     written(disk, "/a", b"1")
     copy = disk.copy()
@@ -355,7 +355,7 @@ def test_a_copy_goes_its_own_way() -> None:
     assert disk.content("/a") == b"1"
 
 
-def test_time_passes_only_when_somebody_sleeps() -> None:
+def test_time_passes_only_in_sleep() -> None:
     clock = SimulatedClock(now_ms=1000)
     assert (clock.now_ms(), clock.monotonic()) == (1000, 0.0)
     clock.sleep(0.25)
@@ -364,7 +364,7 @@ def test_time_passes_only_when_somebody_sleeps() -> None:
     assert (clock.now_ms(), clock.monotonic()) == (10, 0.25)
 
 
-def test_randomness_repeats_itself_for_a_seed() -> None:
+def test_randomness_is_repeatable_for_a_seed() -> None:
     first, again, other = SeededRandomness(1), SeededRandomness(1), SeededRandomness(2)
     tokens = [first.token(16), first.token(16)]
     assert tokens == [again.token(16), again.token(16)]

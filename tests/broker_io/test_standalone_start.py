@@ -1,4 +1,4 @@
-"""A broker for tests that comes back from a kill in a bad state is started again."""
+"""A test broker that restarts in a bad state after a kill is started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INFO  ResourceLockImpl - Acquired resource lock on /ledgers/available/127.0.0.1:
 
 
 class Scripted(Standalone):
-    """What each of its lives tells, look by look; the last goes on."""
+    """A broker with scripted logs for each launch and check; the last one is repeated."""
 
     def __init__(self, *lives: list[str]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def up(monkeypatch: pytest.MonkeyPatch) -> None:
 WELL = ["messaging service is ready\n" + LOOP]
 
 
-def test_a_broker_that_is_well_is_started_once() -> None:
+def test_healthy_broker_is_started_once() -> None:
     with Scripted(WELL, WELL) as broker:
         broker.start()
         assert broker.launches == 1
@@ -63,7 +63,7 @@ def test_a_broker_that_is_well_is_started_once() -> None:
         assert (broker.launches, broker.alive) == (2, True)
 
 
-def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> None:
+def test_broker_that_keeps_registering_its_bookie_is_restarted() -> None:
     late = [*WELL, *WELL, 30 * LOOP]
     with Scripted(WELL, [20 * LOOP], late, WELL) as broker:
         broker.kill()
@@ -71,7 +71,7 @@ def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> 
         assert (broker.launches, broker.alive) == (4, True)
 
 
-def test_a_broker_that_does_so_before_it_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_that_is_stuck_before_it_is_up_is_restarted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(WELL, [30 * LOOP], WELL) as broker:
         monkeypatch.setattr(standalone, "is_up", lambda _: not standalone.is_stuck(broker.telling[0]))
         broker.kill()
@@ -96,7 +96,7 @@ def test_a_broker_that_is_not_up_in_time_is_started_again_and_then_given_more_ti
     assert given == [standalone.STARTING, *(n * standalone.RETURNING for n in (1, 2, 3))]
 
 
-def test_a_broker_that_waits_for_something_is_waited_for_until_the_time_is_over(
+def test_broker_that_is_not_stuck_gets_the_whole_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(standalone, "is_up", lambda _: False)
@@ -105,20 +105,20 @@ def test_a_broker_that_waits_for_something_is_waited_for_until_the_time_is_over(
 
 def test_a_broker_that_ends_while_it_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standalone, "is_up", lambda _: False)
-    with pytest.raises(NoPulsar, match=r"ended while it started(.|\n)*the port is taken$"):
+    with pytest.raises(NoPulsar, match=r"ended during its start(.|\n)*the port is taken$"):
         standalone.wait_until_up("", lambda: False, lambda: "starting\nthe port is taken", 60.0)
 
 
-def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
+def test_broker_that_stays_stuck_is_an_error() -> None:
     with Scripted(WELL, [30 * LOOP]) as broker:
         broker.kill()
-        with pytest.raises(NoPulsar, match=f"isn't up after {STARTS} starts(.|\n)*was invalidated"):
+        with pytest.raises(NoPulsar, match=f"is not up after {STARTS} starts(.|\n)*was invalidated"):
             broker.start()
         assert (broker.launches, broker.alive) == (1 + STARTS, False)
 
 
 def with_program(home: Path, script: str) -> StandaloneProcess:
-    """A broker with a program in place of the server, which runs on after the script."""
+    """A broker with a script in place of the server, which keeps running after the script."""
     (home / "bin").mkdir()
     (home / "conf").mkdir()
     (home / "conf" / "standalone.conf").touch()
@@ -129,7 +129,7 @@ def with_program(home: Path, script: str) -> StandaloneProcess:
 
 
 def launched(broker: StandaloneProcess) -> str:
-    """What it tells first."""
+    """Launch a broker; its first line of output."""
     broker.directory.mkdir(exist_ok=True)
     broker.launch()
     deadline = time.monotonic() + 60.0
@@ -138,7 +138,7 @@ def launched(broker: StandaloneProcess) -> str:
     return broker.log()
 
 
-def test_the_log_of_a_broker_is_that_of_its_last_life(tmp_path: Path) -> None:
+def test_log_of_a_broker_is_that_of_its_last_launch(tmp_path: Path) -> None:
     broker = with_program(tmp_path, f"echo x >>{tmp_path}/lives; echo life $(wc -l <{tmp_path}/lives)")
     try:
         for life in (1, 2):
@@ -149,8 +149,8 @@ def test_the_log_of_a_broker_is_that_of_its_last_life(tmp_path: Path) -> None:
     assert broker.output.read_text() == "life 1\nlife 2\n"
 
 
-def test_all_that_a_broker_stores_stands_in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pulsar takes ZooKeeper if it is told to, or if somebody left its data in the distribution."""
+def test_broker_stores_everything_in_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulsar uses ZooKeeper if it is configured, or if there is data of it in the distribution."""
     monkeypatch.setenv("PULSAR_STANDALONE_USE_ZOOKEEPER", "1")
     broker = with_program(
         tmp_path, 'echo "$PULSAR_STANDALONE_USE_ZOOKEEPER $PULSAR_LOG_DIR $ROCKSDB_SHAREDLIB_DIR" "$@"'
@@ -168,7 +168,7 @@ def test_all_that_a_broker_stores_stands_in_its_own_directory(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("ours", "given"), [("", "-Xmx1g"), ("-Xmx3g -XX:MaxDirectMemorySize=7g", "-Xmx3g")])
-def test_a_broker_has_as_much_memory_as_we_are_told(
+def test_memory_of_a_broker_is_that_of_the_environment(
     ours: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PULSAR_MEM", ours)

@@ -1,4 +1,4 @@
-"""What a process tells of its waits: those that last, with what was said at the last attempt."""
+"""The waits that a process shows: the long ones, with the error of the last attempt."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 
 from broker_io import waits
 from broker_io.errors import ServiceUnavailable
-from broker_io.retrying import RetryPolicy
-from broker_io.waits import LongWait, long_waits, waiting
+from broker_io.waits import LongWait, RetryPolicy, long_waits, waiting
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests of this process wait for, or waited for in vain just now, is not among them."""
+    """Hide the waits of other tests in this process."""
     monkeypatch.setattr(waits, "_waits", {})
     monkeypatch.setattr(waits, "_failed", {})
 
@@ -40,7 +39,7 @@ def test_a_wait_is_shown_once_it_has_lasted_and_until_it_is_over(clock: list[flo
         assert [str(one) for one in long_waits()] == ["waiting for the moon for 9 s: behind a cloud"]
 
 
-def test_it_is_logged_once(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_wait_is_logged_once(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="txnbuffer.waits"), waiting("the moon") as wait:
         for _ in range(10):
             clock[0] += 1
@@ -48,7 +47,7 @@ def test_it_is_logged_once(clock: list[float], caplog: pytest.LogCaptureFixture)
     assert caplog.messages == ["waiting for the moon for 4 s: behind a cloud"]
 
 
-def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
+def test_paused_wait_is_not_shown(clock: list[float]) -> None:
     wait = waits.begin("acknowledgements")
     clock[0] += 4
     assert len(long_waits()) == 1
@@ -64,7 +63,7 @@ def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
     waits.end(wait)
 
 
-def test_what_is_tried_again_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_are_shown_as_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "LONG_SECONDS", 0.0)
     seen: list[list[str]] = []
 
@@ -79,7 +78,7 @@ def test_what_is_tried_again_is_among_them(monkeypatch: pytest.MonkeyPatch) -> N
     assert long_waits() == []
 
 
-def test_who_gives_up_and_begins_anew_has_waited_all_the_time(clock: list[float]) -> None:
+def test_next_attempt_continues_a_failed_wait(clock: list[float]) -> None:
     for _ in range(3):
         with pytest.raises(ServiceUnavailable), waiting("the moon"):
             clock[0] += 10

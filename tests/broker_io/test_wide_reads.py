@@ -1,4 +1,4 @@
-"""Messages with names of properties of their own: what reads them together stays small, and gives all of them."""
+"""Messages with distinct property names: combined reads stay small and return all of them."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def test_width() -> None:
     assert width.full
 
 
-def test_a_log_and_those_who_follow_it_put_no_more_names_together_than_go_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_and_followers_limit_the_property_names_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "CELLS", CELLS)
     address = f"file:{tmp_path}"
     with open_broker(address) as broker:
@@ -75,7 +73,7 @@ def test_a_log_and_those_who_follow_it_put_no_more_names_together_than_go_well(
     )
 
 
-def test_few_names_are_read_together_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_messages_are_read_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "CELLS", CELLS)
     address = f"file:{tmp_path}"
     with open_broker(address) as broker:
@@ -90,7 +88,7 @@ texts = st.dictionaries(st.text(max_size=4), st.sampled_from(["1", "-7", "123456
 
 
 @given(st.lists(texts, min_size=1, max_size=20))
-def test_the_names_of_a_block_are_those_of_its_columns(rows: list[dict[str, str]]) -> None:
+def test_property_names_of_a_block_are_those_of_its_columns(rows: list[dict[str, str]]) -> None:
     batch = Batch.of([Message(b"k", b"v", row) for row in rows])
     data = b"".join(encode_block(batch, first_entry=0, publish_time=0, place=1).chunks)
     block = open_block(data, 0, parse_header(data, 0, 1))

@@ -1,4 +1,4 @@
-"""The conformance checklist as far as it concerns the buffer itself; `tests/CHECKLIST.md` tells where the rest is."""
+"""The rows of the conformance checklist about the buffer itself; `tests/CHECKLIST.md` lists where the others are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_row_03_a_removed_ledgers_abort_is_trimmed_and_the_newer_is_kept() -> No
     assert owner.recovered().buffer.aborted.ids() == [Y, Z]
 
 
-def test_row_07_fourteen_aborts_in_parts_of_five() -> None:
+def test_row_07_fourteen_aborts_in_segments_of_five() -> None:
     log = Log()
     for least in range(1, 15):
         log.record(TxnId(0, least), 1)
@@ -62,7 +62,7 @@ def test_row_07_fourteen_aborts_in_parts_of_five() -> None:
         if least == 10:
             log.new_ledger()
     owner = folded(log, segment_size=5)
-    assert [len(part.items) for part in owner.parts.values()] == [5, 5]
+    assert [len(part.items) for part in owner.segments.values()] == [5, 5]
     assert owner.buffer.segments.unsealed_size == 4
     other = owner.recovered()
     assert other.buffer.snapshot_state().differences(owner.buffer.snapshot_state()) == []

@@ -1,4 +1,4 @@
-"""The pieces of the buffer's state, each against something simple that can't be wrong."""
+"""The pieces of the buffer's state, each compared with a naive model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pyroaring import BitMap64
 from broker_io.batch import Labels
 from broker_io.position import Position, Positions
 from txnbuffer.buffer import Damage, TransactionBuffer
-from txnbuffer.buffer.buffer import DAMAGE_KEPT
-from txnbuffer.buffer.segments import BufferSegments
+from txnbuffer.buffer.buffer import DAMAGE_KEPT, BufferSegments
 from txnbuffer.buffer.sets import (
     AbortedSet,
     CoordinatorState,
@@ -24,8 +23,8 @@ from txnbuffer.buffer.sets import (
     coordinator_states,
 )
 from txnbuffer.buffer.state import Items
-from txnbuffer.columns import UNREADABLE, ids, used
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
+from txnbuffer.protocol import UNREADABLE, ids, used
 
 txns = st.builds(TxnId, st.sampled_from([0, 1, MAX_LEAST]), st.one_of(st.integers(1, 50), st.integers(1, MAX_LEAST)))
 
@@ -52,7 +51,7 @@ def test_the_aborted_set_is_a_set(steps: list[tuple[bool, list[TxnId]]], asked: 
     )
 
 
-def test_ids_that_are_none_are_never_aborted() -> None:
+def test_invalid_ids_are_never_aborted() -> None:
     aborted = AbortedSet()
     aborted.add([TxnId(0, 1)])
     assert aborted.mask(np.array([-1, -2, 0]), np.array([-1, -2, 1])).tolist() == [False, False, True]
@@ -168,7 +167,7 @@ def test_suppressed_ranges_answer_for_every_position(drawn, data) -> None:
 
 
 @given(st.integers(1, 6), st.lists(st.one_of(st.integers(1, 9), st.none()), max_size=20))
-def test_parts_hold_exactly_their_size_in_log_order(size: int, steps: list[int | None]) -> None:
+def test_segments_hold_exactly_their_size_in_log_order(size: int, steps: list[int | None]) -> None:
     parts, least, place = BufferSegments(size), 0, Position(1, 0)
     expected: list[object] = []
     for count in steps:
@@ -205,7 +204,7 @@ def test_suppressed_messages_that_follow_one_another_are_one_range() -> None:
     assert (part.items.first, part.items.last, part.summary.last_ledger) == (Position(1, 3), Position(1, 10), 1)
 
 
-def test_parts_that_nobody_took_are_not_trimmed() -> None:
+def test_segments_that_nobody_took_are_not_trimmed() -> None:
     parts = BufferSegments(1)
     parts.add_aborts([TxnId(0, least) for least in (1, 2, 3)], Position(1, 0))
     assert parts.trim(9) == []
@@ -217,7 +216,7 @@ def test_parts_that_nobody_took_are_not_trimmed() -> None:
     assert parts.trim(9) == [3]
 
 
-def test_a_part_of_no_items_is_refused() -> None:
+def test_a_segment_of_no_items_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TransactionBuffer(segment_size=0)
 

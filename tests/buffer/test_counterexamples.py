@@ -112,14 +112,14 @@ def test_h3_an_abort_that_finds_no_record_enters_the_ended_set_only() -> None:
     assert owner.buffer.suppressed.ranges() == [(late, late)]
 
 
-def test_h4_a_zombies_one_phase_marker_is_void_behind_the_border() -> None:
+def test_h4_a_zombies_one_phase_marker_is_void_after_the_epoch_marker() -> None:
     log = Log()
     log.record(X, 1)
-    border = log.mark(marker(epoch=2))
+    epoch_marker = log.mark(marker(epoch=2))
     void = log.end(X, COMMIT, 1, epoch=1, decided=False)
     log.end(X, ABORT, epoch=2)
     owner = folded(log)
-    assert EpochRaised(0, 2, border) in owner.effects
+    assert EpochRaised(0, 2, epoch_marker) in owner.effects
     assert Void(X, COMMIT, void, 1, 2) in owner.effects
     assert visible(log, owner.buffer) == []
     assert owner.buffer.counters.void == 1
@@ -163,7 +163,7 @@ def test_h4_epochs_are_compared_within_one_coordinator() -> None:
     assert visible(log, folded(log).buffer) == [first]
 
 
-def test_h10_resuming_at_the_applied_position_does_not_judge_anything_twice() -> None:
+def test_h10_resuming_at_the_applied_position_applies_nothing_twice() -> None:
     log = Log()
     y = log.record(Y, 1)
     x = log.record(X, 1)

@@ -1,4 +1,4 @@
-"""A batch as runs, markers and undecodable records; by rows and by columns alike."""
+"""Decoding a batch into slices, markers and undecodable records, by rows and by columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X, Y = TxnId(0, 1), TxnId(0, 2)
 
 
 def both(placed: PlacedBatch) -> list[object]:
-    """What rows and columns agree on; errors by kind and message."""
+    """The items of a batch, after checking that rows and columns decode to the same; errors as type and message."""
     rows, columns = ([_comparable(item) for item in way(placed)] for way in (decode_rows, decode_columns))
     assert rows == columns
     return rows

@@ -34,7 +34,9 @@ def test_i1_restored_and_replayed_equals_all(history, segment_size, cut, other_c
     assert second.buffer.snapshot_state().differences(everything.buffer.snapshot_state()) == []
     assert second.buffer.aborted.ids() == everything.buffer.aborted.ids()
     assert second.buffer.suppressed.ranges() == everything.buffer.suppressed.ranges()
-    assert [part.summary for part in second.parts.values()] == [part.summary for part in everything.parts.values()]
+    assert [part.summary for part in second.segments.values()] == [
+        part.summary for part in everything.segments.values()
+    ]
 
 
 @given(histories(), segment_sizes, cuts, st.data())
@@ -162,16 +164,16 @@ def test_how_the_log_is_cut_into_batches_does_not_matter(history, cut, other_cut
     one.run(history, sizes=cut)
     other.run(history, sizes=other_cut)
     assert one.buffer.snapshot_state().differences(other.buffer.snapshot_state()) == []
-    assert [part.summary for part in one.parts.values()] == [part.summary for part in other.parts.values()]
+    assert [part.summary for part in one.segments.values()] == [part.summary for part in other.segments.values()]
 
 
-def test_a_restore_refuses_missing_foreign_and_surplus_parts() -> None:
+def test_a_restore_refuses_missing_foreign_and_surplus_segments() -> None:
     log = Log()
     for least in range(1, 8):
         log.record(TxnId(0, least), 1)
         log.end(TxnId(0, least), Outcome.ABORT)
     owner = folded(log, segment_size=2)
-    state, parts = owner.buffer.snapshot_state(), [*owner.parts.values()]
+    state, parts = owner.buffer.snapshot_state(), [*owner.segments.values()]
     assert [part.number for part in parts] == [1, 2, 3]
     TransactionBuffer.restore(state, parts)
     for wrong in (parts[:-1], parts[1:], [*parts, parts[-1]], [parts[1], parts[0], parts[2]], []):

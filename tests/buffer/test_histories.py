@@ -1,4 +1,4 @@
-"""The generator of histories reaches what it is there for, and so do not only easy histories get tested."""
+"""The generator of histories reaches the rare interleavings, so that not only easy histories are tested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RARE = {
     "undecided at the end": 60,
     "several coordinators": 60,
 }
-"""At least so many of 300 histories have this."""
+"""The minimum number of 300 histories with each feature."""
 
 
 def features(history) -> set[str]:

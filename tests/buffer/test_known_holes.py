@@ -23,33 +23,33 @@ def aborts(log: Log, *numbers: int) -> None:
         log.end(TxnId(0, number), ABORT)
 
 
-def test_row_p4_aborts_stand_in_marker_order_not_in_that_of_ids() -> None:
+def test_row_p4_aborts_are_in_marker_order_not_in_that_of_ids() -> None:
     log = Log()
     for number in (1, 2, 3, 5):
         log.record(TxnId(0, number), 1)
     for number in (1, 3, 5, 2):
         log.end(TxnId(0, number), ABORT)
     owner = folded(log, segment_size=2)
-    assert [part.items.least.tolist() for part in owner.parts.values()] == [[1, 3]]
+    assert [part.items.least.tolist() for part in owner.segments.values()] == [[1, 3]]
     assert owner.buffer.snapshot_state().unsealed.least.tolist() == [5, 2]
-    markers = [*owner.parts[1].items.markers, *owner.buffer.snapshot_state().unsealed.markers]
+    markers = [*owner.segments[1].items.markers, *owner.buffer.snapshot_state().unsealed.markers]
     assert markers == sorted(markers)
 
 
-def test_row_p4_a_late_abort_never_changes_a_sealed_part() -> None:
+def test_row_p4_a_late_abort_never_changes_a_sealed_segment() -> None:
     log = Log()
     log.record(TxnId(0, 2), 1)
     aborts(log, 1, 3, 5)
     owner = folded(log, segment_size=2)
-    sealed = owner.parts[1].items.least.tolist()
+    sealed = owner.segments[1].items.least.tolist()
     log.end(TxnId(0, 2), ABORT)
     aborts(log, 4)
     owner.apply(log, 7)
-    assert owner.parts[1].items.least.tolist() == sealed == [1, 3]
-    assert owner.parts[2].items.least.tolist() == [5, 2]
+    assert owner.segments[1].items.least.tolist() == sealed == [1, 3]
+    assert owner.segments[2].items.least.tolist() == [5, 2]
 
 
-def test_row_p9_max_read_comes_from_the_state_not_from_parts() -> None:
+def test_row_p9_max_read_comes_from_the_state_not_from_segments() -> None:
     log = Log()
     log.record(TxnId(0, 9), 1)
     aborts(log, 1, 2, 3)
@@ -92,7 +92,7 @@ def test_row_u3_what_came_before_the_stop_keeps_its_effects() -> None:
     assert (named.effects, named.position, named.topic) == (caught.value.effects, caught.value.position, "orders")
 
 
-def test_row_u4_an_abort_is_counted_once_and_trimming_one_part_leaves_the_ids_of_others() -> None:
+def test_row_u4_an_abort_is_counted_once_and_trimming_one_segment_leaves_the_ids_of_others() -> None:
     log = Log()
     aborts(log, 1, 2)
     log.new_ledger()
@@ -100,24 +100,24 @@ def test_row_u4_an_abort_is_counted_once_and_trimming_one_part_leaves_the_ids_of
     log.again(0, 2)
     aborts(log, 3, 4)
     owner = folded(log, segment_size=2)
-    assert [part.items.least.tolist() for part in owner.parts.values()] == [[1, 2], [3]]
+    assert [part.items.least.tolist() for part in owner.segments.values()] == [[1, 2], [3]]
     assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (1, 2, 3, 4)]
     owner.trim(2)
     assert owner.buffer.aborted.ids() == [TxnId(0, 3), TxnId(0, 4)]
 
 
-def test_row_u4_forgetting_a_part_twice_changes_nothing_and_a_live_one_is_refused() -> None:
+def test_row_u4_forgetting_a_segment_twice_changes_nothing_and_a_live_one_is_refused() -> None:
     log = Log()
     aborts(log, 1, 2)
     log.new_ledger()
     aborts(log, 3, 4, 5)
     owner = folded(log, segment_size=2)
-    first, second = owner.parts[1], owner.parts[2]
+    first, second = owner.segments[1], owner.segments[2]
     assert owner.buffer.trim(2) == [1]
     owner.buffer.forget(first)
     owner.buffer.forget(first)
     assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (3, 4, 5)]
-    with pytest.raises(ValueError, match="part 2 was not dropped"):
+    with pytest.raises(ValueError, match="segment 2 was not dropped"):
         owner.buffer.forget(second)
     assert owner.buffer.is_aborted(TxnId(0, 3))
 
@@ -162,7 +162,7 @@ def test_row_u11_ledgers_that_vanish_out_of_order_take_nothing_with_them(order: 
     assert owner.buffer.aborted.ids() == [TxnId(0, 5), TxnId(0, 6)]
 
 
-def test_row_u11_a_part_across_ledgers_stays_until_its_last_items_ledger_is_gone() -> None:
+def test_row_u11_a_segment_across_ledgers_stays_until_its_last_items_ledger_is_gone() -> None:
     log = Log()
     aborts(log, 1)
     log.new_ledger()
@@ -170,7 +170,7 @@ def test_row_u11_a_part_across_ledgers_stays_until_its_last_items_ledger_is_gone
     log.new_ledger()
     aborts(log, 3)
     owner = folded(log, segment_size=2)
-    assert [part.summary for part in owner.parts.values()] == [(1, 2, 2, 0)]
+    assert [part.summary for part in owner.segments.values()] == [(1, 2, 2, 0)]
     owner.trim(2)
     assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (1, 2, 3)]
     owner.trim(3)
@@ -198,7 +198,7 @@ def test_row_u12_only_the_bitmaps_remember_sealed_ids() -> None:
         log.record(txn, 1)
     log.mark(marker(*((txn, ABORT, 0) for txn in everyone)))
     owner = folded(log, segment_size=100)
-    assert len(owner.parts) == 19
+    assert len(owner.segments) == 19
     assert owner.buffer.segments.unsealed_size == 100
     assert len(owner.buffer.aborted) == 2000
 

@@ -1,4 +1,4 @@
-"""Markers as bytes, and records as writers make them."""
+"""Markers as bytes, and records as writers encode them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record sets packed, unpacked, and seen through the reader's rule."""
+"""Record sets packed, unpacked, and filtered by the visibility rule."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from txnbuffer.recordset import (
     MOST_BYTES,
     SET_ROOM,
     BatchSlice,
+    batch_slices,
     expand,
     pack,
     pack_all,
-    pieces,
     rows_within,
     set_rows,
     unpack,
@@ -143,7 +143,7 @@ def test_an_aborted_set_and_one_with_an_unreadable_transaction_stay_hidden_when_
     st.lists(st.tuples(st.integers(1, 4), st.lists(messages, min_size=1, max_size=4)), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_packed_stretches_come_back_in_order_and_stay_small(
+def test_packed_batches_come_back_in_order_and_stay_small(
     rows: list[tuple[int, list[Message]]], transactional: bool
 ) -> None:
     most_bytes = SET_ROOM + 150
@@ -165,7 +165,7 @@ def test_packed_stretches_come_back_in_order_and_stay_small(
         assert message.properties[RECORDS] == "1" or len(message.value or b"") <= most_bytes
 
 
-def test_a_set_carries_nothing_of_those_beside_it() -> None:
+def test_a_set_has_nothing_of_the_sets_next_to_it() -> None:
     most_bytes = SET_ROOM + 1500
     texts = [base64.b85encode(os.urandom(320)).decode() for _ in range(8)]
     rows = [Message(None, b"x", {"p": text, f"q{number}": "1"}) for number, text in enumerate(texts)]
@@ -197,7 +197,7 @@ def test_rows_are_unpacked_together_until_they_have_many_bytes(
     batch = place(rows, [Position(1, entry) for entry in range(len(rows))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recordset, "TOGETHER_BYTES", 4096)
-        found = [*pieces(batch, limit)]
+        found = [*batch_slices(batch, limit)]
     assert [position for piece in found for position in piece.positions] == [*batch.positions]
     raw = [0 if size is None else bytes_unpacked(row) for size, row in zip(sizes, rows, strict=True)]
     for piece in found:
@@ -224,7 +224,7 @@ def test_sets_with_properties_of_their_own_are_unpacked_fewer_together() -> None
     assert 500_000 < (50 * count) ** 2 <= 1_000_000
 
 
-def test_a_set_without_a_sound_header_is_told_when_it_is_unpacked() -> None:
+def test_a_set_with_an_invalid_header_is_an_error_when_it_is_unpacked() -> None:
     broken = pack(Batch.of(THREE))._replace(value=b"junk")
     batch = place([broken, pack(Batch.of(THREE))], [Position(4, 7), Position(4, 8)])
     assert rows_within(batch, 10) == 2

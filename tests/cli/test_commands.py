@@ -29,9 +29,9 @@ def result(*arguments: str, code: int = 0) -> Any:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with a committed, an aborted and an open transaction, a late record, and a snapshot."""
     place = tmp_path_factory.mktemp("logs") / "log"
-    with open_broker(f"file:{place}") as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register("orders")
+    with open_broker(f"file:{place}") as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register("orders")
         log = TopicWriter(broker, "orders")
         log.plain("plain", key="k0")
         log.records(1, "one", "two", key="k1")
@@ -40,8 +40,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log.abort(2)
         log.records(1, "late")
         log.records(3, "open")
-        keeper.pump()
-        keeper.snapshot("orders")
+        manager.pump()
+        manager.snapshot("orders")
     return place
 
 
@@ -50,7 +50,7 @@ def own_copy(directory: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(directory, tmp_path / "copy"))
 
 
-def test_help_teaches_every_command() -> None:
+def test_help_lists_every_command() -> None:
     listing = txnbuf("--help").stdout
     for name in ("inspect", "verify", "recover", "tail", "bench", "demo"):
         assert f"  {name}" in listing
@@ -67,7 +67,7 @@ def test_inspect_log_lists_topics(directory: Path) -> None:
     assert "__txnbuffer_snapshots" in rows
 
 
-def test_inspect_log_shows_messages_as_they_stand(directory: Path) -> None:
+def test_inspect_log_shows_stored_messages(directory: Path) -> None:
     rows = result("inspect", "log", f"file:{directory}", "orders")
     assert [row["kind"] for row in rows] == ["record"] * 4 + ["marker"] * 2 + ["record"] * 2
     assert rows[1] | {"published": ""} == {
@@ -78,7 +78,7 @@ def test_inspect_log_shows_messages_as_they_stand(directory: Path) -> None:
     assert len(result("inspect", "log", f"file:{directory}", "orders", "--limit", "3")) == 3
 
 
-def test_inspect_log_shows_what_cannot_be_decoded(own_copy: Path) -> None:
+def test_inspect_log_shows_undecodable_messages(own_copy: Path) -> None:
     with open_broker(f"file:{own_copy}") as broker, broker.writer("orders") as writer:
         writer.append(Batch.of([Message(None, b"\xff", {"tb.v": "1", "tb.marker": "1"})])).result(120)
     rows = result("inspect", "log", f"file:{own_copy}", "orders", "--from", "1:8")
@@ -98,7 +98,7 @@ def test_inspect_buffer_shows_the_state(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("txn", "state"), [("0:1", "COMMITTED"), ("0:2", "ABORTED"), ("0:3", "OPEN"), ("0:4", "never seen here")]
 )
-def test_inspect_buffer_answers_about_a_transaction(directory: Path, txn: str, state: str) -> None:
+def test_inspect_buffer_shows_the_state_of_a_transaction(directory: Path, txn: str, state: str) -> None:
     assert result("inspect", "buffer", f"file:{directory}", "orders", "--txn", txn)["state"] == state
 
 
@@ -108,19 +108,19 @@ def test_inspect_snapshot_shows_entries(directory: Path) -> None:
     assert row["bytes"] > 0
 
 
-def test_verify_passes_a_sound_log(directory: Path) -> None:
+def test_verify_accepts_a_healthy_log(directory: Path) -> None:
     findings = result("verify", f"file:{directory}")
     assert {finding["level"] for finding in findings} == {"ok"}
 
 
-def test_recover_finds_no_difference_in_a_sound_log(directory: Path) -> None:
+def test_recover_finds_no_difference_in_a_healthy_log(directory: Path) -> None:
     found = result("recover", f"file:{directory}", "orders")
     assert found["differences"] == []
     assert (found["aborts"], found["open_transactions"], found["late"]) == (1, 1, 1)
 
 
 def forge_snapshot(place: Path) -> None:
-    """Put an end entry in place that is none."""
+    """Append an invalid end entry."""
     with open_broker(f"file:{place}") as broker, broker.writer("__txnbuffer_snapshots") as writer:
         properties = {"tb.v": "1", "tb.kind": "end", "tb.epoch": "1000"}
         writer.append(Batch.of([Message(b"orders-end", b"torn", properties)])).result(120)
@@ -141,7 +141,7 @@ def test_a_damaged_snapshot_is_found_and_can_be_replaced(own_copy: Path) -> None
     assert "one" in txnbuf("tail", address, "orders").stdout
 
 
-def test_tail_prints_what_committed(directory: Path) -> None:
+def test_tail_prints_committed_records(directory: Path) -> None:
     lines = txnbuf("tail", f"file:{directory}", "orders").stdout.splitlines()
     assert [line.split("\t") for line in lines] == [
         ["orders", "1:0", "1", "-", "k0", "plain"],
@@ -164,11 +164,12 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["tail", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
+        (["tail", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere' to read: create it, or correct the name"),
         (["tail", "file:{d}", "orders", "--from", "middle"], 2, "give beginning, end, a position or a time"),
         (["tail", "smtp:x", "orders"], 2, "'smtp:x' is not a broker address"),
         (["tail", "file:{d}/none", "orders"], 4, "none"),
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is not a transaction id"),
+        (["abort", "foo", "--service", "127.0.0.1:1"], 2, "'foo' is not a transaction id: write MOST:LEAST"),
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
         (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "is internal and has no buffer"),
         (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),
@@ -189,13 +190,13 @@ def test_bad_input_is_one_clear_error(directory: Path, arguments: list[str], cod
     assert done.stdout == ""
 
 
-def test_an_unknown_variable_is_refused(directory: Path) -> None:
+def test_unknown_variable_is_rejected(directory: Path) -> None:
     done = txnbuf("recover", f"file:{directory}", "orders", environ={"TXNBUFFER_LOG_COLOUR": "1"})
     assert done.returncode == 2
     assert "TXNBUFFER_LOG_COLOUR: unknown key log.colour" in done.stderr
 
 
-def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_is_rejected_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     done = txnbuf("inspect", "log", f"file:{tmp_path}")
     assert done.returncode == 4
@@ -204,14 +205,14 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def piped(command: str) -> subprocess.CompletedProcess[str]:
-    """A line of a shell, in which `txnbuf` is ours."""
+    """Run a shell line in which `txnbuf` is that of this tree."""
     line = command.replace("txnbuf ", f"{sys.executable} -m txnbuffer ")
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=200, check=False
     )
 
 
-def test_a_reader_that_leaves_early_ends_the_command_quietly(own_copy: Path) -> None:
+def test_closed_pipe_ends_the_command_quietly(own_copy: Path) -> None:
     with open_broker(f"file:{own_copy}") as broker:
         TopicWriter(broker, "many").plain(*["x" * 100] * 20_000)
     for output in ("table", "json"):
@@ -252,7 +253,7 @@ def odd_records(place: Path) -> str:
     return f"file:{place}"
 
 
-def test_tail_escapes_what_is_not_printable_without_doubt(own_copy: Path) -> None:
+def test_tail_escapes_unprintable_bytes_unambiguously(own_copy: Path) -> None:
     lines = txnbuf("tail", odd_records(own_copy), "odd").stdout.splitlines()
     assert [tuple(line.split("\t")[4:]) for line in lines] == [
         (r"\xff", "0xff"),
@@ -275,13 +276,13 @@ def test_tail_in_json_has_every_byte(own_copy: Path) -> None:
     assert [(exact(record, "key"), exact(record, "value")) for record in records] == ODD
 
 
-def test_inspect_escapes_what_is_not_printable(own_copy: Path) -> None:
+def test_inspect_escapes_unprintable_bytes(own_copy: Path) -> None:
     lines = txnbuf("inspect", "log", odd_records(own_copy), "odd").stdout.splitlines()
     assert len(lines) == 1 + len(ODD)
     assert "\x1b" not in "".join(lines)
 
 
-def test_verify_and_inspect_tell_of_what_was_lost(own_copy: Path) -> None:
+def test_verify_and_inspect_report_lost_state(own_copy: Path) -> None:
     with open_broker(f"file:{own_copy}") as broker:
         broker.delete_topic("__txnbuffer_snapshots")
     (finding,) = result("verify", f"file:{own_copy}", code=1)

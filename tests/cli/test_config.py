@@ -1,4 +1,4 @@
-"""Configuration: sources in their order, and one clear error for whatever is wrong."""
+"""Configuration: the order of the sources, and one clear error for invalid input."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_the_later_source_wins(tmp_path: Path) -> None:
     assert (log.segment_bytes, log.watermark_bytes, log.max_message_bytes) == (1, 2, 3)
 
 
-def test_kinds_are_kept(tmp_path: Path) -> None:
+def test_types_are_kept(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, '[log]\ncompression = "zstd"\n[snapshots]\nrecovery_target = 2\n'))
     assert config.log.compression == "zstd"
     assert config.snapshots.recovery_target == 2.0
@@ -40,21 +40,23 @@ def test_kinds_are_kept(tmp_path: Path) -> None:
         ("[log]\nqqq = 1", "unknown key log.qqq; keys are segment_bytes, "),
         ("[logs]\nx = 1", "unknown section 'logs'; sections are log, snapshots"),
         ("[logs]", "unknown section 'logs'"),
-        ("segment_bytes = 1", "key 'segment_bytes' stands outside a section"),
-        ("[log]\nsegment_bytes = 'many'", "log.segment_bytes = 'many' is no number"),
-        ("[log]\nsegment_bytes = 1.5", "log.segment_bytes = 1.5 is no number"),
-        ("[log]\nsegment_bytes = true", "log.segment_bytes = True is no number"),
-        ("[log]\nsegment_bytes = -1", "log.segment_bytes = -1 is below 0"),
-        ("[service]\nshard = -2", "service.shard = -2 is below 0"),
-        ("[snapshots]\nrecovery_target = nan", "recovery_target = nan is no number"),
-        ("[transactions]\ntimeout = inf", "timeout = inf is no finite number"),
-        ("[service]\nmax_clients = 0", "max_clients = 0: give 1 or more"),
-        ("[retention]\ncheck_seconds = 0", "check_seconds = 0: give a number above 0"),
-        ("[log]\ncompression = 'lz4'", 'is neither "none" nor "zstd"'),
+        ("segment_bytes = 1", "key 'segment_bytes' is outside of a section"),
+        ("[log]\nsegment_bytes = 'many'", "log.segment_bytes must be an integer, got 'many'"),
+        ("[log]\nsegment_bytes = 1.5", "log.segment_bytes must be an integer, got 1.5"),
+        ("[log]\nsegment_bytes = true", "log.segment_bytes must be an integer, got True"),
+        ("[log]\nsegment_bytes = -1", "log.segment_bytes must be at least 0, got -1"),
+        ("[service]\nshard = -2", "service.shard must be at least 0, got -2"),
+        ("[snapshots]\nrecovery_target = 'soon'", "recovery_target must be a number, got 'soon'"),
+        ("[service]\nmax_clients = -1", "max_clients must be at least 1, got -1"),
+        ("[snapshots]\nrecovery_target = nan", "recovery_target must be a number, got nan"),
+        ("[transactions]\ntimeout = inf", "timeout must be a finite number, got inf"),
+        ("[service]\nmax_clients = 0", "max_clients must be at least 1, got 0"),
+        ("[retention]\ncheck_seconds = 0", "check_seconds must be above 0, got 0.0"),
+        ("[log]\ncompression = 'lz4'", 'log.compression must be "none" or "zstd", got \'lz4\''),
         ("[log", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_error_names_the_file_and_the_invalid_value(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(InvalidConfiguration) as caught:
         load_config(path)
@@ -67,11 +69,11 @@ def test_defaults_may_be_written_out() -> None:
 
 
 def test_a_missing_file_is_an_error() -> None:
-    with pytest.raises(InvalidConfiguration, match=r"can't read configuration /nowhere\.toml"):
+    with pytest.raises(InvalidConfiguration, match=r"cannot read configuration /nowhere\.toml"):
         load_config("/nowhere.toml")
 
 
-def test_an_unknown_variable_of_ours_is_an_error() -> None:
+def test_unknown_variable_with_the_prefix_is_an_error() -> None:
     with pytest.raises(InvalidConfiguration, match="TXNBUFFER_LOG_SEGMENT: unknown key"):
         load_config(environ={"TXNBUFFER_LOG_SEGMENT": "1"})
 
@@ -83,11 +85,11 @@ def test_a_variable_of_no_section_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["PULSAR_URL", "PULSAR_IMAGE", "PULSAR_HOME", "SERVICE", "TLS_CA"])
-def test_variables_that_are_no_settings_are_left_alone(name: str) -> None:
+def test_variables_that_are_no_settings_are_ignored(name: str) -> None:
     assert load_config(environ={f"TXNBUFFER_{name}": "some text", "TXNBUF": "1"}) == Config()
 
 
-def test_how_to_get_into_a_cluster_is_passed_on_as_far_as_it_is_given(tmp_path: Path) -> None:
+def test_given_credentials_are_passed_to_the_cluster(tmp_path: Path) -> None:
     assert Config().pulsar.options() == {"max_unavailable": 60.0}
     path = written(tmp_path, '[pulsar]\noauth2_issuer_url = "https://issuer"\noauth2_private_key = "file:key"\n')
     environ = {"TXNBUFFER_PULSAR_ADMIN_URL": "http://localhost:1", "TXNBUFFER_PULSAR_URL": "pulsar://localhost"}
@@ -98,7 +100,7 @@ def test_how_to_get_into_a_cluster_is_passed_on_as_far_as_it_is_given(tmp_path: 
     }
 
 
-def test_a_token_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXNBUFFER_PULSAR_TOKEN", "s3cret")
     assert "s3cret" not in repr(load_config(environ={"TXNBUFFER_PULSAR_TOKEN": "s3cret"}))
     for output in ("json", "table"):
@@ -108,12 +110,12 @@ def test_a_token_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("flag", ["segment_bytes=1", "log.segment_bytes"])
-def test_a_flag_without_its_form_is_an_error(flag: str) -> None:
+def test_malformed_flag_is_an_error(flag: str) -> None:
     with pytest.raises(InvalidConfiguration, match=rf"^--set {flag}: write SECTION\.KEY=VALUE"):
         load_config(flags=[flag])
 
 
-def test_who_loads_settings_says_what_told_them() -> None:
+def test_error_names_the_option_of_a_malformed_setting() -> None:
     for flag in ("log", "log.pulsar=1", "none.key=1", "log.segment_bytes=--set 1"):
         with pytest.raises(InvalidConfiguration, match=f"^option {flag}: "):
             load_config(flags=[flag], option="option")
@@ -137,7 +139,7 @@ CLUSTER = "pulsar://127.0.0.1:2/acme/shop"
     ids=lambda words: " ".join(words).replace(f" {CLUSTER}", ""),
 )
 def test_every_command_opens_a_cluster_as_configured(tmp_path: Path, command: list[str]) -> None:
-    """Nobody listens at port 1, which only the file names."""
+    """No server listens at port 1, which only the file names."""
     path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\nmax_unavailable = 0.1\n')
     failure = CliRunner().invoke(app, [*command, "--config", path]).exception
     assert isinstance(failure, ServiceUnavailable)

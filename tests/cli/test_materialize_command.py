@@ -1,4 +1,4 @@
-"""`txnbuf materialize`: what it prints, how it ends, and what it refuses."""
+"""`txnbuf materialize`: output, end, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(address: str, **rows: str | None) -> None:
         txn.commit(wait_visible=True)
 
 
-def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_table_follows_a_service_until_a_signal(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
@@ -87,7 +87,7 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
         assert "orders: caught up at seqno" in told
 
 
-def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
+def test_table_rolls_back_with_a_restored_log(tmp_path: Path) -> None:
     log, path = f"file:{tmp_path / 'log'}", tmp_path / "orders.db"
     target = f"sqlite:{path}"
     write(log, a="1", b="2")
@@ -103,7 +103,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
     assert "orders: history branched, rolled back to seqno 2" in told
     assert query(path, 'SELECT key, value FROM "Kept orders" ORDER BY key') == [(b"a", b"1"), (b"b", b"2")]
     assert "use the same options" in materialize(log, "orders", target, "--to", "now", code=2)
-    materialize(log, "orders", target, "--anew", "--to", "now")
+    materialize(log, "orders", target, "--rebuild", "--to", "now")
     assert query(path, "SELECT key, value FROM orders ORDER BY key") == [("a", "1"), ("b", "2")]
 
 
@@ -124,7 +124,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
         (("memory:", "t", "sqlite:no/where"), 4, "cannot write to no/where: No such file or directory"),
     ],
 )
-def test_what_can_not_be_is_one_clear_error(
+def test_invalid_arguments_give_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def test_what_can_not_be_is_one_clear_error(
     assert "Traceback" not in told
 
 
-def test_it_can_be_ended_while_it_waits_for_a_service(tmp_path: Path) -> None:
+def test_signal_ends_it_while_it_waits_for_a_service(tmp_path: Path) -> None:
     waiting = subprocess.Popen(
         command("txnbuf://127.0.0.1:1", "t", f"sqlite:{tmp_path / 'f.db'}", "--output", "json"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

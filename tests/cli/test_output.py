@@ -1,4 +1,4 @@
-"""Tables for people: a row is one line where no terminal shows it."""
+"""Tables for people: outside of a terminal a row is one line."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_json_lines(log: Log) -> None:
         ('{"value": "v", "event_time": "now"}', "milliseconds"),
     ],
 )
-def test_a_line_that_can_not_be_a_record_aborts_its_transaction(log: Log, line: str, message: str) -> None:
+def test_invalid_line_aborts_its_transaction(log: Log, line: str, message: str) -> None:
     log.produced("before")
     error = log.refused('{"value": "v"}\n' + line, "--json")
     assert message in str(error)
@@ -97,7 +97,7 @@ def test_a_line_that_can_not_be_a_record_aborts_its_transaction(log: Log, line: 
     assert [record.value for record in log.records()] == [b"before", b"after"]
 
 
-def test_a_name_makes_it_safe_to_begin_again(log: Log) -> None:
+def test_name_makes_a_repetition_safe(log: Log) -> None:
     text = "".join(f"k={index}\n" for index in range(10))
     options = ("--key-separator", "=", "--per-transaction", "4", "--name", "import")
     log.refused(text + "no separator", *options)
@@ -124,7 +124,7 @@ def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
         ('{"value": "x", "topic": 7}', "topic name 7 is not text"),
     ],
 )
-def test_a_line_that_says_two_things_is_refused(tmp_path: Path, line: str, text: str) -> None:
+def test_contradictory_line_is_rejected(tmp_path: Path, line: str, text: str) -> None:
     log = Log(tmp_path)
     assert text in str(log.refused(line, "--json"))
     assert log.produced('{"value": "fine", "delete": false}', "--json")["records"] == 1

@@ -82,7 +82,7 @@ def test_the_owning_shard_responds() -> None:
 
 
 @pytest.mark.parametrize("words", [["--forget"], ["g", "--topic", "b"]])
-def test_what_to_forget_is_named(words: list[str]) -> None:
+def test_forget_needs_a_group_and_topic_needs_forget(words: list[str]) -> None:
     result = CliRunner().invoke(app, ["groups", *words, "--service", BOTH])
     assert isinstance(result.exception, InvalidRequest)
 
@@ -119,7 +119,7 @@ def test_the_owner_is_found_after_a_shard_that_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("0:1", True), ("17", True), ("orders", False)])
-def test_a_transaction_is_no_topic(name: str, kind: bool) -> None:
+def test_transaction_id_given_as_topic_gets_a_hint(name: str, kind: bool) -> None:
     result = CliRunner().invoke(app, ["describe", name, "--service", "first:1"])
     assert isinstance(result.exception, TopicNotFound)
     assert ("find-hanging" in str(result.exception)) is kind

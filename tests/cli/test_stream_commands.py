@@ -1,4 +1,4 @@
-"""`txnbuf tail --stream` and `txnbuf streams` on a service in a process of its own; the plain client's streams."""
+"""`txnbuf tail --stream`, `txnbuf streams` and `txnbuf cursors` on a service in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service_process import ServiceProcess
 from txnbuffer import ChangeBatch, connect
 
 
-def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_stream_is_printed_and_resumes(tmp_path: Path) -> None:
     tokens = str(tmp_path / "tokens")
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
@@ -53,13 +53,13 @@ def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
         ("memory:", "a", "--tokens", "x"),
     ],
 )
-def test_what_no_stream_can_be_is_refused(arguments: tuple[str, ...]) -> None:
+def test_invalid_options_of_a_stream_are_rejected(arguments: tuple[str, ...]) -> None:
     refused = txnbuf("tail", *arguments)
     assert refused.returncode == 2
     assert "Invalid value for --" in refused.stderr or "Invalid value for TOPIC" in refused.stderr
 
 
-def test_cursors_are_made_shown_moved_and_removed(tmp_path: Path) -> None:
+def test_cursors_are_added_shown_advanced_and_removed(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
         at = ("--service", f"127.0.0.1:{service.port}", "--output", "json")
         with connect(f"txnbuf://127.0.0.1:{service.port}") as client, client.transaction() as txn:

@@ -1,4 +1,4 @@
-"""Commands that reach a service with TLS, and what is said of a file of certificates that can't be used."""
+"""Commands that connect to a service with TLS, and errors of unusable certificate files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trust(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def address(tmp_path: Path, trust: Authority) -> Iterator[str]:
-    """A service with TLS that holds one record, committed."""
+    """A service with TLS, with one committed record."""
     cert, key = trust.sign("service")
     with ServiceProcess(tmp_path / "log", "--tls-cert", str(cert), "--tls-key", str(key)) as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
@@ -68,7 +68,7 @@ def test_a_query_writes_and_a_job_reads_over_tls(spark: Any, tmp_path: Path, tru
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "directory"])
-def test_a_file_that_holds_no_certificates_is_named(tmp_path: Path, what: str) -> None:
+def test_error_names_a_file_without_certificates(tmp_path: Path, what: str) -> None:
     path = tmp_path / what
     if what == "empty":
         path.touch()

@@ -1,4 +1,4 @@
-"""How much is tried after some of it took too long."""
+"""The batch size after slow and after successful batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txnbuffer.model import Position
 AT, NEXT = Position(1, 7), Position(1, 8)
 
 
-def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
+def test_batch_size_shrinks_after_slow_batches_and_grows_after_successes() -> None:
     pace = AdaptiveBatch()
     pace.too_long(AT, 100, 60.0, 1.0)
     assert (pace.seconds, pace.records) == (COMMIT_INTERVAL, 50)
@@ -23,14 +23,14 @@ def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
     assert pace.records == UNLIMITED
 
 
-def test_a_last_record_that_took_most_of_the_time_is_alone_next() -> None:
+def test_slow_last_record_is_excluded_from_the_next_batch() -> None:
     pace = AdaptiveBatch()
     pace.too_long(AT, 5, 61.0, 60.0)
     assert pace.records == 4
     assert pace.calls(AT) == 0
 
 
-def test_calls_of_a_record_alone_are_counted() -> None:
+def test_slow_calls_of_a_single_record_are_counted() -> None:
     pace = AdaptiveBatch()
     for count in range(1, 4):
         pace.too_long(AT, 1, 60.0, 60.0)

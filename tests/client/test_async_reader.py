@@ -1,4 +1,4 @@
-"""The asyncio reader: tasks that share one, are cancelled in the midst, and close it."""
+"""The asyncio reader: shared by tasks, cancelled during a read, and closed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def values(batch: Any) -> list[int]:
     return [int(record.value) for record in batch or ()]
 
 
-def test_tasks_that_share_a_reader_are_handed_each_record_once() -> None:
+def test_tasks_that_share_a_reader_get_each_record_once() -> None:
     async def test(reader: AsyncReader, gate: Gate) -> None:
         gate.open.release(100)
         found: Counter[int] = Counter()
@@ -73,7 +73,7 @@ def test_tasks_that_share_a_reader_are_handed_each_record_once() -> None:
     with_reader(test)
 
 
-def test_a_task_waits_for_its_turn_no_longer_than_it_wants_to() -> None:
+def test_timeout_includes_the_wait_for_other_reads() -> None:
     async def test(reader: AsyncReader, gate: Gate) -> None:
         first = asyncio.ensure_future(reader.read(timeout=LONG))
         await gate.wait()
@@ -85,7 +85,7 @@ def test_a_task_waits_for_its_turn_no_longer_than_it_wants_to() -> None:
     with_reader(test)
 
 
-def test_what_was_read_for_a_read_that_was_cancelled_comes_with_the_next_as_it_wants_it() -> None:
+def test_records_of_a_cancelled_read_are_returned_by_the_next_within_its_limit() -> None:
     async def test(reader: AsyncReader, gate: Gate) -> None:
         first = asyncio.ensure_future(reader.read(limit=8, timeout=LONG))
         await gate.wait()
@@ -97,7 +97,7 @@ def test_what_was_read_for_a_read_that_was_cancelled_comes_with_the_next_as_it_w
     with_reader(test)
 
 
-def test_it_goes_on_behind_an_error_that_passes_and_behind_no_other() -> None:
+def test_reader_continues_after_retryable_errors_only() -> None:
     async def test(reader: AsyncReader, gate: Gate) -> None:
         gate.open.release(100)
         with pytest.raises(InvalidRequest, match="at least 1"):
@@ -117,7 +117,7 @@ def test_it_goes_on_behind_an_error_that_passes_and_behind_no_other() -> None:
     with_reader(test)
 
 
-def test_it_is_closed_though_who_closes_it_is_cancelled() -> None:
+def test_reader_is_closed_although_the_caller_of_close_is_cancelled() -> None:
     async def test(reader: AsyncReader, gate: Gate) -> None:
         first = asyncio.ensure_future(reader.read(timeout=LONG))
         await gate.wait()
@@ -142,7 +142,7 @@ class Thing:
         self.closed.set()
 
 
-def test_what_is_opened_for_somebody_who_was_cancelled_is_closed() -> None:
+def test_result_of_a_cancelled_open_is_closed() -> None:
     async def test() -> None:
         begun, go_on, thing = threading.Event(), threading.Event(), Thing()
 

@@ -1,4 +1,4 @@
-"""One bad argument is one clear error, and harms nothing else on the same client."""
+"""An invalid argument raises one clear error and has no other effect on the client."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "text"), BAD)
-def test_a_bad_argument_is_refused_and_the_client_goes_on(call: Call, error: type[CallerError], text: str) -> None:
+def test_invalid_argument_is_rejected_and_the_client_stays_usable(
+    call: Call, error: type[CallerError], text: str
+) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         with pytest.raises(error) as caught:
@@ -88,7 +90,7 @@ def test_a_bad_argument_is_refused_and_the_client_goes_on(call: Call, error: typ
     in_world(test)
 
 
-def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_while_sending_fails_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Outbox, *arguments: Any) -> None:
         raise OverflowError("some defect")
 
@@ -118,7 +120,7 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
         ("memory:", {"timeout": -1}, "timeout must be a number of seconds, at least 0, got -1"),
     ],
 )
-def test_a_bad_argument_of_connect_is_refused_at_once(address: Any, options: dict[str, Any], text: str) -> None:
+def test_invalid_argument_of_connect_is_rejected_at_once(address: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(CallerError) as caught:
         connect(address, **options)
     assert text in str(caught.value)

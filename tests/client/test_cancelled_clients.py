@@ -1,4 +1,4 @@
-"""Who is cancelled while a client opens or closes leaves nothing open: a log in files can be opened again at once."""
+"""Cancelling a task that opens or closes a client leaves nothing open: the log can be opened again at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Held:
 
 
 @pytest.mark.parametrize(("module", "name"), [(connection, "open_broker"), (engine, "take_over")])
-def test_a_log_is_closed_for_who_was_cancelled_while_it_was_opened(
+def test_log_is_closed_if_opening_is_cancelled(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
@@ -57,7 +57,7 @@ def test_a_log_is_closed_for_who_was_cancelled_while_it_was_opened(
     run(test())
 
 
-def test_a_log_is_closed_for_who_was_cancelled_while_it_was_closed(tmp_path: Path) -> None:
+def test_log_is_closed_if_closing_is_cancelled(tmp_path: Path) -> None:
     async def test() -> None:
         address = f"file:{tmp_path}/log"
         for number in range(3):
@@ -77,7 +77,7 @@ def test_a_log_is_closed_for_who_was_cancelled_while_it_was_closed(tmp_path: Pat
     run(test())
 
 
-def test_a_session_that_nobody_waits_for_any_more_connects_no_more() -> None:
+def test_session_whose_open_was_cancelled_does_not_connect() -> None:
     async def test() -> None:
         dialled = asyncio.Event()
 

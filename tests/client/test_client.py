@@ -20,7 +20,7 @@ from txnbuffer.client.transaction import CHUNK
 from txnbuffer.errors import InvalidRequest
 
 
-def test_what_a_transaction_sends_is_visible_all_at_once() -> None:
+def test_records_of_a_transaction_become_visible_together() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -54,7 +54,7 @@ def test_an_exception_aborts() -> None:
     in_world(test)
 
 
-def test_a_block_may_end_its_transaction_itself() -> None:
+def test_block_may_commit_or_abort_explicitly() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -104,7 +104,7 @@ def test_records_keep_their_order_within_a_transaction_and_topic() -> None:
     in_world(test)
 
 
-def test_many_records_at_once_and_deletions() -> None:
+def test_send_many_and_delete() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         count = CHUNK * 2 + 5
@@ -120,7 +120,7 @@ def test_many_records_at_once_and_deletions() -> None:
     in_world(test)
 
 
-def test_columns_of_many_records() -> None:
+def test_send_many_with_all_columns() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         time = datetime(2026, 1, 2, tzinfo=UTC)
@@ -136,7 +136,7 @@ def test_columns_of_many_records() -> None:
     in_world(test)
 
 
-def test_ordinary_records_stand_beside_transactions() -> None:
+def test_ordinary_records_and_transactions_on_one_topic() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("log", b"first", key="k", properties={"a": "1"})
@@ -164,9 +164,7 @@ def test_ordinary_records_stand_beside_transactions() -> None:
         ({"value": b"", "event_time": True}, "milliseconds since 1970"),
     ],
 )
-def test_what_can_not_be_a_record_is_refused_and_the_transaction_goes_on(
-    arguments: dict[str, object], message: str
-) -> None:
+def test_invalid_record_is_rejected_and_the_transaction_commits(arguments: dict[str, object], message: str) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -180,7 +178,7 @@ def test_what_can_not_be_a_record_is_refused_and_the_transaction_goes_on(
     in_world(test)
 
 
-def test_too_large_a_record_is_refused_before_it_is_sent() -> None:
+def test_too_large_record_is_rejected_before_it_is_sent() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         limit = world.engine.limits.max_message_bytes - PROPERTY_BYTES
@@ -195,7 +193,7 @@ def test_too_large_a_record_is_refused_before_it_is_sent() -> None:
     in_world(test)
 
 
-def test_a_topic_that_can_not_be() -> None:
+def test_invalid_topic_name_is_rejected() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -212,7 +210,7 @@ def test_a_topic_that_can_not_be() -> None:
     in_world(test)
 
 
-def test_many_different_properties_go_in_several_sends() -> None:
+def test_many_different_properties_are_sent_in_several_sends() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -251,7 +249,7 @@ def test_serializers() -> None:
     run(test())
 
 
-def test_thousands_of_transactions_at_once() -> None:
+def test_thousands_of_concurrent_transactions() -> None:
     async def test(world: World) -> None:
         client = await world.client()
 
@@ -265,7 +263,7 @@ def test_thousands_of_transactions_at_once() -> None:
     in_world(test)
 
 
-def test_a_log_in_files_stays(tmp_path: object) -> None:
+def test_file_log_is_persistent(tmp_path: object) -> None:
     address = f"file:{tmp_path}/log"
 
     async def write(value: bytes) -> None:
@@ -292,7 +290,7 @@ def test_a_log_in_files_stays(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("address", ["nowhere:", "txnbuf://host", "txnbuf://:1", "txnbuf://host:port"])
-def test_an_address_that_can_not_be(address: str) -> None:
+def test_invalid_address_is_rejected(address: str) -> None:
     async def test() -> None:
         async with connect(address):
             raise AssertionError

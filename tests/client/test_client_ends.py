@@ -16,7 +16,7 @@ from txnbuffer import (
 from txnbuffer.errors import InvalidRequest, UnknownTransaction
 
 
-def test_run_repeats_what_was_aborted_and_nothing_else() -> None:
+def test_run_retries_only_aborted_transactions() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         calls: list[TxnId] = []
@@ -47,7 +47,7 @@ def test_run_repeats_what_was_aborted_and_nothing_else() -> None:
     in_world(test)
 
 
-def test_a_transaction_that_takes_too_long_is_aborted_and_says_so() -> None:
+def test_transaction_is_aborted_after_its_timeout() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         with pytest.raises(TransactionAborted, match="was aborted"):
@@ -62,7 +62,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_says_so() -> None:
     in_world(test)
 
 
-def test_a_timeout_that_can_not_be_is_refused() -> None:
+def test_invalid_timeout_is_rejected() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         with pytest.raises(InvalidRequest, match="must be above 0 and at most"):
@@ -74,7 +74,7 @@ def test_a_timeout_that_can_not_be_is_refused() -> None:
     in_world(test)
 
 
-def test_a_number_of_a_name_commits_once() -> None:
+def test_number_of_a_producer_commits_once() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         assert await client.committed_number("sink") == 0
@@ -98,7 +98,7 @@ def test_a_number_of_a_name_commits_once() -> None:
     in_world(test)
 
 
-def test_opening_a_name_fences_whoever_had_it() -> None:
+def test_opening_a_name_fences_the_previous_holder() -> None:
     async def test(world: World) -> None:
         zombie, heir = await world.client(), await world.client()
         async with zombie.transaction(name="sink", number=1) as txn:
@@ -115,7 +115,7 @@ def test_opening_a_name_fences_whoever_had_it() -> None:
     in_world(test)
 
 
-def test_a_name_goes_with_a_number() -> None:
+def test_name_and_number_must_be_given_together() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         with pytest.raises(InvalidRequest, match="both"):
@@ -126,7 +126,7 @@ def test_a_name_goes_with_a_number() -> None:
     in_world(test)
 
 
-def test_outcomes_that_nobody_knows() -> None:
+def test_outcome_of_unknown_transactions() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         with pytest.raises(UnknownTransaction):

@@ -1,4 +1,4 @@
-"""Connections that break at the worst moments: nothing is lost, nothing doubled, and the truth is told."""
+"""Connections that break at the worst moments: nothing is lost or duplicated, and results are correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_sends(frame: ClientFrame) -> bool:
 @pytest.mark.parametrize("late", [0.0, 0.05], ids=["at once", "a little later"])
 @pytest.mark.parametrize("what", [has_commit, has_sends], ids=["commit", "sends"])
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_link_that_breaks_around_a_frame_costs_nothing(where: str, what: object, late: float) -> None:
+def test_link_lost_before_or_after_a_frame_loses_nothing(where: str, what: object, late: float) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         setattr(world, where, once(what))  # type: ignore[arg-type]  # one of the two above
@@ -39,7 +39,7 @@ def test_a_link_that_breaks_around_a_frame_costs_nothing(where: str, what: objec
     in_world(test)
 
 
-def test_open_transactions_go_on_over_another_link() -> None:
+def test_open_transactions_continue_over_a_new_link() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as one, client.transaction() as two:
@@ -56,7 +56,7 @@ def test_open_transactions_go_on_over_another_link() -> None:
     in_world(test)
 
 
-def test_another_owner_takes_over_in_the_middle() -> None:
+def test_new_owner_takes_over_during_a_transaction() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         async with client.transaction() as before:
@@ -110,7 +110,7 @@ def test_many_transactions_while_links_break_and_owners_change() -> None:
     in_world(test)
 
 
-def test_an_ordinary_send_on_its_way_is_unknown_and_not_repeated() -> None:
+def test_ordinary_send_in_flight_is_unknown_and_not_repeated() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         world.after = once(has_sends)
@@ -122,7 +122,7 @@ def test_an_ordinary_send_on_its_way_is_unknown_and_not_repeated() -> None:
     in_world(test)
 
 
-def test_without_a_service_a_commit_is_unknown_and_the_rest_is_refused() -> None:
+def test_without_a_service_commits_are_unknown_and_other_calls_fail() -> None:
     async def test(world: World) -> None:
         client = await world.client(max_unavailable=0.1)
         async with client.transaction() as known:
@@ -161,7 +161,7 @@ def test_without_a_service_a_commit_is_unknown_and_the_rest_is_refused() -> None
     in_world(test)
 
 
-def test_a_cancelled_commit_may_still_have_happened_and_says_so() -> None:
+def test_cancelled_commit_may_have_committed_and_has_a_note() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         txn = await client.transaction().begin()
@@ -179,7 +179,7 @@ def test_a_cancelled_commit_may_still_have_happened_and_says_so() -> None:
     in_world(test)
 
 
-def test_a_commit_that_is_cancelled_before_it_is_asked_for_is_an_abort() -> None:
+def test_commit_cancelled_before_it_was_sent_aborts() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         txn = await client.transaction().begin()
@@ -197,7 +197,7 @@ def test_a_commit_that_is_cancelled_before_it_is_asked_for_is_an_abort() -> None
     in_world(test)
 
 
-def test_a_cancelled_block_aborts() -> None:
+def test_cancelled_block_aborts() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         begun: list[object] = []
@@ -219,7 +219,7 @@ def test_a_cancelled_block_aborts() -> None:
     in_world(test)
 
 
-def test_a_sender_waits_while_the_service_takes_no_more() -> None:
+def test_sender_waits_while_the_service_accepts_no_more_records() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         core = client.session.core
@@ -234,7 +234,7 @@ def test_a_sender_waits_while_the_service_takes_no_more() -> None:
     in_world(test)
 
 
-def test_closing_aborts_what_is_open_and_tells_who_waits() -> None:
+def test_closing_aborts_open_transactions_and_fails_waiting_callers() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         txn = await client.transaction().begin()
@@ -251,7 +251,7 @@ def test_closing_aborts_what_is_open_and_tells_who_waits() -> None:
     in_world(test)
 
 
-def test_a_client_waits_for_the_next_engine() -> None:
+def test_client_waits_for_the_next_engine() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await world.engine.stop()

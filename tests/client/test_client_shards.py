@@ -25,7 +25,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.cluster import CLUSTER_CONFIG
+from txnbuffer.service.decision_log import CLUSTER_CONFIG
 from txnbuffer.service.takeover import prepare
 
 (HERE,), (THERE,) = topics_of(2)
@@ -34,7 +34,7 @@ NAMES = [next(name for name in "abcdef" if shard_of(name, 2) == number) for numb
 
 
 @on_a_loop
-async def test_transactions_of_a_client_go_across_shards() -> None:
+async def test_transactions_write_to_topics_of_all_shards() -> None:
     async with shards_on() as world:
         client = await world.client(home=1)
         async with client.transaction() as txn:
@@ -48,7 +48,7 @@ async def test_transactions_of_a_client_go_across_shards() -> None:
 
 
 @on_a_loop
-async def test_a_name_has_its_coordinator_wherever_the_client_is_at_home() -> None:
+async def test_name_uses_the_same_coordinator_from_any_home_shard() -> None:
     async with shards_on() as world:
         for home in (0, 1):
             client = await world.client(home)
@@ -65,7 +65,7 @@ async def test_a_name_has_its_coordinator_wherever_the_client_is_at_home() -> No
 
 @on_a_loop
 @pytest.mark.parametrize("group", NAMES)
-async def test_a_group_consumes_topics_of_all_shards_once(group: str) -> None:
+async def test_group_consumes_topics_of_all_shards_once(group: str) -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
         for topic in (HERE, THERE):
@@ -97,7 +97,7 @@ async def write_elsewhere(client: Client) -> None:
 
 @pytest.mark.usefixtures("_soon_away")
 @on_a_loop
-async def test_what_is_away_stops_only_what_needs_it() -> None:
+async def test_unavailable_shard_delays_only_its_own_requests() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
         async with client.transaction() as txn:
@@ -120,7 +120,7 @@ async def test_what_is_away_stops_only_what_needs_it() -> None:
 
 @pytest.mark.usefixtures("_soon_away")
 @on_a_loop
-async def test_a_transaction_begins_elsewhere_while_it_waits_for_home() -> None:
+async def test_transaction_begins_at_another_shard_while_home_is_unavailable() -> None:
     async with shards_on() as world:
         await world.kill(0)
         client = await world.client(home=0, max_unavailable=30.0)
@@ -133,7 +133,7 @@ async def test_a_transaction_begins_elsewhere_while_it_waits_for_home() -> None:
 
 
 @on_a_loop
-async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_names_the_shard_of_a_topic_that_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "TICK", 0.1)
     async with shards_on() as world:
         client = await world.client(home=0)
@@ -141,13 +141,13 @@ async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch:
         txn = await client.transaction().begin()
         await txn.send(THERE, b"never")
         client.session.max_unavailable = 0.3
-        with pytest.raises(TransactionAborted, match="its owner, the service of shard 1, does not answer"):
+        with pytest.raises(TransactionAborted, match="check that the service of shard 1, its owner, and the cluster"):
             await txn.commit()
         await client.close()
 
 
 @on_a_loop
-async def test_the_first_attempt_to_connect_counts_as_time_without_a_service() -> None:
+async def test_first_attempt_to_connect_counts_as_time_without_a_service() -> None:
     failing = asyncio.Event()
 
     async def dial() -> Link:
@@ -180,7 +180,7 @@ def plainly() -> Iterator[tuple[SyncClient, Shards]]:
     plain.close()
 
 
-def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
+def test_sync_client_opens_the_sessions_of_names_on_its_loop(
     plainly: tuple[SyncClient, Shards],
 ) -> None:
     plain, _ = plainly
@@ -193,7 +193,7 @@ def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
 
 
 @pytest.mark.usefixtures("_soon_away")
-def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[SyncClient, Shards]) -> None:
+def test_sync_client_begins_at_another_shard_while_home_is_unavailable(plainly: tuple[SyncClient, Shards]) -> None:
     plain, world = plainly
     plain.call(world.kill, 0)
     plain.call(eventually, lambda: plain.client.session.away_for(0.2))
@@ -205,7 +205,7 @@ def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[S
 
 
 @on_a_loop
-async def test_shares_of_a_name_are_begun_and_aborted_at_its_shard() -> None:
+async def test_branches_of_a_name_begin_and_abort_at_its_shard() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
         share = Participant(client, NAMES[1], 1)
@@ -226,7 +226,7 @@ def visible_anywhere(world: Shards) -> list[bytes | None]:
 
 @on_a_loop
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_kills_at_random_leave_transactions_across_shards_whole(seed: int) -> None:
+async def test_transactions_across_shards_stay_atomic_under_random_kills(seed: int) -> None:
     chance = random.Random(seed)
     committed: set[bytes | None] = set()
     seen: set[bytes | None] = set()
@@ -271,11 +271,11 @@ async def test_kills_at_random_leave_transactions_across_shards_whole(seed: int)
             await client.close()
 
 
-def test_a_client_that_was_there_before_the_shards_is_told() -> None:
+def test_client_opened_before_the_namespace_got_shards_is_rejected() -> None:
     cluster = MemoryBroker()
     discovery = ServiceDiscovery(cluster, "ns")
     with pytest.raises(ServiceUnavailable, match="no service has ever"):
         discovery.newest_address()
     prepare(cluster, Shard(0, 2))
-    with pytest.raises(InvalidRequest, match="has 2 shards now"):
+    with pytest.raises(InvalidRequest, match="now has 2 shards"):
         discovery.newest_address()

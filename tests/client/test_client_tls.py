@@ -11,7 +11,7 @@ from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.testing import ServiceProcess
 
 
-def test_a_client_that_trusts_the_certificate_writes_and_reads(tmp_path: Path) -> None:
+def test_client_with_the_ca_certificate_writes_and_reads(tmp_path: Path) -> None:
     cert, key = self_signed(tmp_path)
     service = ServiceProcess(str(tmp_path / "log"), "--tls-cert", cert, "--tls-key", key)
     service.start()

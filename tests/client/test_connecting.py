@@ -1,4 +1,4 @@
-"""What `connect` refuses before it reaches for anything."""
+"""Arguments that `connect` rejects before it opens anything."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from txnbuffer.errors import InvalidRequest
 
 @pytest.mark.parametrize("address", ["memory:", "file:somewhere", "txnbuf://localhost:1"])
 @pytest.mark.parametrize("options", [{"service": "localhost:1"}, {"broker_options": {"token": "t"}}])
-def test_options_of_clusters_are_for_clusters(address: str, options: dict[str, Any]) -> None:
+def test_cluster_options_require_a_cluster_address(address: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="is not a cluster"):
         run(connect(address, **options).open())
 
 
 @pytest.mark.parametrize("service", ["", "localhost", "localhost:", ":7711", "txnbuf://localhost"])
-def test_a_service_is_named_by_host_and_port(service: str) -> None:
+def test_service_must_be_host_and_port(service: str) -> None:
     with pytest.raises(InvalidAddress, match="service must be HOST:PORT, got"):
         run(connect("pulsar://localhost:1/public/default", service=service).open())
 
 
-def test_what_opening_a_cluster_refuses_is_told() -> None:
+def test_errors_of_opening_a_cluster_are_raised() -> None:
     async def test() -> None:
         with pytest.raises(InvalidAddress):
             await connect("pulsar://localhost/x").open()
@@ -45,13 +45,13 @@ def test_what_opening_a_cluster_refuses_is_told() -> None:
         ({"broker_options": ["token"]}, "broker_options must be a mapping, got list"),
     ],
 )
-def test_what_a_client_is_made_with_is_looked_at_before_anything_is_opened(options: dict[str, Any], text: str) -> None:
+def test_arguments_are_checked_before_anything_is_opened(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         connect("pulsar://127.0.0.1:9", **options)
     assert text in str(caught.value)
 
 
-def test_an_option_that_a_cluster_has_not_is_named() -> None:
+def test_unknown_cluster_option_is_named() -> None:
     with (
         pytest.raises(UnknownOption, match=r"has no option 'hash': use admin_url, .*hashing"),
         connect("pulsar://127.0.0.1:9", broker_options={"hash": "java"}),

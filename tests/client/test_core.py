@@ -25,7 +25,7 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
 
 
-def test_a_commit_waits_for_its_sends() -> None:
+def test_commit_waits_for_its_sends() -> None:
     core = welcomed()
     transaction = registered(core)
     core.end(transaction, EndPlan(True, "w"))
@@ -36,7 +36,7 @@ def test_a_commit_waits_for_its_sends() -> None:
     assert [(commit.txn, commit.topics, commit.records) for commit in frame.commits] == [(TxnId(0, 1), ("a",), (1,))]
 
 
-def test_a_failed_send_leaves_abort_as_the_only_end() -> None:
+def test_transaction_with_a_failed_send_can_only_abort() -> None:
     core = welcomed()
     transaction = registered(core)
     core.end(transaction, EndPlan(True, "w"))
@@ -49,7 +49,7 @@ def test_a_failed_send_leaves_abort_as_the_only_end() -> None:
     assert (frame.commits, [abort.txn for abort in frame.aborts]) == ((), [transaction.txn])
 
 
-def test_a_failure_of_another_transaction_in_the_same_send_does_no_harm() -> None:
+def test_failure_of_another_transaction_in_the_same_send_is_ignored() -> None:
     core = welcomed()
     first = registered(core)
     second, third = core.begin(), core.begin()
@@ -62,7 +62,7 @@ def test_a_failure_of_another_transaction_in_the_same_send_does_no_harm() -> Non
     assert [one.failure is None for one in (first, second, third)] == [True, True, False]
 
 
-def test_what_the_service_lost_is_an_abort_that_says_run_again() -> None:
+def test_state_lost_by_the_service_is_a_retryable_abort() -> None:
     core = welcomed()
     transaction = registered(core)
     core.receive(ServerFrame(acknowledged=1, failures=(Failure(1, UnregisteredTopic("who?"), transaction.txn),)))
@@ -74,7 +74,7 @@ def test_what_the_service_lost_is_an_abort_that_says_run_again() -> None:
     assert [name for _, name in frame.registers] == ["a"]
 
 
-def test_why_a_begin_was_refused_counts_before_all_else_that_a_frame_answers() -> None:
+def test_error_of_a_begin_precedes_other_answers_of_a_frame() -> None:
     core = welcomed()
     transaction = core.begin(None, ProducerSequence("n", 1, 3))
     core.end(transaction, EndPlan(False, "w"))
@@ -86,7 +86,7 @@ def test_why_a_begin_was_refused_counts_before_all_else_that_a_frame_answers() -
     assert core.take_results() == [("w", Outcome.ABORT)]
 
 
-def test_a_commit_whose_answer_was_lost_is_asked_again() -> None:
+def test_commit_whose_answer_was_lost_is_sent_again() -> None:
     core = welcomed()
     transaction = registered(core)
     core.end(transaction, EndPlan(True, "w"))
@@ -122,7 +122,7 @@ def test_unacknowledged_records_are_sent_again_with_their_numbers() -> None:
     assert [(message.value, message.properties["tb.seq"]) for message in send.batch] == [(b"w", "2")]
 
 
-def test_ordinary_records_on_their_way_are_not_sent_again() -> None:
+def test_ordinary_records_in_flight_are_not_sent_again() -> None:
     core = welcomed()
     core.send("a", rows(b"v"), None, "sent")
     core.take_frame()
@@ -148,7 +148,7 @@ def test_ids_of_an_older_connection_are_not_used() -> None:
     assert not core.can_begin
 
 
-def test_a_lease_that_is_refused_is_asked_for_in_smaller_pieces() -> None:
+def test_rejected_lease_is_requested_with_fewer_ids() -> None:
     core = SessionCore()
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000)))
@@ -164,7 +164,7 @@ def test_a_lease_that_is_refused_is_asked_for_in_smaller_pieces() -> None:
     assert [type(result) for _, result in results] == [TooManyTransactions]
 
 
-def test_unused_ids_are_given_back_when_idle() -> None:
+def test_unused_ids_are_returned_when_idle() -> None:
     core = welcomed(ids=40)
     core.end(core.begin(), EndPlan(True, "w"))
     frame = core.take_frame()
@@ -180,7 +180,7 @@ def test_unused_ids_are_given_back_when_idle() -> None:
     assert not core.can_begin
 
 
-def test_a_transaction_is_announced_once_it_is_open_for_a_while() -> None:
+def test_transaction_is_announced_after_a_tick() -> None:
     core = welcomed()
     transaction = core.begin()
     core.tick()
@@ -193,7 +193,7 @@ def test_a_transaction_is_announced_once_it_is_open_for_a_while() -> None:
     assert core.take_frame() is None
 
 
-def test_a_name_and_a_timeout_are_announced_at_once() -> None:
+def test_transaction_with_name_or_timeout_is_announced_at_once() -> None:
     core = welcomed()
     sequence = ProducerSequence("n", 1, 1)
     core.begin(timeout=2.0, sequence=sequence)
@@ -202,7 +202,7 @@ def test_a_name_and_a_timeout_are_announced_at_once() -> None:
     assert [(begin.timeout, begin.sequence) for begin in frame.begins] == [(2.0, sequence)]
 
 
-def test_credits_stop_and_start_again() -> None:
+def test_sender_waits_for_credits() -> None:
     core = welcomed()
     core.receive(ServerFrame(credits=100))
     transaction = registered(core)
@@ -217,7 +217,7 @@ def test_credits_stop_and_start_again() -> None:
     assert core.take_results() == [("w", None)]
 
 
-def test_a_draining_service_begins_nothing() -> None:
+def test_no_transaction_begins_at_a_draining_service() -> None:
     core = welcomed()
     core.receive(ServerFrame(draining=True))
     assert not core.can_begin
@@ -232,7 +232,7 @@ def test_a_draining_service_begins_nothing() -> None:
     assert core.take_results() == [("w", None)]
 
 
-def test_a_stopped_coordinator_keeps_the_request_for_the_next_one() -> None:
+def test_request_to_a_stopped_coordinator_is_sent_to_the_next_one() -> None:
     core = welcomed()
     transaction = core.begin()
     core.end(transaction, EndPlan(True, "w"))
@@ -249,7 +249,7 @@ def test_a_stopped_coordinator_keeps_the_request_for_the_next_one() -> None:
     assert again.commits == frame.commits
 
 
-def test_giving_up_tells_everybody() -> None:
+def test_giving_up_fails_all_waiters() -> None:
     core = welcomed()
     asked, planned = registered(core), core.begin()
     core.end(asked, EndPlan(True, "asked"))
@@ -276,7 +276,7 @@ def test_giving_up_tells_everybody() -> None:
     assert hello.open == ()
 
 
-def test_answers_to_what_nobody_asked_are_nothing() -> None:
+def test_answers_to_unknown_requests_are_ignored() -> None:
     core = welcomed()
     core.receive(
         ServerFrame(answers=((99, NameOpened(1, 0)),), acknowledged=7, failures=(Failure(9, MessageTooLarge("x")),))
@@ -285,7 +285,7 @@ def test_answers_to_what_nobody_asked_are_nothing() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_commit_can_be_withdrawn_until_it_is_on_its_way(taken: bool) -> None:
+def test_commit_can_be_withdrawn_until_it_is_sent(taken: bool) -> None:
     core = welcomed()
     transaction = core.begin()
     core.end(transaction, EndPlan(True, "w"))
@@ -300,7 +300,7 @@ def test_a_commit_can_be_withdrawn_until_it_is_on_its_way(taken: bool) -> None:
         assert (frame.commits, [abort.txn for abort in frame.aborts]) == ((), [transaction.txn])
 
 
-def test_what_ended_while_the_connection_was_lost_is_told_before_anything_is_sent() -> None:
+def test_transactions_that_ended_during_a_disconnect_fail_before_their_sends() -> None:
     core = welcomed()
     ended, forgotten, alive = core.begin(), core.begin(), core.begin()
     core.lost()
@@ -313,7 +313,7 @@ def test_what_ended_while_the_connection_was_lost_is_told_before_anything_is_sen
     assert alive.failure is None
 
 
-def test_a_commit_that_went_out_over_an_older_connection_can_not_be_withdrawn() -> None:
+def test_commit_sent_over_an_older_connection_cannot_be_withdrawn() -> None:
     core = welcomed()
     transaction = core.begin()
     core.end(transaction, EndPlan(True, "w"))
@@ -324,7 +324,7 @@ def test_a_commit_that_went_out_over_an_older_connection_can_not_be_withdrawn() 
     assert not core.withdraw_commit(transaction)
 
 
-def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None:
+def test_only_ordinary_records_are_sent_before_their_topic_is_registered() -> None:
     core = welcomed()
     transaction = core.begin()
     core.send("a", rows(b"later"), transaction)
@@ -338,7 +338,7 @@ def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None
     assert [message.value for send in frame.sends for message in send.batch] == [b"later"]
 
 
-def test_a_fenced_producer_is_told_so_though_its_sends_failed_too() -> None:
+def test_fenced_producer_gets_fenced_although_its_sends_failed() -> None:
     core = welcomed()
     registered(core)
     transaction = core.begin(sequence=ProducerSequence("n", 1, 1))

@@ -41,7 +41,7 @@ def letter_with(properties: Mapping[str, str]) -> Mapping[str, str]:
     st.integers(0, 3 * MAX_PROPERTIES),
     st.dictionaries(st.sampled_from([PACKED, "größe", "a", "zz"]), st.text(st.characters(exclude_categories=["Cs"]))),
 )
-def test_a_letter_has_all_properties_of_its_record_and_a_bounded_number(count: int, others: dict[str, str]) -> None:
+def test_dead_letter_has_all_properties_in_a_bounded_number(count: int, others: dict[str, str]) -> None:
     properties = {f"p{number}": str(number) for number in range(count)} | others
     found = letter_with(properties)
     assert len(found) <= MAX_PROPERTIES + len(ADDED)
@@ -55,7 +55,7 @@ def test_a_letter_has_all_properties_of_its_record_and_a_bounded_number(count: i
         assert (unpacked(again), len(again)) == (properties, KEPT_PROPERTIES + 1 + len(ADDED))
 
 
-def test_a_record_with_as_many_properties_as_can_be_is_put_aside() -> None:
+def test_record_with_the_maximum_of_properties_becomes_a_dead_letter() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         properties = {f"p{number}": str(number) for number in range(1000)}
@@ -80,7 +80,7 @@ class Reversed:
         return data[::-1]
 
 
-def test_letters_go_to_a_topic_with_a_schema_by_themselves_though_others_go_in_sets() -> None:
+def test_dead_letters_are_single_messages_although_the_client_sends_record_sets() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         client.batching = "records"

@@ -11,7 +11,7 @@ from direct_world import DirectWorld, in_direct_world
 from txnbuffer import Outcome
 
 
-def test_a_transaction_over_topics_is_written_by_the_client() -> None:
+def test_client_writes_a_transaction_over_several_topics() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         async with client.transaction() as txn:
@@ -42,7 +42,7 @@ def test_an_exception_aborts() -> None:
     in_direct_world(test)
 
 
-def test_another_process_reads_what_committed_and_a_plain_consumer_the_records_themselves() -> None:
+def test_committed_reader_and_ordinary_consumer_in_another_process() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         async with client.transaction() as txn:

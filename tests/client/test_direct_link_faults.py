@@ -51,7 +51,7 @@ def holds(world: DirectWorld, appends: int) -> bool:
 
 
 @pytest.mark.parametrize("written", [0, 1, 2], ids=["nothing", "a part", "all"])
-def test_a_writer_that_dies_leaves_abort_as_the_only_end(written: int) -> None:
+def test_transaction_can_only_abort_after_its_writer_failed(written: int) -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -68,7 +68,7 @@ def test_a_writer_that_dies_leaves_abort_as_the_only_end(written: int) -> None:
     in_direct_world(test)
 
 
-def test_a_transaction_of_two_topics_aborts_where_one_of_its_writers_dies() -> None:
+def test_transaction_of_two_topics_aborts_after_one_writer_failed() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         world.handles[0].faults.fail_append(BROKEN, topic="two")
@@ -83,7 +83,7 @@ def test_a_transaction_of_two_topics_aborts_where_one_of_its_writers_dies() -> N
     in_direct_world(test)
 
 
-def test_a_commit_waits_for_the_acknowledgement_of_each_record() -> None:
+def test_commit_waits_for_the_acknowledgement_of_each_record() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"first")
@@ -104,7 +104,7 @@ def test_a_commit_waits_for_the_acknowledgement_of_each_record() -> None:
     in_direct_world(test)
 
 
-def test_what_is_under_way_when_the_link_breaks_is_not_appended_again() -> None:
+def test_append_in_flight_is_not_repeated_after_the_link_broke() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"0")
@@ -127,7 +127,7 @@ def test_what_is_under_way_when_the_link_breaks_is_not_appended_again() -> None:
     in_direct_world(test)
 
 
-def test_a_send_that_failed_while_the_link_was_gone_fails_its_transaction() -> None:
+def test_send_that_failed_without_a_link_fails_its_transaction() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"0")
@@ -150,7 +150,7 @@ def test_a_send_that_failed_while_the_link_was_gone_fails_its_transaction() -> N
     in_direct_world(test)
 
 
-def test_nothing_overtakes_what_a_dead_writer_has_under_way() -> None:
+def test_new_writer_waits_for_appends_in_flight_of_a_failed_one() -> None:
     """Records behind it would make it a repetition of what nobody has."""
 
     async def test(world: DirectWorld) -> None:
@@ -177,7 +177,7 @@ def test_nothing_overtakes_what_a_dead_writer_has_under_way() -> None:
     in_direct_world(test)
 
 
-def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
+def test_ordinary_sends_continue_without_a_service() -> None:
     async def test(world: DirectWorld) -> None:
         world.reachable = False
         client = await world.client(max_unavailable=0.05)
@@ -199,7 +199,7 @@ def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
     in_direct_world(test)
 
 
-def test_a_commit_waits_for_the_service_and_ordinary_sends_do_not() -> None:
+def test_commit_waits_for_the_service_and_ordinary_sends_do_not() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         txn = await client.transaction().begin()
@@ -218,7 +218,7 @@ def test_a_commit_waits_for_the_service_and_ordinary_sends_do_not() -> None:
     in_direct_world(test)
 
 
-def test_an_ordinary_send_whose_writer_dies_is_unknown() -> None:
+def test_ordinary_send_whose_writer_failed_is_unknown() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await client.send("log", b"1")
@@ -231,7 +231,7 @@ def test_an_ordinary_send_whose_writer_dies_is_unknown() -> None:
     in_direct_world(test)
 
 
-def test_a_topic_that_another_writer_holds_is_named() -> None:
+def test_error_names_the_topic_of_an_exclusive_writer() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"1")
@@ -247,7 +247,7 @@ def test_a_topic_that_another_writer_holds_is_named() -> None:
     in_direct_world(test)
 
 
-def test_a_topic_that_was_deleted_is_named_and_ordinary_sends_make_it_anew() -> None:
+def test_error_names_a_deleted_topic_and_ordinary_sends_create_it_again() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await client.send("log", b"1")
@@ -260,7 +260,7 @@ def test_a_topic_that_was_deleted_is_named_and_ordinary_sends_make_it_anew() -> 
     in_direct_world(test)
 
 
-def test_topics_of_our_own_take_no_records() -> None:
+def test_records_for_internal_topics_are_rejected() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         with pytest.raises(InvalidTopicName, match="is internal"):
@@ -271,7 +271,7 @@ def test_topics_of_our_own_take_no_records() -> None:
     in_direct_world(test)
 
 
-def test_large_sends_keep_their_order_and_leave_room_for_others() -> None:
+def test_large_sends_keep_their_order_and_do_not_block_other_topics() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         many = [b"%d" % number for number in range(5000)]
@@ -285,7 +285,7 @@ def test_large_sends_keep_their_order_and_leave_room_for_others() -> None:
     in_direct_world(test)
 
 
-def test_senders_wait_while_the_cluster_takes_no_more() -> None:
+def test_senders_wait_while_the_cluster_accepts_no_more() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await client.send("log", b"first")
@@ -302,7 +302,7 @@ def test_senders_wait_while_the_cluster_takes_no_more() -> None:
     in_direct_world(test)
 
 
-def test_a_commit_under_way_at_the_end_is_unknown() -> None:
+def test_commit_in_flight_at_close_is_unknown() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"1")
@@ -323,7 +323,7 @@ def test_a_commit_under_way_at_the_end_is_unknown() -> None:
     in_direct_world(test)
 
 
-def test_many_transactions_while_links_break_writers_die_and_owners_change() -> None:
+def test_many_transactions_while_links_break_writers_fail_and_owners_change() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         committed: list[int] = []

@@ -50,7 +50,7 @@ def holders(world: World) -> Counter[str]:
     return Counter(world.engine.coordinator.consumer_groups.members("g").holders.values())
 
 
-def test_members_share_the_topics_and_each_record_counts_once() -> None:
+def test_members_share_the_topics_and_handle_each_record_once() -> None:
     async def test(world: World) -> None:
         clients = [await world.client() for _ in range(3)]
         await fill(clients[0], range(100))
@@ -71,7 +71,7 @@ def test_members_share_the_topics_and_each_record_counts_once() -> None:
     in_world(test)
 
 
-def test_members_go_on_over_changes_of_owner() -> None:
+def test_members_continue_after_a_change_of_owner() -> None:
     async def test(world: World) -> None:
         clients = [await world.client() for _ in range(2)]
         await fill(clients[0], range(200))
@@ -86,7 +86,7 @@ def test_members_go_on_over_changes_of_owner() -> None:
     in_world(test)
 
 
-def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() -> None:
+def test_other_member_takes_over_a_lost_one_before_it_is_idle() -> None:
     async def test(world: World) -> None:
         lost, other = await world.client(), await world.client()
         await fill(other, range(8))
@@ -105,7 +105,7 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
     in_world(test)
 
 
-def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_removed_while_joining_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")
@@ -123,7 +123,7 @@ def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pyt
     in_world(test)
 
 
-def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_sends_heartbeats_while_it_looks_for_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "HEARTBEAT_INTERVAL", 0.01)
     monkeypatch.setattr(membership, "PARTITION_CHECK_INTERVAL", 0.0)
     away, looks = threading.Event(), 0
@@ -162,7 +162,7 @@ def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.Mon
         away.set()
 
 
-def test_operators_see_members_what_they_hold_and_what_is_left() -> None:
+def test_groups_command_shows_members_assignments_and_lag() -> None:
     async def test(world: World) -> None:
         client, spare = await world.client(), await world.client()
         await client.send_many("source", ["1", "2", "3"])
@@ -189,7 +189,7 @@ def test_operators_see_members_what_they_hold_and_what_is_left() -> None:
     in_world(test)
 
 
-def test_a_member_in_doubt_goes_on_from_where_its_group_is() -> None:
+def test_member_with_a_rejected_commit_continues_at_the_position_of_its_group() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")
@@ -209,7 +209,7 @@ def test_a_member_in_doubt_goes_on_from_where_its_group_is() -> None:
     in_world(test)
 
 
-def test_what_comes_after_the_group_began_at_the_end_is_consumed_by_whoever_holds_it() -> None:
+def test_group_that_starts_at_the_end_consumes_later_records_of_all_partitions() -> None:
     async def test(world: World) -> None:
         client, other = await world.client(), await world.client()
         await fill(client, range(40))
@@ -221,7 +221,7 @@ def test_what_comes_after_the_group_began_at_the_end_is_consumed_by_whoever_hold
     in_world(test)
 
 
-def test_a_handler_is_called_again_and_then_its_record_is_put_aside() -> None:
+def test_failed_handler_is_retried_and_then_its_record_is_skipped() -> None:
     calls: Counter[bytes | None] = Counter()
 
     async def fails(txn: Transaction, record: Record) -> None:
@@ -251,7 +251,7 @@ def test_a_handler_is_called_again_and_then_its_record_is_put_aside() -> None:
 
 
 @pytest.mark.parametrize("poison", [0, 3, 9])
-def test_a_batch_is_halved_until_the_record_is_found(poison: int) -> None:
+def test_failed_batch_is_halved_until_the_record_is_found(poison: int) -> None:
     seen: list[int] = []
 
     async def handler(txn: Transaction, records: RecordBatch) -> None:
@@ -274,7 +274,7 @@ def test_a_batch_is_halved_until_the_record_is_found(poison: int) -> None:
     in_world(test)
 
 
-def test_a_batch_that_fails_ends_it_and_nothing_is_lost() -> None:
+def test_failed_batch_stops_processing_and_loses_nothing() -> None:
     calls = 0
 
     async def fails(txn: Transaction, records: RecordBatch) -> None:
@@ -312,7 +312,7 @@ def test_handlers_of_several_topics_do_not_overlap() -> None:
     in_world(test)
 
 
-def test_a_plain_client_has_batches_too() -> None:
+def test_sync_client_processes_batches() -> None:
     with connect("memory:") as client:
         client.send_many("source", ["a", "b"])
         done = client.process_batches(
@@ -324,7 +324,7 @@ def test_a_plain_client_has_batches_too() -> None:
         assert (done.records, done.transactions) == (2, 1)
 
 
-def test_what_can_not_be_is_refused_by_name() -> None:
+def test_invalid_argument_of_process_is_named() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")

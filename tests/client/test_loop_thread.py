@@ -1,4 +1,4 @@
-"""The loop in a thread: whoever calls while another thread ends it is told so, and waits for nobody."""
+"""The loop thread: calls made while another thread stops it are rejected and do not hang."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def assert_refused(loop: LoopThread) -> None:
         loop.start(asyncio.sleep(0))
 
 
-def test_nothing_begins_while_it_ends_or_later() -> None:
+def test_calls_are_rejected_while_the_loop_stops_and_afterwards() -> None:
     loop = LoopThread()
     begun, leaving, go = threading.Event(), threading.Event(), threading.Event()
 
@@ -46,7 +46,7 @@ def test_nothing_begins_while_it_ends_or_later() -> None:
     assert_refused(loop)
 
 
-def test_what_runs_in_the_clients_own_thread_can_not_wait_for_it() -> None:
+def test_code_in_the_loops_thread_cannot_wait_for_the_client() -> None:
     told = []
 
     class Nested:
@@ -56,7 +56,7 @@ def test_what_runs_in_the_clients_own_thread_can_not_wait_for_it() -> None:
                 lambda: client.process("other", "g", lambda txn, record: None, idle_timeout=0.05),
                 client.close,
             ):
-                with pytest.raises(InvalidRequest, match="which runs in the client's own thread") as error:
+                with pytest.raises(InvalidRequest, match="runs in the client's own thread") as error:
                     use()
                 told.append(error)
             return value.encode()

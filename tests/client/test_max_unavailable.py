@@ -55,7 +55,7 @@ def cluster(admin: int) -> tuple[str, dict[str, str]]:
         ("broker of a cluster", "no admin interface answers at http://127.0.0.1"),
     ],
 )
-def test_who_is_away_is_waited_for_so_long(kind: str, told: str) -> None:
+def test_calls_wait_for_an_unavailable_peer_for_max_unavailable(kind: str, told: str) -> None:
     address, options = f"txnbuf://127.0.0.1:{kept_port()}", {}
     if "cluster" in kind:
         address, options = cluster(kept_port())
@@ -70,7 +70,7 @@ def test_who_is_away_is_waited_for_so_long(kind: str, told: str) -> None:
     assert time.monotonic() - began > 1.5  # the last attempt may have ended before the time does
 
 
-def test_a_silent_admin_interface_is_waited_for_no_longer_than_a_closed_one() -> None:
+def test_admin_interface_that_does_not_answer_is_waited_for_as_long_as_a_closed_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address, options = cluster(silent.getsockname()[1])
         began = time.monotonic()
@@ -79,7 +79,7 @@ def test_a_silent_admin_interface_is_waited_for_no_longer_than_a_closed_one() ->
         assert time.monotonic() - began < 20.0  # an answer may else take 30 s
 
 
-def test_a_cluster_that_comes_in_time_is_asked() -> None:
+def test_cluster_that_becomes_available_in_time_is_used() -> None:
     port = kept_port()
     address, options = cluster(port)
     failed: list[BaseException] = []

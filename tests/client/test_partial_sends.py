@@ -1,4 +1,4 @@
-"""What was taken from the caller and can't be sent is not left out without a word: the transaction can only abort."""
+"""If accepted records cannot be sent, the transaction can only abort."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing_but_a_probe(client: SyncClient) -> None:
         assert [record.value for record in batch] == [b"probe"]
 
 
-def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(client: SyncClient) -> None:
+def test_sync_transaction_whose_buffered_records_are_rejected_can_only_abort(client: SyncClient) -> None:
     told = []
     with pytest.raises(InvalidRequest, match=NO_PARTITIONS), client.transaction(timeout=600) as txn:
         txn.send("orders", b"first")
@@ -47,7 +47,7 @@ def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(clie
     assert client.outcome(txn.id) is Outcome.ABORT
 
 
-def test_a_plain_commit_that_fails_on_the_way_aborts(client: SyncClient) -> None:
+def test_sync_commit_that_cannot_send_its_records_aborts(client: SyncClient) -> None:
     with client.transaction() as txn:
         assert txn.id
         txn.send("orders", b"first")
@@ -61,14 +61,14 @@ def test_a_plain_commit_that_fails_on_the_way_aborts(client: SyncClient) -> None
     nothing_but_a_probe(client)
 
 
-def test_a_block_whose_records_are_refused_at_its_end_aborts(client: SyncClient) -> None:
+def test_block_whose_records_are_rejected_at_its_end_aborts(client: SyncClient) -> None:
     with pytest.raises(InvalidRequest, match=NO_PARTITIONS), client.transaction(timeout=600) as txn:
         txn.send("orders", b"first")
         txn.send("orders", b"refused", partition=7)
     nothing_but_a_probe(client)
 
 
-def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more(client: SyncClient) -> None:
+def test_sync_transaction_aborted_before_it_began_rejects_sends(client: SyncClient) -> None:
     def ended(use: Any) -> None:
         with pytest.raises(InvalidRequest, match="the transaction has ended: begin a new one"):
             use()
@@ -85,7 +85,7 @@ def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more
     nothing_but_a_probe(client)
 
 
-def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
+def test_sync_run_retries_after_a_short_outage_of_the_cluster(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routes = client.client.routes
@@ -110,7 +110,7 @@ def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
         work(txn)
         if len(calls) < 2:
             with pytest.raises(ServiceUnavailable):
-                client.call(txn.hand_over)
+                client.call(txn.flush)
 
     client.run(caught)
     assert len(calls) == 2 + 3
@@ -121,7 +121,7 @@ def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
 
 
 @on_a_loop_for(120.0)
-async def test_a_send_of_many_that_is_cut_short_leaves_a_transaction_that_can_only_abort(
+async def test_transaction_can_only_abort_after_a_partial_send_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(f"file:{tmp_path / 'log'}") as client:

@@ -17,7 +17,7 @@ from client_world import World, in_world, once, read_all, until, values
 from broker_io.errors import TopicNotFound
 from txnbuffer import ServiceUnavailable, TransactionAborted, connect, dead_letter
 from txnbuffer.client.client import Client
-from txnbuffer.client.processing import behind
+from txnbuffer.client.processing import position_after
 from txnbuffer.client.reader import AsyncReader
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
@@ -42,7 +42,7 @@ def numbers(world: World, topic: str = "target") -> list[int]:
     return [int(value or b"") for value in values(world.broker, topic)]
 
 
-def test_each_record_is_handled_once_over_many_starts() -> None:
+def test_each_record_is_handled_once_over_many_restarts() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await fill(client, *map(str, range(25)))
@@ -59,7 +59,7 @@ def test_each_record_is_handled_once_over_many_starts() -> None:
     in_world(test)
 
 
-def test_several_topics_and_a_start() -> None:
+def test_several_topics_with_a_start() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await fill(client, "1", "2", topic="a")
@@ -74,7 +74,7 @@ def test_several_topics_and_a_start() -> None:
     in_world(test)
 
 
-def test_a_handler_that_fails_stops_it_and_loses_nothing() -> None:
+def test_failed_handler_stops_processing_and_loses_nothing() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await fill(client, "1", "2", "x", "4")
@@ -99,7 +99,7 @@ def test_a_handler_that_fails_stops_it_and_loses_nothing() -> None:
     in_world(test)
 
 
-def test_what_fails_is_put_aside_with_what_it_was() -> None:
+def test_failed_record_becomes_a_dead_letter_with_its_content() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await fill(client, "1", "x", "3", "y", "z", "6")
@@ -119,7 +119,7 @@ def test_what_fails_is_put_aside_with_what_it_was() -> None:
     in_world(test)
 
 
-def test_an_error_of_ours_that_the_record_caused_counts_as_the_handlers() -> None:
+def test_package_error_caused_by_the_record_counts_as_handler_failure() -> None:
     async def handler(txn: Transaction, record: Record) -> None:
         await txn.send("target", bytes(int(record.value or b"")))
 
@@ -133,7 +133,7 @@ def test_an_error_of_ours_that_the_record_caused_counts_as_the_handlers() -> Non
     in_world(test)
 
 
-def test_whoever_was_given_up_commits_nothing_and_goes_on_as_a_new_member() -> None:
+def test_removed_member_commits_nothing_and_joins_again() -> None:
     async def test(world: World) -> None:
         zombie, other = await world.client(), await world.client()
         await fill(zombie, "1", "2")
@@ -158,7 +158,7 @@ def test_whoever_was_given_up_commits_nothing_and_goes_on_as_a_new_member() -> N
     in_world(test)
 
 
-def test_nobody_commits_the_same_stretch_twice() -> None:
+def test_same_records_are_not_committed_twice() -> None:
     """A lost answer: the group has moved though its client was not told."""
 
     async def test(world: World) -> None:
@@ -173,7 +173,7 @@ def test_nobody_commits_the_same_stretch_twice() -> None:
     in_world(test)
 
 
-def test_what_takes_long_to_read_is_no_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_read_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     read = AsyncReader.read
 
     async def slowly(reader: AsyncReader, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
@@ -189,7 +189,7 @@ def test_what_takes_long_to_read_is_no_idleness(monkeypatch: pytest.MonkeyPatch)
     in_world(test)
 
 
-def test_what_is_aborted_is_done_again() -> None:
+def test_aborted_batch_is_handled_again() -> None:
     calls = 0
 
     async def handler(txn: Transaction, record: Record) -> None:
@@ -209,7 +209,7 @@ def test_what_is_aborted_is_done_again() -> None:
     in_world(test)
 
 
-def test_links_break_and_owners_change_meanwhile() -> None:
+def test_processing_while_links_break_and_owners_change() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await fill(client, *map(str, range(300)))
@@ -243,9 +243,9 @@ def test_cancelling_stops_between_commits() -> None:
     in_world(test)
 
 
-def test_the_next_position() -> None:
-    assert behind(Position(3, 4)) == Position(3, 5)
-    assert behind(Position(3, 4, 0)) == Position(3, 4, 1)
+def test_position_after() -> None:
+    assert position_after(Position(3, 4)) == Position(3, 5)
+    assert position_after(Position(3, 4, 0)) == Position(3, 4, 1)
 
 
 WORKER = """
@@ -267,7 +267,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     process.kill()
 
 
-def test_workers_and_services_are_killed(service: ServiceProcess) -> None:
+def test_killed_workers_and_services_lose_and_duplicate_nothing(service: ServiceProcess) -> None:
     """Two workers take over from each other; both, and the service, are killed again and again."""
     count = 1000
     with connect(service.address) as client:
@@ -299,7 +299,7 @@ def test_workers_and_services_are_killed(service: ServiceProcess) -> None:
         assert [int(value or b"") for value in found[1:]] == list(range(count))
 
 
-def test_the_outcome_after_an_unknown_commit_decides() -> None:
+def test_outcome_is_queried_after_an_unknown_commit() -> None:
     async def test(world: World) -> None:
         client = await world.client(max_unavailable=0.05)
         await fill(client, "1", "2")

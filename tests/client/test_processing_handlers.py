@@ -1,4 +1,4 @@
-"""Handlers that are none, or that go wrong in their own ways; topics and clients that go away under a group."""
+"""Invalid and failing handlers; topics and clients that disappear while a group processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = [str(number).encode() for number in range(30)]
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_plain_client_refuses_what_is_to_be_awaited(hidden: bool) -> None:
+def test_sync_client_rejects_awaitables(hidden: bool) -> None:
     async def work(txn: SyncTransaction, *_: object) -> None:
         txn.send("target", b"never")
 
@@ -53,7 +53,7 @@ def yields(txn: SyncTransaction, record: Record) -> Any:
 
 
 @pytest.mark.parametrize("given", [yields, lambda *given: yields(*given), None, 5])
-def test_a_plain_client_refuses_handlers_of_which_a_call_runs_nothing(given: Any) -> None:
+def test_sync_client_rejects_generator_handlers(given: Any) -> None:
     with connect("memory:") as client:
         client.send_many("source", NUMBERS)
         for process in (client.process, client.process_batches):
@@ -67,7 +67,7 @@ async def yields_later(txn: Transaction, record: Record) -> Any:
 
 
 @pytest.mark.parametrize("given", [lambda txn, record: None, yields, yields_later, None, "nothing"])
-def test_a_handler_that_gives_nothing_to_await_is_refused_and_skips_nothing(given: Any) -> None:
+def test_handler_without_awaitable_result_is_rejected_and_skips_nothing(given: Any) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", NUMBERS)
@@ -81,7 +81,7 @@ def test_a_handler_that_gives_nothing_to_await_is_refused_and_skips_nothing(give
 @pytest.mark.parametrize(
     "raised", [StopIteration("no more"), CancelledError("of a future"), TimeoutError("of its own")]
 )
-def test_whatever_a_plain_handler_raises_is_its_failure(raised: Exception) -> None:
+def test_any_exception_of_a_sync_handler_is_its_failure(raised: Exception) -> None:
     def fails(txn: SyncTransaction, record: Record) -> None:
         if record.value == b"13":
             raise raised
@@ -93,7 +93,7 @@ def test_whatever_a_plain_handler_raises_is_its_failure(raised: Exception) -> No
 
 
 @pytest.mark.parametrize("topics", ["__txnbuffer_decisions", ["source", "__txnbuffer_decisions"], 5, [], ["source", 5]])
-def test_what_is_no_topic_of_records_is_not_processed(topics: Any) -> None:
+def test_internal_topics_cannot_be_processed(topics: Any) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", NUMBERS)
@@ -104,7 +104,7 @@ def test_what_is_no_topic_of_records_is_not_processed(topics: Any) -> None:
 
 
 @pytest.mark.parametrize("start", [{"source": "end"}, None, 5])
-def test_a_group_has_one_start(start: Any) -> None:
+def test_start_must_be_valid_for_a_group(start: Any) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", NUMBERS)
@@ -114,7 +114,7 @@ def test_a_group_has_one_start(start: Any) -> None:
     in_world(test)
 
 
-def test_what_a_handler_awaits_may_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+def test_cancellation_of_a_call_inside_the_handler_is_its_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def cancelled(txn: Transaction, record: Record) -> None:
         if record.value == b"13":
             await asyncio.sleep(0.01)
@@ -134,7 +134,7 @@ def test_what_a_handler_awaits_may_be_cancelled(caplog: pytest.LogCaptureFixture
         in_world(test)
 
 
-def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processing_stops_after_many_consecutive_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def aborted(txn: Transaction, record: Record) -> None:
         raise TransactionAborted(txn.id, "there is no such topic")
 
@@ -149,7 +149,7 @@ def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
     in_world(test)
 
 
-def test_an_error_is_told_however_long_it_takes_to_close_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_is_raised_although_closing_the_reader_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     close = AsyncReader.close
 
     async def slowly(reader: AsyncReader) -> None:
@@ -169,7 +169,7 @@ def test_an_error_is_told_however_long_it_takes_to_close_the_reader(monkeypatch:
     in_world(test)
 
 
-def test_what_is_there_is_handled_however_soon_nothing_is_the_end() -> None:
+def test_existing_records_are_handled_despite_a_short_idle_timeout() -> None:
     """A process that stands still for longer than that between two steps has not been idle."""
 
     async def test(world: World) -> None:
@@ -180,7 +180,7 @@ def test_what_is_there_is_handled_however_soon_nothing_is_the_end() -> None:
     in_world(test)
 
 
-def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Path) -> None:
+def test_recreated_topic_is_rejected_until_its_group_is_forgotten(tmp_path: Path) -> None:
     address = f"file:{tmp_path / 'log'}"
 
     def process() -> Processed:
@@ -203,7 +203,7 @@ def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Pat
     assert process().records == 30
 
 
-def test_an_error_that_can_not_be_told_is_put_aside_too() -> None:
+def test_error_without_text_becomes_a_dead_letter() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise KeyError
@@ -216,7 +216,7 @@ def test_an_error_that_can_not_be_told_is_put_aside_too() -> None:
         assert client.process("source", "g", fails, on_error=dead_letter("d"), idle_timeout=0.05).dead_letters == 1
 
 
-def test_a_plain_client_that_is_closed_ends_what_it_processes() -> None:
+def test_closing_a_sync_client_ends_its_processing() -> None:
     called = threading.Event()
     with connect("memory:") as client:
         client.send_many("source", NUMBERS)

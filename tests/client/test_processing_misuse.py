@@ -1,4 +1,4 @@
-"""Handlers that do what they can't: all is refused, nothing is lost or doubled by it."""
+"""Handlers that misuse their transaction or are too slow: nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = [str(number).encode() for number in range(30)]
 
 
 @pytest.mark.parametrize("ending", [Transaction.commit, Transaction.abort])
-def test_a_handler_that_ends_its_transaction_is_refused_and_loses_nothing(ending: Callable[..., Any]) -> None:
+def test_handler_cannot_end_its_transaction_and_loses_nothing(ending: Callable[..., Any]) -> None:
     async def ends(txn: Transaction, record: Record) -> None:
         await txn.send("target", record.value or b"")
         if record.value == b"19":
@@ -41,7 +41,7 @@ def test_a_handler_that_ends_its_transaction_is_refused_and_loses_nothing(ending
     in_world(test)
 
 
-def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_records_commit_after_the_commit_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     async def copies(txn: Transaction, record: Record) -> None:
         await txn.send("target", record.value or b"")
 
@@ -56,7 +56,7 @@ def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatc
     in_world(test)
 
 
-def test_batches_that_take_longer_than_a_transaction_may_get_smaller() -> None:
+def test_batches_that_exceed_the_timeout_get_smaller() -> None:
     async def copies(txn: Transaction, records: RecordBatch) -> None:
         if len(records) > 4:
             raise TransactionAborted(txn.id, "its time was up")
@@ -72,7 +72,7 @@ def test_batches_that_take_longer_than_a_transaction_may_get_smaller() -> None:
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(OutcomeUnknown, 1), (TransactionAborted, 2)])
-def test_what_became_of_another_transaction_is_the_handlers_error(
+def test_errors_of_other_transactions_are_handler_failures(
     error: type[OutcomeUnknown] | type[TransactionAborted], attempts: int
 ) -> None:
     calls = 0
@@ -101,7 +101,7 @@ def within(txn: SyncTransaction) -> None:
 
 
 @pytest.mark.parametrize("ending", [SyncTransaction.commit, SyncTransaction.abort, within])
-def test_a_plain_handler_may_catch_that_and_go_on(ending: Callable[[SyncTransaction], None]) -> None:
+def test_sync_handler_may_catch_the_rejection_and_continue(ending: Callable[[SyncTransaction], None]) -> None:
     def ends(txn: SyncTransaction, record: Record) -> None:
         txn.send("target", record.value)
         if record.value in (b"9", b"15"):
@@ -140,9 +140,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_hurried")
 @pytest.mark.parametrize("retries", [0, 4])
-def test_a_record_that_takes_longer_than_a_transaction_may_is_told_and_put_aside(
-    retries: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_record_that_exceeds_the_timeout_is_logged_and_skipped(retries: int, caplog: pytest.LogCaptureFixture) -> None:
     calls, most = 0, max(retries + 1, membership.MIN_CALLS)
 
     async def test(world: World) -> None:
@@ -172,7 +170,7 @@ def test_a_record_that_takes_longer_than_a_transaction_may_is_told_and_put_aside
 
 
 @pytest.mark.usefixtures("_hurried")
-def test_without_a_place_for_it_a_record_that_takes_too_long_ends_it() -> None:
+def test_record_that_exceeds_the_timeout_stops_processing_by_default() -> None:
     async def test(world: World) -> None:
         client = await world.client()
 
@@ -189,7 +187,7 @@ def test_without_a_place_for_it_a_record_that_takes_too_long_ends_it() -> None:
     in_world(test)
 
 
-def test_a_handler_that_lets_the_loop_stand_still_is_told_and_bounded(
+def test_handler_that_blocks_the_event_loop_is_logged_and_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each time its member is given up, as if that had taken long."""
@@ -212,7 +210,7 @@ def test_a_handler_that_lets_the_loop_stand_still_is_told_and_bounded(
     in_world(test)
 
 
-def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_aborts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     async def aborted(txn: Transaction, record: Record) -> None:
@@ -232,7 +230,7 @@ def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture)
     in_world(test)
 
 
-def test_a_plain_client_bounds_what_takes_too_long_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_sync_client_limits_slow_handlers_as_well(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     def slow(txn: SyncTransaction, record: Record) -> None:

@@ -56,15 +56,15 @@ async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitabl
     await until(lambda: values(world.broker, "orders") == [b"one", b"two", b"three", b"four"])
 
 
-def test_only_the_branches_that_the_commit_names_are_visible() -> None:
+def test_only_branches_named_by_the_commit_are_visible() -> None:
     in_world(lambda world: a_number(world, world.client))
 
 
-def test_so_beside_a_cluster() -> None:
+def test_only_branches_named_by_the_commit_are_visible_on_a_cluster() -> None:
     in_direct_world(lambda world: a_number(world, world.client))
 
 
-def test_a_branch_keeps_all_that_a_record_has_and_can_be_packed() -> None:
+def test_branch_keeps_all_fields_of_records_and_can_use_record_sets() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         for number, batching in enumerate(("messages", "records"), 1):
@@ -88,7 +88,7 @@ def test_a_branch_keeps_all_that_a_record_has_and_can_be_packed() -> None:
     in_direct_world(test)
 
 
-def test_a_branch_that_is_not_finished_ends_with_its_client() -> None:
+def test_unfinished_branch_ends_with_its_client() -> None:
     async def test(world: World) -> None:
         kept = await written(await world.client(), "kept")
         going = await world.client()
@@ -106,11 +106,11 @@ def test_a_branch_that_is_not_finished_ends_with_its_client() -> None:
     in_world(test)
 
 
-def test_a_number_that_is_over_takes_no_branch() -> None:
+def test_committed_number_rejects_branches() -> None:
     async def test(world: World) -> None:
         driver = await world.client()
         await commit_branches(driver, "query", 1, [await written(await world.client(), "one")])
-        await driver.delete_name("query", over=1)
+        await driver.delete_name("query", last_number=1)
         with pytest.raises(ProducerFenced, match="is too late"):
             await Participant(driver, "query", 1).begin()
         assert values(world.broker, "orders") == [b"one"]
@@ -118,7 +118,7 @@ def test_a_number_that_is_over_takes_no_branch() -> None:
     in_world(test)
 
 
-def test_a_broken_connection_loses_and_doubles_nothing() -> None:
+def test_broken_connection_loses_and_duplicates_nothing() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         share = Participant(client, "query", 1)
@@ -135,7 +135,7 @@ def test_a_broken_connection_loses_and_doubles_nothing() -> None:
     in_world(test)
 
 
-def test_a_branch_can_be_aborted_and_its_time_ends_it() -> None:
+def test_branch_ends_by_abort_or_timeout() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         share = Participant(client, "query", 1)
@@ -159,7 +159,7 @@ def test_a_branch_can_be_aborted_and_its_time_ends_it() -> None:
     in_world(test)
 
 
-def test_records_are_cut_into_sends_and_none_may_be_too_large() -> None:
+def test_records_are_cut_into_sends_and_too_large_ones_are_rejected() -> None:
     large = Batch.of([Message(None, bytes(SEND_BYTES // 3))] * 7)
     assert [len(piece) for piece in split(large)] == [2, 2, 2, 1]
     assert [len(piece) for piece in split(records("a", "b"))] == [2]

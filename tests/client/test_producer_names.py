@@ -29,7 +29,7 @@ class Opening:
         self.names.opened(name, NameOpened(committed=3, epoch=self.count))
 
 
-def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
+def test_concurrent_users_wait_for_one_opening_of_a_name() -> None:
     async def test() -> None:
         opening = Opening()
         sequences = await asyncio.gather(
@@ -44,7 +44,7 @@ def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
     asyncio.run(test())
 
 
-def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
+def test_next_waiting_task_opens_a_name_after_a_failure() -> None:
     async def test() -> None:
         opening = Opening(failures=1)
         uses = (opening.names.sequence("n", number, opening.open) for number in (4, 5, 6))
@@ -55,7 +55,7 @@ def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
     asyncio.run(test())
 
 
-def test_only_the_opening_that_is_lost_is_given_up() -> None:
+def test_only_the_lost_epoch_of_a_name_is_released() -> None:
     async def test() -> None:
         opening = Opening()
         old = await opening.names.sequence("n", 4, opening.open)

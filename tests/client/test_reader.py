@@ -1,4 +1,4 @@
-"""The committed reader: what it shows, from where, and what it refuses."""
+"""The committed reader: what it returns, where it starts, and what it rejects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
@@ -31,15 +31,15 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def keeper(broker: Broker) -> Iterator[SnapshotManager]:
-    with SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register(TOPIC)
-        yield keeper
+def manager(broker: Broker) -> Iterator[SnapshotManager]:
+    with SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register(TOPIC)
+        yield manager
 
 
 @pytest.fixture
-def log(broker: Broker, keeper: SnapshotManager) -> TopicWriter:
+def log(broker: Broker, manager: SnapshotManager) -> TopicWriter:
     return TopicWriter(broker, TOPIC)
 
 
@@ -59,7 +59,7 @@ def read(broker: Broker, **options: object) -> list[Record]:
         return drain(reader)
 
 
-def test_shows_what_committed_and_plain_records_in_log_order(broker: Broker, log: TopicWriter) -> None:
+def test_returns_committed_and_ordinary_records_in_log_order(broker: Broker, log: TopicWriter) -> None:
     log.plain("p1")
     log.records(1, "a1")
     log.records(2, "b1")
@@ -75,7 +75,7 @@ def test_shows_what_committed_and_plain_records_in_log_order(broker: Broker, log
     assert all(not name.startswith("tb.") for record in records for name in record.properties)
 
 
-def test_stops_below_the_oldest_open_transaction_and_goes_on_when_it_ends(broker: Broker, log: TopicWriter) -> None:
+def test_stops_before_the_oldest_open_transaction_until_it_ends(broker: Broker, log: TopicWriter) -> None:
     with CommittedReader(broker, TOPIC) as reader:
         log.plain("p1")
         log.records(1, "a1")
@@ -90,7 +90,7 @@ def test_stops_below_the_oldest_open_transaction_and_goes_on_when_it_ends(broker
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_reads_from_any_position_with_the_same_seqnos(
-    broker: Broker, log: TopicWriter, keeper: SnapshotManager, snapshot: bool
+    broker: Broker, log: TopicWriter, manager: SnapshotManager, snapshot: bool
 ) -> None:
     for txn in range(1, 30):
         log.records(txn, f"{txn}a", f"{txn}b")
@@ -98,9 +98,9 @@ def test_reads_from_any_position_with_the_same_seqnos(
         (log.abort if txn % 3 == 0 else log.commit)(txn)
         if txn % 7 == 0:
             broker.roll(TOPIC)
-    keeper.pump()
+    manager.pump()
     if snapshot:
-        keeper.snapshot(TOPIC)
+        manager.snapshot(TOPIC)
     log.records(30, "30a")
     log.commit(30)
     whole = read(broker)
@@ -118,7 +118,7 @@ def test_starts_at_the_end(broker: Broker, log: TopicWriter) -> None:
         assert [(record.seqno, record.value) for record in drain(reader)] == [(2, b"new")]
 
 
-def test_end_lies_behind_an_open_transaction(broker: Broker, log: TopicWriter) -> None:
+def test_start_at_the_end_is_after_an_open_transaction(broker: Broker, log: TopicWriter) -> None:
     log.records(1, "before")
     with CommittedReader(broker, TOPIC, start="end") as reader:
         log.records(1, "after")
@@ -135,8 +135,8 @@ def test_starts_at_a_time(broker: Broker, log: TopicWriter) -> None:
     assert values(read(broker, start=datetime.min.replace(tzinfo=UTC))) == ["old"]
 
 
-def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
-    keeper.register("other")
+def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
+    manager.register("other")
     other = TopicWriter(broker, "other")
     log.plain("x")
     other.plain("y1")
@@ -145,7 +145,7 @@ def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: Snapsh
         assert sorted(values(drain(reader))) == ["x", "y2"]
 
 
-def test_uncommitted_shows_every_record_as_it_stands(broker: Broker, log: TopicWriter) -> None:
+def test_read_uncommitted_returns_every_record(broker: Broker, log: TopicWriter) -> None:
     log.records(1, "a")
     log.abort(1)
     log.records(2, "b")
@@ -154,7 +154,7 @@ def test_uncommitted_shows_every_record_as_it_stands(broker: Broker, log: TopicW
     assert records[0].seqno is None
 
 
-def test_uncommitted_lag_counts_what_it_has_not_handed_out(broker: Broker, log: TopicWriter) -> None:
+def test_lag_of_read_uncommitted_counts_records_not_returned(broker: Broker, log: TopicWriter) -> None:
     log.plain("a", "b", "c")
     with CommittedReader(broker, TOPIC, isolation="read_uncommitted") as reader:
         batch = reader.read(limit=1)
@@ -163,7 +163,7 @@ def test_uncommitted_lag_counts_what_it_has_not_handed_out(broker: Broker, log: 
         assert reader.lag()[TOPIC].behind == 2
 
 
-def test_limit_bounds_a_batch(broker: Broker, log: TopicWriter) -> None:
+def test_batch_has_at_most_limit_records(broker: Broker, log: TopicWriter) -> None:
     log.plain(*map(str, range(25)))
     with CommittedReader(broker, TOPIC) as reader:
         sizes = []
@@ -172,12 +172,12 @@ def test_limit_bounds_a_batch(broker: Broker, log: TopicWriter) -> None:
         assert sizes == [10, 10, 5]
 
 
-def test_nothing_within_the_timeout_is_none(broker: Broker, log: TopicWriter) -> None:
+def test_read_returns_none_after_the_timeout(broker: Broker, log: TopicWriter) -> None:
     with CommittedReader(broker, TOPIC) as reader:
         assert reader.read(timeout=0.05) is None
 
 
-def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, keeper: SnapshotManager) -> None:
+def test_topic_without_transactions_is_read_without_seqnos(broker: Broker, manager: SnapshotManager) -> None:
     broker.create_topic("plain")
     with broker.writer("plain") as writer:
         writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(120)
@@ -185,24 +185,24 @@ def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, ke
         assert [(record.seqno, record.value) for record in drain(reader)] == [(None, b"1"), (None, b"2")]
 
 
-def test_reads_on_while_the_owner_trims(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
+def test_continues_while_the_owner_trims(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
     for txn in range(1, 5):
         log.records(txn, str(txn))
         (log.commit if txn % 2 else log.abort)(txn)
         broker.roll(TOPIC)
-    keeper.pump()
-    keeper.snapshot(TOPIC)
-    keeper.pump()
-    keeper.snapshot(TOPIC)
+    manager.pump()
+    manager.snapshot(TOPIC)
+    manager.pump()
+    manager.snapshot(TOPIC)
     first = broker.ledgers(TOPIC)[2].ledger
-    keeper.trim(TOPIC, first)
+    manager.trim(TOPIC, first)
     assert broker.ledgers(TOPIC)[0].ledger == first
     assert [(record.seqno, record.value) for record in read(broker)] == [(2, b"3")]
     with pytest.raises(PositionTrimmed):
         CommittedReader(broker, TOPIC, start=Position(first - 1, 0))
 
 
-def test_a_reader_that_was_trimmed_away_says_so(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
+def test_trimmed_next_record_is_an_error(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
     log.plain("1")
     with CommittedReader(broker, TOPIC) as reader:
         assert values(drain(reader)) == ["1"]
@@ -238,14 +238,14 @@ def test_an_undecodable_marker_stops_the_topic_and_names_the_position(broker: Br
         ({"topics": TOPIC, "start": {"typo": "end"}}, InvalidRequest),
     ],
 )
-def test_bad_requests_are_refused(
+def test_invalid_arguments_are_rejected(
     broker: Broker, log: TopicWriter, arguments: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         CommittedReader(broker, **arguments)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_bad_limit_is_refused(broker: Broker, log: TopicWriter) -> None:
+def test_invalid_limit_is_rejected(broker: Broker, log: TopicWriter) -> None:
     with CommittedReader(broker, TOPIC, start=EARLIEST) as reader, pytest.raises(InvalidRequest):
         reader.read(limit=0)
 
@@ -255,7 +255,7 @@ def put(broker: Broker, *messages: Message) -> Position:
         return writer.append(Batch.of(list(messages))).result(120).first
 
 
-def test_a_record_set_that_is_none_stops_the_topic_for_good(broker: Broker, log: TopicWriter) -> None:
+def test_undecodable_record_set_stops_the_topic(broker: Broker, log: TopicWriter) -> None:
     log.plain("p")
     bad = put(broker, Message(value=b"good1"), Message(value=b"junk", properties={"tb.v": "1", "tb.records": "3"}))
     log.plain("never")
@@ -270,7 +270,7 @@ def test_a_record_set_that_is_none_stops_the_topic_for_good(broker: Broker, log:
             assert values(shown) == ["p", "good1"]
 
 
-def test_what_is_decided_before_a_stop_is_handed_out_and_the_stop_stays(broker: Broker, log: TopicWriter) -> None:
+def test_decided_records_before_a_stop_are_returned_and_the_error_is_repeated(broker: Broker, log: TopicWriter) -> None:
     with CommittedReader(broker, TOPIC) as reader:
         put(broker, Message(value=b"good"), Message(value=b"x", properties={"tb.v": "2", "tb.txn": "0:1"}))
         assert values(list(reader.read() or ())) == ["good"]
@@ -280,7 +280,7 @@ def test_what_is_decided_before_a_stop_is_handed_out_and_the_stop_stays(broker: 
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_record_sets_keep_to_limit_and_start(broker: Broker, log: TopicWriter, isolation: str) -> None:
+def test_record_sets_respect_limit_and_start(broker: Broker, log: TopicWriter, isolation: str) -> None:
     at = put(broker, pack(Batch.of([Message(value=str(n).encode()) for n in range(20)])))
     with CommittedReader(broker, TOPIC, start=at._replace(batch=5), isolation=isolation) as reader:
         batches = []
@@ -292,12 +292,12 @@ def test_record_sets_keep_to_limit_and_start(broker: Broker, log: TopicWriter, i
         assert [record.seqno for batch in batches for record in batch] == [*range(6, 21)]
 
 
-def test_transactions_without_any_snapshot_are_refused(
-    broker: Broker, log: TopicWriter, keeper: SnapshotManager
+def test_transactions_without_a_snapshot_are_an_error(
+    broker: Broker, log: TopicWriter, manager: SnapshotManager
 ) -> None:
     log.records(1, "x")
     log.commit(1)
-    keeper.close()
+    manager.close()
     broker.delete_topic(SNAPSHOT_TOPIC)
     with CommittedReader(broker, TOPIC) as reader, pytest.raises(SnapshotMissing, match="txnbuf recover"):
         reader.read()

@@ -1,4 +1,4 @@
-"""The committed reader while others trim, register and run late."""
+"""The committed reader while topics are trimmed and registered concurrently."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from snapshot_driver import Interfering, abort_some, keeper
+from snapshot_driver import Interfering, abort_some, manager_on
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -15,7 +15,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import SnapshotMissing
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client import follower
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
@@ -41,7 +41,7 @@ def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
 
 
 def owned(broker: Broker, topic: str = T) -> tuple[SnapshotManager, TopicWriter]:
-    owner = keeper(broker, segment_size=2)
+    owner = manager_on(broker, segment_size=2)
     owner.register(topic)
     return owner, TopicWriter(broker, topic)
 
@@ -66,9 +66,7 @@ def trimming(broker: MemoryBroker, owner: SnapshotManager, log: TopicWriter, *, 
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_trim_before_the_first_read_is_no_hole_for_who_begins_at_the_beginning(
-    broker: MemoryBroker, times: int
-) -> None:
+def test_trim_before_the_first_read_is_no_gap_from_the_beginning(broker: MemoryBroker, times: int) -> None:
     owner, log = owned(broker)
     log.plain("a", "b")
     owner.pump()
@@ -76,7 +74,7 @@ def test_a_trim_before_the_first_read_is_no_hole_for_who_begins_at_the_beginning
         assert drain(reader) == [(times + 2, "new")]
 
 
-def test_a_topic_that_is_trimmed_again_and_again_is_given_up(broker: MemoryBroker) -> None:
+def test_opening_fails_if_the_topic_is_trimmed_again_and_again(broker: MemoryBroker) -> None:
     owner, log = owned(broker)
     log.plain("a")
     owner.pump()
@@ -86,7 +84,7 @@ def test_a_topic_that_is_trimmed_again_and_again_is_given_up(broker: MemoryBroke
     assert broker.ledgers(T)[0].ledger < 20
 
 
-def test_a_trim_before_the_first_read_is_a_hole_for_who_begins_at_a_position(broker: MemoryBroker) -> None:
+def test_trim_before_the_first_read_is_a_gap_from_a_position(broker: MemoryBroker) -> None:
     owner, log = owned(broker)
     start = log.plain("a", "b").first
     owner.pump()
@@ -97,7 +95,7 @@ def test_a_trim_before_the_first_read_is_a_hole_for_who_begins_at_a_position(bro
         drain(reader)
 
 
-def test_a_trim_below_the_position_wanted_is_no_hole(broker: MemoryBroker) -> None:
+def test_trim_before_the_start_position_is_no_gap(broker: MemoryBroker) -> None:
     owner, log = owned(broker)
     log.plain("a", "b")
     owner.pump()
@@ -114,7 +112,7 @@ def test_a_trim_below_the_position_wanted_is_no_hole(broker: MemoryBroker) -> No
         assert [value for _, value in drain(reader)] == ["e"]
 
 
-def test_what_is_trimmed_behind_a_reader_that_has_begun_is_a_hole(broker: MemoryBroker) -> None:
+def test_trim_after_the_first_read_is_a_gap(broker: MemoryBroker) -> None:
     _, log = owned(broker)
     log.plain("a")
     with CommittedReader(broker, T) as reader:
@@ -128,7 +126,7 @@ def test_what_is_trimmed_behind_a_reader_that_has_begun_is_a_hole(broker: Memory
 
 
 @pytest.mark.parametrize("start", ["beginning", "end"])
-def test_records_have_numbers_once_the_topic_is_registered(broker: MemoryBroker, start: str) -> None:
+def test_records_have_seqnos_once_the_topic_is_registered(broker: MemoryBroker, start: str) -> None:
     log = TopicWriter(broker, T)
     log.plain("a", "b")
     broker.roll(T)
@@ -151,7 +149,7 @@ def test_records_have_numbers_once_the_topic_is_registered(broker: MemoryBroker,
         assert drain(reader) == [(7, "g")]
 
 
-def test_transactions_of_a_topic_that_nobody_registered_are_refused(broker: MemoryBroker) -> None:
+def test_transactions_of_an_unregistered_topic_are_an_error(broker: MemoryBroker) -> None:
     log = TopicWriter(broker, T)
     log.plain("a")
     with CommittedReader(broker, T) as reader:
@@ -163,7 +161,7 @@ def test_transactions_of_a_topic_that_nobody_registered_are_refused(broker: Memo
                 drain(reader)
 
 
-def test_a_snapshot_that_cannot_be_read_stops_a_reader_that_needs_it(broker: MemoryBroker) -> None:
+def test_unreadable_snapshot_stops_a_reader_that_needs_it(broker: MemoryBroker) -> None:
     log = TopicWriter(broker, T)
     with CommittedReader(broker, T) as reader:
         owned(broker)
@@ -192,9 +190,7 @@ def failing(broker: MemoryBroker, method: str, topic: str, *, times: int) -> Int
 
 
 @pytest.mark.parametrize(("method", "topic"), [("reader", SNAPSHOT_TOPIC), ("read", SNAPSHOT_TOPIC), ("reader", T)])
-def test_a_reader_goes_on_where_what_it_had_to_learn_could_not_be_asked_for(
-    broker: MemoryBroker, method: str, topic: str
-) -> None:
+def test_reader_continues_after_the_seqno_could_not_be_loaded(broker: MemoryBroker, method: str, topic: str) -> None:
     log = TopicWriter(broker, T)
     log.plain("a", "b")
     between = Interfering(broker)
@@ -211,7 +207,7 @@ def test_a_reader_goes_on_where_what_it_had_to_learn_could_not_be_asked_for(
         assert drain(reader) == [(3, "c"), (4, "d")]
 
 
-def test_a_reader_asks_again_for_what_does_not_come_behind_its_seqno(
+def test_reader_retries_if_messages_for_the_seqno_are_not_delivered(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
@@ -236,7 +232,7 @@ def test_a_reader_asks_again_for_what_does_not_come_behind_its_seqno(
         assert drain(reader) == [(3, "c")]
 
 
-def test_a_reader_begins_anew_where_it_could_not_when_it_was_trimmed(broker: MemoryBroker) -> None:
+def test_reader_retries_a_restart_that_failed_after_a_trim(broker: MemoryBroker) -> None:
     owner, log = owned(broker)
     log.plain("a", "b")
     owner.pump()
@@ -256,7 +252,7 @@ def test_a_reader_begins_anew_where_it_could_not_when_it_was_trimmed(broker: Mem
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_nothing_of_before_a_time_to_come_is_handed_out(isolation: str) -> None:
+def test_records_before_a_future_start_time_are_not_returned(isolation: str) -> None:
     clock = SimulatedClock()
     with MemoryBroker(clock=clock) as broker:
         _, log = owned(broker)
@@ -277,7 +273,7 @@ def test_nothing_of_before_a_time_to_come_is_handed_out(isolation: str) -> None:
                 assert [seqno for seqno, _ in found] == [5, 6]
 
 
-def test_the_lag_of_several_topics_counts_what_was_not_handed_out(broker: MemoryBroker) -> None:
+def test_lag_of_several_topics_counts_messages_not_returned(broker: MemoryBroker) -> None:
     _, log = owned(broker)
     other = TopicWriter(broker, "other")
     log.records(1, "a", "b")
@@ -294,14 +290,14 @@ def test_the_lag_of_several_topics_counts_what_was_not_handed_out(broker: Memory
         assert behind == {T: 0, "other": 0}
 
 
-def test_a_reader_that_begins_at_the_end_is_not_behind(broker: MemoryBroker) -> None:
+def test_reader_that_starts_at_the_end_has_no_lag(broker: MemoryBroker) -> None:
     TopicWriter(broker, T).plain("a", "b")
     for isolation in ("read_committed", "read_uncommitted"):
         with CommittedReader(broker, T, start="end", isolation=isolation) as reader:
             assert reader.lag()[T].behind == 0
 
 
-def test_records_of_a_set_that_were_sent_twice_are_handed_out_once(broker: MemoryBroker) -> None:
+def test_duplicate_record_sets_are_returned_once(broker: MemoryBroker) -> None:
     _, log = owned(broker)
     rows = [Message(None, str(n).encode()) for n in range(1, 6)]
     with broker.writer(T) as writer:
@@ -339,7 +335,7 @@ def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[SnapshotManager, TopicW
     return owner, log, reader
 
 
-def test_a_reader_judges_what_it_holds_by_aborts_whose_ledgers_are_gone(broker: MemoryBroker) -> None:
+def test_buffered_records_are_filtered_by_aborts_in_trimmed_ledgers(broker: MemoryBroker) -> None:
     owner, log, reader = aborts_in_two_ledgers(broker)
     with reader:
         log.commit(100)
@@ -352,9 +348,7 @@ def test_a_reader_judges_what_it_holds_by_aborts_whose_ledgers_are_gone(broker: 
         assert drain(reader) == [(2, "b"), (3, "c")]
 
 
-def test_a_reader_lets_go_of_aborts_whose_ledgers_are_gone(
-    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_drops_aborts_in_trimmed_ledgers(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, log, reader = aborts_in_two_ledgers(broker)
     loads = counted_loads(monkeypatch)
     with reader:

@@ -37,7 +37,7 @@ def seen(broker: Broker, isolation: str = "read_committed") -> list[Record]:
     return records
 
 
-def test_a_transactions_records_become_few_messages() -> None:
+def test_records_of_a_transaction_are_packed_into_few_messages() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         sent = [str(number).encode() for number in range(5000)]
@@ -60,7 +60,7 @@ def test_a_transactions_records_become_few_messages() -> None:
     in_direct_world(test)
 
 
-def test_a_record_a_message_is_the_default_and_a_client_may_have_another() -> None:
+def test_default_is_one_message_per_record_and_can_be_changed() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await client.send_many("log", [b"1", b"2"])
@@ -78,7 +78,7 @@ def test_a_record_a_message_is_the_default_and_a_client_may_have_another() -> No
     in_direct_world(test)
 
 
-def test_sends_of_both_kinds_keep_their_order_whatever_fails() -> None:
+def test_messages_and_record_sets_keep_their_order_after_failures() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await asyncio.gather(
@@ -101,7 +101,7 @@ def test_sends_of_both_kinds_keep_their_order_whatever_fails() -> None:
     in_direct_world(test)
 
 
-def test_a_set_waits_until_what_was_sent_before_it_is_acknowledged() -> None:
+def test_record_set_waits_for_acknowledgement_of_earlier_messages() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await client.send("log", b"0", batching="records")
@@ -123,7 +123,7 @@ def test_a_set_waits_until_what_was_sent_before_it_is_acknowledged() -> None:
     in_direct_world(test)
 
 
-def test_transactions_side_by_side_share_a_turn_and_not_a_set() -> None:
+def test_concurrent_transactions_share_a_send_but_not_a_record_set() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         async with client.transaction() as before:
@@ -140,7 +140,7 @@ def test_transactions_side_by_side_share_a_turn_and_not_a_set() -> None:
     in_direct_world(test)
 
 
-def test_a_set_stays_under_the_limit_and_one_record_may_be_large() -> None:
+def test_record_set_respects_the_limit_unless_it_has_one_record() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         limit = client.max_message_bytes
@@ -159,7 +159,7 @@ def test_a_set_stays_under_the_limit_and_one_record_may_be_large() -> None:
     in_direct_world(test)
 
 
-def test_who_waits_for_nobody_sees_a_log_of_large_sets_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_uncommitted_returns_large_record_sets_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "TOGETHER", 25)
 
     async def test(world: DirectWorld) -> None:
@@ -178,7 +178,7 @@ def test_who_waits_for_nobody_sees_a_log_of_large_sets_in_parts(monkeypatch: pyt
     in_direct_world(test)
 
 
-def test_an_embedded_log_takes_the_same_calls() -> None:
+def test_embedded_log_accepts_the_same_calls() -> None:
     with connect("memory:", batching="records") as client:
         with client.transaction() as txn:
             txn.send("log", b"1")

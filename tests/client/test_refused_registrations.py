@@ -49,7 +49,7 @@ async def refused(client: Client, on_error: OnError, kind: type[Error]) -> None:
 
 
 @pytest.mark.parametrize("on_error", EVERYWHERE)
-def test_beside_a_cluster_a_topic_that_is_not_to_be_made_ends_what_writes_there(on_error: OnError) -> None:
+def test_topic_that_may_not_be_created_is_an_error_on_a_cluster(on_error: OnError) -> None:
     async def test(world: DirectWorld) -> None:
         for topic in ("source", "source-copy"):
             world.broker.create_topic(topic)
@@ -60,7 +60,7 @@ def test_beside_a_cluster_a_topic_that_is_not_to_be_made_ends_what_writes_there(
 
 
 @pytest.mark.parametrize("on_error", EVERYWHERE)
-def test_so_it_does_on_an_embedded_log(on_error: OnError) -> None:
+def test_topic_that_may_not_be_created_is_an_error_on_an_embedded_log(on_error: OnError) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", [])
@@ -75,7 +75,7 @@ def test_so_it_does_on_an_embedded_log(on_error: OnError) -> None:
     in_world(test)
 
 
-def test_where_the_dead_letters_can_not_go_is_told_too() -> None:
+def test_error_names_a_dead_letter_topic_that_may_not_be_created() -> None:
     async def fails(txn: Transaction, record: Record) -> None:
         raise ValueError
 
@@ -90,7 +90,7 @@ def test_where_the_dead_letters_can_not_go_is_told_too() -> None:
     in_direct_world(test)
 
 
-def test_what_may_pass_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retryable_registration_error_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: DirectWorld) -> None:
         def fails(*_: object) -> None:
             raise OSError("no luck")

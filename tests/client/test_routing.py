@@ -1,4 +1,4 @@
-"""Topics with partitions: who writes names the topic, its records go to partitions, who reads gets all of them."""
+"""Partitioned topics: sends are routed to partitions, and readers of the topic read all of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def wide(world: DirectWorld, count: int = 3) -> Client:
     return await world.client()
 
 
-def test_records_with_keys_go_where_their_keys_go() -> None:
+def test_records_with_keys_are_routed_by_key() -> None:
     async def test(world: DirectWorld) -> None:
         client = await wide(world)
         keys = [str(number).encode() for number in range(50)]
@@ -59,7 +59,7 @@ def test_records_with_keys_go_where_their_keys_go() -> None:
     in_direct_world(test)
 
 
-def test_records_without_a_key_go_round() -> None:
+def test_records_without_a_key_are_sent_to_partitions_in_turn() -> None:
     async def test(world: DirectWorld) -> None:
         client = await wide(world)
         for number in range(6):
@@ -71,7 +71,7 @@ def test_records_without_a_key_go_round() -> None:
     in_direct_world(test)
 
 
-def test_a_partition_can_be_named() -> None:
+def test_partition_can_be_given() -> None:
     async def test(world: DirectWorld) -> None:
         client = await wide(world)
         await client.send("wide", b"1", key="k", partition=2)
@@ -91,7 +91,7 @@ def test_a_partition_can_be_named() -> None:
     in_direct_world(test)
 
 
-def test_an_embedded_log_has_no_partitions() -> None:
+def test_embedded_log_has_no_partitions() -> None:
     with connect("memory:") as client:
         with pytest.raises(InvalidRequest, match="no partitions"):
             client.send("log", b"1", partition=0)
@@ -99,7 +99,7 @@ def test_an_embedded_log_has_no_partitions() -> None:
             txn.send("log", b"1", partition=0)
 
 
-def test_more_partitions_are_found_and_an_outage_meanwhile_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_partitions_are_found_and_an_outage_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "REFRESH", 0.0)
 
     async def test(world: DirectWorld) -> None:
@@ -121,7 +121,7 @@ def away(topic: str) -> int:
     raise ServiceUnavailable(f"nobody tells of {topic}")
 
 
-def test_a_transaction_that_ended_while_partitions_were_asked_for_takes_nothing_more() -> None:
+def test_transaction_that_ended_during_routing_rejects_the_send() -> None:
     async def test(world: DirectWorld) -> None:
         client = await wide(world)
         txn = await client.transaction().begin()
@@ -134,7 +134,7 @@ def test_a_transaction_that_ended_while_partitions_were_asked_for_takes_nothing_
     in_direct_world(test)
 
 
-def test_a_reader_of_a_topic_reads_its_partitions_and_those_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_reads_existing_and_added_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "PARTITION_CHECK_INTERVAL", 0.0)
     with MemoryBroker() as broker:
         broker.partition("wide", 2)
@@ -164,7 +164,7 @@ def test_a_reader_of_a_topic_reads_its_partitions_and_those_that_come(monkeypatc
             CommittedReader(broker, ["wide", "narrow"])
 
 
-def test_a_reader_waits_for_partitions_that_are_all_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_waits_until_the_first_partition_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "PARTITION_CHECK_INTERVAL", 0.0)
     with MemoryBroker() as broker:
         broker.log.partitions["wide"] = 1
@@ -189,7 +189,7 @@ def next_record(reader: CommittedReader) -> Record:
     return record
 
 
-def test_a_group_goes_on_in_each_partition() -> None:
+def test_group_continues_in_each_partition() -> None:
     async def test(world: DirectWorld) -> None:
         client = await wide(world)
         world.broker.create_topic("copied")

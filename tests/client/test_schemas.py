@@ -16,7 +16,7 @@ class Order(SchemaRecord):  # type: ignore[misc]  # the client library has no ty
 
 
 @pytest.mark.parametrize("kind", [AvroSchema, JsonSchema])
-def test_values_of_a_topic_and_of_its_partitions_go_through_its_schema(kind):
+def test_values_of_a_topic_and_its_partitions_are_encoded_with_its_schema(kind):
     serializers = Serializers(JsonSerializer(), {"orders": kind(Order)})
     for topic in ("orders", "orders-partition-3"):
         serializer = serializers.of(topic, None)
@@ -24,35 +24,35 @@ def test_values_of_a_topic_and_of_its_partitions_go_through_its_schema(kind):
     assert serializers.of("other", None).dumps([1]) == b"[1]"
 
 
-def test_what_a_send_is_told_goes_before_the_schema():
+def test_serializer_of_a_send_takes_precedence_over_the_schema():
     given = JsonSerializer()
     assert Serializers(None, {"orders": AvroSchema(Order)}).of("orders", given) is given
 
 
-def test_what_is_no_topic_is_left_to_who_checks_topics():
+def test_invalid_topic_is_left_to_the_topic_check():
     assert Serializers(None, {"orders": AvroSchema(Order)}).of(5, None) is None  # type: ignore[arg-type]  # on purpose
 
 
-def test_without_a_serializer_there_is_none():
+def test_no_serializer_by_default():
     assert Serializers().of("orders", None) is None
 
 
 @pytest.mark.parametrize("value", [{"apples": 3}, "three", 3])
-def test_a_value_that_is_not_of_the_schema_is_refused(value):
+def test_value_that_does_not_match_the_schema_is_rejected(value):
     serializer = Serializers(None, {"orders": AvroSchema(Order)}).of("orders", None)
     assert serializer is not None
     with pytest.raises(InvalidRequest, match="does not match its schema"):
         serializer.dumps(value)
 
 
-def test_bytes_that_are_not_of_the_schema_are_refused():
+def test_bytes_that_do_not_match_the_schema_are_rejected():
     serializer = Serializers(None, {"orders": AvroSchema(Order)}).of("orders", None)
     assert serializer is not None
     with pytest.raises(InvalidRequest, match="does not match its schema"):
         serializer.loads(b"")
 
 
-def test_record_sets_are_refused_where_there_is_a_schema():
+def test_record_sets_are_rejected_for_topics_with_a_schema():
     serializers = Serializers(None, {"orders": AvroSchema(Order)})
     serializers.check_sets("other")
     for topic in ("orders", "orders-partition-3"):
@@ -60,7 +60,7 @@ def test_record_sets_are_refused_where_there_is_a_schema():
             serializers.check_sets(topic)
 
 
-def test_a_log_that_is_no_cluster_has_no_schemas():
+def test_schemas_require_a_cluster():
     with (
         pytest.raises(InvalidRequest, match="not a cluster"),
         connect("memory:", schemas={"orders": AvroSchema(Order)}),

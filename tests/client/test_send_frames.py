@@ -1,4 +1,4 @@
-"""What is sent at once fits into frames that a service takes, however much it is."""
+"""Sends of any size are cut into frames within the size limit of the service."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from txnbuffer.client import outbox as cutting
 from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.appends import TRANSACTIONAL
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.limits import Limits
-from txnbuffer.service.sends import TRANSACTIONAL
 
 LARGE = b"x" * 5_000_000
 SIZES = st.sampled_from(
@@ -34,7 +34,7 @@ SIZES = st.sampled_from(
 
 
 @given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 5), st.booleans())
-def test_pieces_are_the_rows_and_fit_into_a_send_each(sizes: list[int], records: int, with_properties: bool) -> None:
+def test_slices_have_all_rows_and_each_fits_into_a_send(sizes: list[int], records: int, with_properties: bool) -> None:
     texts = [{"n": str(number)} for number in range(len(sizes))] if with_properties else None
     whole = many_rows([bytes(size) for size in sizes], [b"k"] * len(sizes), [*range(len(sizes))], texts, None)
     cut = list(slices(whole, records))
@@ -49,7 +49,7 @@ def test_pieces_are_the_rows_and_fit_into_a_send_each(sizes: list[int], records:
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_what_many_tasks_send_at_once_goes_in_frames_of_bounded_size(transactional: bool) -> None:
+def test_sends_of_many_tasks_are_cut_into_frames_of_limited_size(transactional: bool) -> None:
     core = welcomed()
     value = b"x" * (SEND_BYTES * 2 // 3)
     transaction = core.begin() if transactional else None
@@ -88,7 +88,7 @@ def wide_rows(draw: st.DrawFn) -> SendColumns:
 
 @settings(max_examples=40)
 @given(st.lists(wide_rows(), min_size=1, max_size=4), st.booleans())
-def test_however_many_properties_frames_are_of_bounded_size(sends: list[SendColumns], transactional: bool) -> None:
+def test_frames_with_many_properties_have_limited_size(sends: list[SendColumns], transactional: bool) -> None:
     core = welcomed()
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
@@ -160,7 +160,9 @@ async def ordinary_by_many_tasks(client: Client) -> None:
     "send", [many_at_once, many_ordinary_at_once, by_many_tasks, ordinary_by_many_tasks], ids=lambda send: send.__name__
 )
 @pytest.mark.parametrize("limits", [Limits(), Limits(client_bytes=64 * 1024)], ids=["usual", "small"])
-def test_more_than_a_frame_takes_arrives(send: Callable[[Client], Coroutine[Any, Any, None]], limits: Limits) -> None:
+def test_more_than_a_frame_of_records_arrives(
+    send: Callable[[Client], Coroutine[Any, Any, None]], limits: Limits
+) -> None:
     async def test() -> None:
         broker = MemoryBroker()
         async with served(broker, limits) as client:
@@ -170,7 +172,7 @@ def test_more_than_a_frame_takes_arrives(send: Callable[[Client], Coroutine[Any,
     run(test())
 
 
-def test_wide_records_of_many_sends_arrive() -> None:
+def test_records_with_many_properties_arrive() -> None:
     async def test() -> None:
         broker = MemoryBroker()
         rows = [{f"name-{number % 300}": "x"} for number in range(4096)]
@@ -182,7 +184,7 @@ def test_wide_records_of_many_sends_arrive() -> None:
     run(test())
 
 
-def test_a_frame_that_no_service_takes_is_told_and_not_sent_for_ever() -> None:
+def test_frame_over_the_size_limit_is_an_error_and_not_retried() -> None:
     async def test() -> None:
         async with served(MemoryBroker()) as client:
             transaction = client.transaction()
@@ -195,7 +197,7 @@ def test_a_frame_that_no_service_takes_is_told_and_not_sent_for_ever() -> None:
     run(test())
 
 
-def test_texts_count_in_bytes() -> None:
+def test_sizes_of_texts_are_in_bytes() -> None:
     properties = {"\u00fc": "\u6f22\u5b57", "plain": "text"}
     assert one_row(b"v", b"k", None, None, properties, None).size == 2 + (2 + 6) + (5 + 4)
     whole = many_rows([b"v"] * 3, None, None, [properties, None, properties], None)

@@ -10,7 +10,7 @@ import pytest
 from txnbuffer.testing import ServiceProcess
 
 
-def test_its_port_is_kept_between_two_lives(tmp_path: Path) -> None:
+def test_port_stays_reserved_between_two_runs(tmp_path: Path) -> None:
     service = ServiceProcess(str(tmp_path))
     port = service.port
     with socket.socket() as other, pytest.raises(OSError, match="in use"):

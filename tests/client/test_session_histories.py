@@ -17,7 +17,7 @@ from session_model import CLOSED, POISON, ModelConnection, SessionModel
 from broker_io.errors import InvalidTopicName, MessageTooLarge
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction, SendColumns
-from txnbuffer.client.sending import MAX_UNDER_WAY
+from txnbuffer.client.sending import MAX_IN_FLIGHT
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
@@ -77,7 +77,7 @@ class History:
         steps, weights = list(self.WEIGHTS), list(self.WEIGHTS.values())
         for step in self.random.choices(steps, weights, k=self.STEPS):
             getattr(self, step)()
-            assert sum(1 for frame in self.to_service if frame.sends) <= MAX_UNDER_WAY
+            assert sum(1 for frame in self.to_service if frame.sends) <= MAX_IN_FLIGHT
         self.finish()
 
     # The connection
@@ -233,11 +233,11 @@ class History:
 
 
 @given(st.integers(0, 2**32))
-def test_all_that_is_told_is_true_whatever_breaks(seed: int) -> None:
+def test_results_match_the_log_over_random_histories(seed: int) -> None:
     History(seed).run()
 
 
-def test_histories_reach_what_matters() -> None:
+def test_histories_cover_commits_and_reconnects() -> None:
     """What the test above covers: of 100 histories most commit something, over connections that break."""
     committed = aborted = unknown = 0
     for seed in range(100):

@@ -6,7 +6,7 @@ from core_setup import register, registered, rows, taken, welcomed
 
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction
-from txnbuffer.client.sending import MAX_UNDER_WAY
+from txnbuffer.client.sending import MAX_IN_FLIGHT
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import Fenced, TransactionAborted, UnregisteredTopic
 from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
@@ -18,7 +18,7 @@ def another(core: SessionCore, topic: str, value: bytes = b"v") -> OpenTransacti
     return transaction
 
 
-def test_a_commit_that_names_an_unregistered_topic_aborts_and_the_next_one_registers_it() -> None:
+def test_commit_with_an_unregistered_topic_aborts_and_the_next_registers_it() -> None:
     core = welcomed()
     transaction = registered(core)
     core.end(transaction, EndPlan(True, "w"))
@@ -35,10 +35,10 @@ def test_a_commit_that_names_an_unregistered_topic_aborts_and_the_next_one_regis
     assert frame.sends == ()
 
 
-def test_records_that_wait_while_a_topic_turns_out_unregistered_have_it_registered() -> None:
+def test_waiting_records_register_an_unregistered_topic_again() -> None:
     core = welcomed(pipelined=True)
     registered(core)
-    for _ in range(MAX_UNDER_WAY - 1):
+    for _ in range(MAX_IN_FLIGHT - 1):
         another(core, "a")
         assert len(taken(core).sends) == 1
     waiting = another(core, "a")
@@ -51,14 +51,14 @@ def test_records_that_wait_while_a_topic_turns_out_unregistered_have_it_register
     assert waiting.failure is None
 
 
-def test_topics_apart_do_not_wait_for_one_another() -> None:
+def test_pipelined_topics_do_not_wait_for_one_another() -> None:
     core = welcomed(pipelined=True)
     registered(core, "stalls")
-    for _ in range(2 * MAX_UNDER_WAY):
+    for _ in range(2 * MAX_IN_FLIGHT):
         another(core, "stalls")
         core.take_frame()
     first = registered(core, "flows")
-    number = 1 + MAX_UNDER_WAY
+    number = 1 + MAX_IN_FLIGHT
     core.end(first, EndPlan(True, "w"))
     assert core.take_frame() is None
     core.receive(ServerFrame(settled=(number,)))
@@ -67,15 +67,15 @@ def test_topics_apart_do_not_wait_for_one_another() -> None:
     assert [send.topic for send in taken(core).sends] == ["flows"]
 
 
-def test_what_waited_for_a_topic_goes_on_over_another_connection() -> None:
+def test_records_waiting_for_a_topic_are_sent_over_a_new_connection() -> None:
     core = welcomed(pipelined=True)
     registered(core)
-    for _ in range(MAX_UNDER_WAY):
+    for _ in range(MAX_IN_FLIGHT):
         another(core, "a")
         core.take_frame()
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000), credits=10_000))
     sent = [len(send.batch) for send in taken(core).sends]
-    assert sent == [1] * MAX_UNDER_WAY
+    assert sent == [1] * MAX_IN_FLIGHT
     core.receive(ServerFrame(settled=(1,)))
     assert [len(send.batch) for send in taken(core).sends] == [1]

@@ -12,7 +12,7 @@ from direct_world import DirectWorld, commit_one, ended, in_direct_world
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import EntryTooLarge, MessageTooLarge
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.client.client import Client
 from txnbuffer.client.writers import SLICE, TopicAppend
@@ -30,7 +30,7 @@ def impatient(client: Client, error: type[Exception]) -> Iterator[None]:
     client.session.max_unavailable = 60.0
 
 
-def test_a_commit_of_records_that_nobody_acknowledges_becomes_an_abort() -> None:
+def test_commit_of_unacknowledged_records_becomes_an_abort() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -47,7 +47,7 @@ def test_a_commit_of_records_that_nobody_acknowledges_becomes_an_abort() -> None
     in_direct_world(test)
 
 
-def test_a_commit_that_nobody_answers_may_have_happened() -> None:
+def test_commit_without_an_answer_is_unknown() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -63,7 +63,7 @@ def test_a_commit_that_nobody_answers_may_have_happened() -> None:
     in_direct_world(test)
 
 
-def test_a_topic_that_is_not_registered_in_time_aborts_its_transactions() -> None:
+def test_topic_that_is_not_registered_in_time_aborts_its_transactions() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -77,7 +77,7 @@ def test_a_topic_that_is_not_registered_in_time_aborts_its_transactions() -> Non
     in_direct_world(test)
 
 
-def test_a_transaction_can_not_begin_while_no_ids_are_given() -> None:
+def test_transaction_cannot_begin_without_leased_ids() -> None:
     async def test(world: DirectWorld) -> None:
         world.broker.faults.hold(topic=DECISIONS)
         client = await world.client()
@@ -89,7 +89,7 @@ def test_a_transaction_can_not_begin_while_no_ids_are_given() -> None:
     in_direct_world(test)
 
 
-def test_a_message_that_is_too_large_says_nothing_of_those_sent_with_it() -> None:
+def test_too_large_message_does_not_fail_the_others_of_its_entry() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -108,7 +108,7 @@ def test_a_message_that_is_too_large_says_nothing_of_those_sent_with_it() -> Non
     in_direct_world(test)
 
 
-def test_what_may_be_too_large_is_sent_alone_from_then_on() -> None:
+def test_messages_that_may_be_too_large_are_sent_alone() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"before")
@@ -128,10 +128,10 @@ def test_what_may_be_too_large_is_sent_alone_from_then_on() -> None:
 @pytest.mark.parametrize(
     ("suspect", "slices"), [(None, [SLICE, 2]), (10, [1, 1, SLICE - 2, 1, 1]), (100, [SLICE, 1, 1])]
 )
-def test_slices_keep_what_is_suspect_apart(suspect: int | None, slices: list[int]) -> None:
+def test_slices_separate_suspect_messages(suspect: int | None, slices: list[int]) -> None:
     sizes = [10, 10, *[1] * (SLICE - 2), 100, 200]
     append = TopicAppend(Batch.of([Message(None, b"v" * size) for size in sizes]), lambda _: None, False)
     found = []
-    while not append.handed_over:
+    while not append.passed_on:
         found.append(len(append.next_slice(suspect)))
     assert found == slices

@@ -1,4 +1,4 @@
-"""A client that connects while its service is being started."""
+"""A client that connects while its service starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def use(connecting: asyncio.Future[Client]) -> None:
     await client.close()
 
 
-def test_a_service_that_is_being_started_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -> None:
     turned_away, opening = asyncio.Event(), GrpcLink.open
 
     async def watched(*arguments: object) -> GrpcLink:
@@ -43,7 +43,7 @@ def test_a_service_that_is_being_started_is_waited_for(monkeypatch: pytest.Monke
     run(test())
 
 
-def test_a_service_that_comes_in_time_is_connected_to() -> None:
+def test_connect_succeeds_if_the_service_starts_in_time() -> None:
     async def test() -> None:
         port = kept_port()
         connecting = asyncio.ensure_future(connect(f"txnbuf://127.0.0.1:{port}", max_unavailable=60.0).open())

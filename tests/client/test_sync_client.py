@@ -24,7 +24,7 @@ from txnbuffer import (
     connect,
     dead_letter,
 )
-from txnbuffer.client.sync_client import HELD_RECORDS
+from txnbuffer.client.sync_client import BUFFERED_RECORDS
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.testing import ServiceProcess
 
@@ -79,15 +79,15 @@ def test_a_block_may_end_its_transaction_itself(client: SyncClient) -> None:
     assert values(client, "log", 1) == [b"one"]
 
 
-def test_many_records_go_in_pieces(client: SyncClient) -> None:
-    count = HELD_RECORDS * 3 + 7
+def test_many_records_are_sent_in_several_flushes(client: SyncClient) -> None:
+    count = BUFFERED_RECORDS * 3 + 7
     with client.transaction() as txn:
         for index in range(count):
             txn.send("log", b"%d" % index)
     assert values(client, "log", count) == [b"%d" % index for index in range(count)]
 
 
-def test_errors_are_the_same(client: SyncClient) -> None:
+def test_sync_client_raises_the_errors_of_the_asyncio_client(client: SyncClient) -> None:
     with client.transaction() as txn:
         with pytest.raises(InvalidMessage):
             txn.send("log", 1)
@@ -140,7 +140,7 @@ def test_threads_share_a_client(client: SyncClient) -> None:
     )
 
 
-def test_the_handler_is_called_in_the_calling_thread(client: SyncClient) -> None:
+def test_handler_runs_in_the_calling_thread(client: SyncClient) -> None:
     client.send_many("source", [b"1", b"x", b"3"])
     threads = set()
 
@@ -159,14 +159,14 @@ def test_the_handler_is_called_in_the_calling_thread(client: SyncClient) -> None
         client.process("source", "doubling", handle)
 
 
-def test_a_closed_client_says_so(client: SyncClient) -> None:
+def test_closed_client_rejects_calls(client: SyncClient) -> None:
     client.close()
     with pytest.raises(InvalidRequest, match="was closed"):
         client.send("log", b"v")
     client.close()
 
 
-def test_a_log_has_one_owner(client: SyncClient, tmp_path: Path) -> None:
+def test_file_log_has_one_owner(client: SyncClient, tmp_path: Path) -> None:
     script = f"from txnbuffer import connect\nconnect('file:{tmp_path / 'log'}').open_sync()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert Locked.__name__ in done.stderr
@@ -216,7 +216,7 @@ with connect(sys.argv[1]) as client:
 
 
 @pytest.mark.parametrize("where", ["file", "service"])
-def test_use_after_fork_is_an_error_that_says_so(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_use_after_fork_is_an_error(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     address = f"file:{tmp_path / 'forked'}"
     if where == "service":
         service: ServiceProcess = request.getfixturevalue("txnbuf_service")
@@ -249,11 +249,12 @@ with connect(sys.argv[1]) as client:
 
 
 @pytest.mark.parametrize("where", ["file", "service"])
-def test_a_child_leaves_blocks_of_its_parent_by_its_own_exception(
+def test_child_process_exits_blocks_of_its_parent_with_its_own_exception(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     address = f"file:{tmp_path / 'left'}" if where == "file" else request.getfixturevalue("txnbuf_service").address
-    command = [sys.executable, "-c", LEAVING, address]
+    # From 3.12 on, Python warns of any fork in a process with threads.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", LEAVING, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.stdout, done.stderr) == ("9 COMMIT\n", "")
 
@@ -261,7 +262,7 @@ def test_a_child_leaves_blocks_of_its_parent_by_its_own_exception(
 # A service in another process
 
 
-def test_a_service_is_killed_and_started_again(txnbuf_service: ServiceProcess) -> None:
+def test_service_is_killed_and_restarted(txnbuf_service: ServiceProcess) -> None:
     with connect(txnbuf_service.address, serializer=JsonSerializer()) as client:
         with client.transaction() as first:
             first.send("log", {"n": 1})
@@ -277,7 +278,7 @@ def test_a_service_is_killed_and_started_again(txnbuf_service: ServiceProcess) -
         assert values(client, "log", 3) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
 
 
-def test_a_reader_opened_while_the_service_restarts_waits_for_it(txnbuf_service: ServiceProcess) -> None:
+def test_reader_opened_during_a_restart_waits_for_the_service(txnbuf_service: ServiceProcess) -> None:
     with connect(txnbuf_service.address) as client:
         with client.transaction() as txn:
             txn.send("log", b"kept")
@@ -288,7 +289,7 @@ def test_a_reader_opened_while_the_service_restarts_waits_for_it(txnbuf_service:
         coming.join()
 
 
-def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
+def test_service_is_killed_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
     with connect(txnbuf_service.address) as client:
         committed = []
 
@@ -318,7 +319,7 @@ def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
         assert sorted(value or b"" for value in values(client, "other", 480)) == sorted(committed)
 
 
-def test_nobody_is_there(txnbuf_service: ServiceProcess) -> None:
+def test_connect_without_a_service_is_an_error(txnbuf_service: ServiceProcess) -> None:
     address = txnbuf_service.address
     txnbuf_service.kill()
     with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, max_unavailable=0.3):
@@ -335,7 +336,7 @@ def test_fencing_between_processes(txnbuf_service: ServiceProcess) -> None:
         assert issubclass(StaleGeneration, Fenced)
 
 
-def test_an_embedded_log_of_a_fixture(txnbuf_address: str) -> None:
+def test_fixture_of_an_embedded_log(txnbuf_address: str) -> None:
     for value in (b"one", b"two"):
         with connect(txnbuf_address) as client, client.transaction() as txn:
             txn.send("log", value)

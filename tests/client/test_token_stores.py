@@ -1,4 +1,4 @@
-"""Stores of resume tokens that can't be read or written name their file, and the stream goes on once they can."""
+"""Errors of token stores name the file, and the stream continues once the store works."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def use(make: Make, path: Path) -> None:
 
 @pytest.mark.parametrize("make", [FileTokens, SQLiteTokens])
 @pytest.mark.parametrize("name", ["", "none/tokens", "file/tokens"])
-def test_a_place_where_none_can_be_kept_is_named(tmp_path: Path, make: Make, name: str) -> None:
+def test_error_names_a_path_that_cannot_be_used(tmp_path: Path, make: Make, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TokensFailed, match=f"cannot read or write resume tokens in {tmp_path / name} "):
         use(make, tmp_path / name)
 
 
-def test_stores_of_one_file_keep_the_tokens_of_a_topic_each(tmp_path: Path) -> None:
+def test_stores_of_one_file_keep_tokens_of_different_topics(tmp_path: Path) -> None:
     stores, rounds = {topic: FileTokens(tmp_path / "tokens") for topic in "abcd"}, 25
 
     def keep(topic: str) -> list[str | None]:
@@ -48,7 +48,7 @@ def test_stores_of_one_file_keep_the_tokens_of_a_topic_each(tmp_path: Path) -> N
     assert kept == [[str(number) for number in range(rounds)]] * len(stores)
 
 
-def test_files_of_something_else_are_named_and_left_alone(tmp_path: Path) -> None:
+def test_files_with_other_content_are_rejected_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("[" * 100_000)
     with pytest.raises(UnreadableToken, match=f"{path} is not a file of resume tokens"):
@@ -59,7 +59,7 @@ def test_files_of_something_else_are_named_and_left_alone(tmp_path: Path) -> Non
 
 
 @on_a_loop
-async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_path):
+async def test_stream_continues_once_its_token_can_be_stored(tmp_path):
     """With room for two mutations at a time, which is given back with the token."""
     broker, store = MemoryBroker(), FileTokens(tmp_path / "in" / "tokens")
     (tmp_path / "in").mkdir()
@@ -82,7 +82,7 @@ async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_pa
 
 
 @on_a_loop
-async def test_who_has_no_time_for_a_store_that_does_not_answer_leaves_it_to_the_next():
+async def test_next_call_continues_after_a_timeout_of_a_slow_store():
     broker, answering = MemoryBroker(), threading.Event()
 
     class Slow:

@@ -68,7 +68,7 @@ class TestCommit:
         assert stage.owner.heard(S, request) is Outcome.COMMIT
         assert not list(stage.owner.coordinator.transactions())
 
-    def test_who_waits_for_a_buffer_that_does_not_come_so_far_is_told_so_in_time(self) -> None:
+    def test_a_commit_that_does_not_become_visible_in_time_is_answered_so(self) -> None:
         stage = Stage(DECIDED)
         stage.write(0, "a")
 
@@ -77,7 +77,7 @@ class TestCommit:
 
         first = ask()
         stage.owner.land_append()
-        stage.owner.tick(DECIDED.visible_timeout)  # an undecided one has no outcome to be told
+        stage.owner.tick(DECIDED.visible_timeout)  # an undecided one has no outcome to answer
         assert stage.owner.heard(S, first) is None
         stage.owner.acknowledge_append()
         stage.owner.tick(DECIDED.visible_timeout - 1)
@@ -117,7 +117,7 @@ class TestCommit:
         stage.write(0, "a", 2)
         result = stage.commit(0, "a", records=3)
         assert isinstance(result, TransactionAborted)
-        assert "holds 2 of the 3 records" in str(result)
+        assert "has 2 records of" in str(result)
         assert stage.world.read("a").values == []
         assert stage.query(0) is Outcome.ABORT
 

@@ -15,7 +15,7 @@ from txnbuffer.model import Outcome
 
 class TestH7Ask:
     def decided(self) -> tuple[World, Owner, int]:
-        """A COMMIT on a and b is durable; its markers are on their way."""
+        """A COMMIT on a and b is durable; its markers are not durable yet."""
         world = World()
         owner = world.take_over(DECIDED)
         first = owner.client(S)
@@ -32,7 +32,7 @@ class TestH7Ask:
         owner.query_outcomes("b")
         assert not owner.markers
 
-    def test_what_a_marker_says_that_is_on_its_way_is_not_said_again(self) -> None:
+    def test_a_marker_that_is_being_written_is_not_repeated(self) -> None:
         world, owner, first = self.decided()
         owner.land_append()
         owner.acknowledge_append()
@@ -79,7 +79,7 @@ class TestH7Ask:
         owner.query_outcomes("b")
         assert len(owner.markers) == 2
 
-    def test_nothing_is_kept_of_what_was_told_and_read(self) -> None:
+    def test_answered_queries_are_forgotten_once_the_marker_is_read(self) -> None:
         _, owner, _ = self.decided()
         owner.land_append()
         owner.acknowledge_append()
@@ -220,7 +220,7 @@ class TestH9Asking:
         owner.settle()
         assert world.read("b").ongoing == []
 
-    def test_a_transaction_that_nobody_announced_is_watched_from_the_first_asking(self) -> None:
+    def test_an_unannounced_transaction_is_watched_from_the_first_query(self) -> None:
         world = World()
         owner = world.take_over()
         first = owner.client(S)

@@ -96,7 +96,7 @@ class TestH11Forgetting:
         owner.settle()
         return world, owner, first
 
-    def test_a_forgotten_outcome_is_never_told_as_aborted(self) -> None:
+    def test_a_forgotten_outcome_is_never_reported_as_aborted(self) -> None:
         world = World()
         owner = world.take_over(CoordinatorConfig(remember=10.0))
         first = owner.client(S)
@@ -252,7 +252,7 @@ class TestH20NamedProducers:
         self.open_name(owner, "other")
         assert query(owner, first) is Outcome.ABORT
 
-    def test_a_deleted_name_starts_anew_whatever_is_compacted(self) -> None:
+    def test_a_deleted_name_starts_again_whatever_is_compacted(self) -> None:
         config = CoordinatorConfig(remember=10.0)
         world = World()
         owner = world.take_over(config)

@@ -1,4 +1,4 @@
-"""Counterexamples of taking over and of the low-water mark: H4, H5, H6, H12."""
+"""Counterexamples of the takeover and of the low-water mark: H4, H5, H6, H12."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_take_over_waits_for_the_markers_of_decisions_but_not_where_a_topic_ha
     successor.take()
     assert isinstance(successor.heard(S, opened), SessionOpened)
     assert successor.coordinator.transaction(txn(first)) is not None
-    successor.settle()  # it goes on, and its marker is written
+    successor.settle()  # it continues, and its marker is written
     assert successor.coordinator.transaction(txn(first)) is None
 
 
@@ -216,7 +216,7 @@ class TestH12OneEpoch:
         assert acquisition.epoch == 6
 
 
-def test_an_owner_tells_of_all_that_came_before_it_also_of_a_late_one() -> None:
+def test_an_owner_entry_lists_all_owners_before_it_also_a_late_one() -> None:
     known = {4: OwnerEpoch(4, "c"), 5: OwnerEpoch(5, "d", 7, 90)}
     acquisition = Acquisition("new", 5, owner_id="e", owners=known)
     assert acquisition.owners == (*known.values(), OwnerEpoch(6, "e"))
@@ -230,9 +230,9 @@ def test_an_owner_tells_of_all_that_came_before_it_also_of_a_late_one() -> None:
 
 
 class TestSkippedIds:
-    """Each owner of an embedded log leases far behind its predecessor: an older copy may have been put back."""
+    """Each owner of an embedded log leases ids far above its predecessor's: an older copy may have been restored."""
 
-    def test_an_owner_sees_leases_that_landed_late(self) -> None:
+    def test_an_owner_sees_leases_that_became_durable_late(self) -> None:
         acquisition = Acquisition("new", 5, owner_id="ff", last=20)
         assert acquisition.owners[-1] == OwnerEpoch(6, "ff", 21, 21 + 0xFF)
         assert not acquisition.read(0, {}, 30)
@@ -247,8 +247,8 @@ class TestSkippedIds:
             last += step
         assert first_transaction_id(MAX_LEAST - 1, most) == MAX_LEAST
 
-    def test_nobody_leases_again_what_an_owner_leased_that_is_gone(self) -> None:
-        """And whoever asks for it is told neither an outcome nor that it ended, before the mark passes it and after."""
+    def test_ids_of_a_lost_owner_are_never_leased_again(self) -> None:
+        """A query of it answers neither an outcome nor that it ended, before and after the mark passes it."""
         world = World()
         world.take_over().client(S)
         copy = list(world.decisions)
@@ -284,7 +284,7 @@ class TestSkippedIds:
         later.settle()
         assert later.client("third") > second + 10
 
-    def test_the_mark_waits_for_what_somebody_used_there(self) -> None:
+    def test_the_low_water_mark_waits_for_ids_used_there(self) -> None:
         progress = Progress(5, BitMap64([6, 7, 100]), [(8, 99)])
         assert progress.reachable([50]) == 7
         assert progress.reachable([7, 101]) == 100

@@ -81,7 +81,7 @@ def test_golden(kind: str) -> None:
 
 
 def test_golden_of_an_owner_with_an_address() -> None:
-    """The address stands beside the value, whose format it leaves as it is."""
+    """The address is a property, so the format of the value does not change."""
     owner = Owner(3, "host-7:4711", "host-7:7711")
     message = encode(owner)
     assert message.value == encode(ENTRIES["owner"]).value
@@ -91,7 +91,7 @@ def test_golden_of_an_owner_with_an_address() -> None:
 
 
 def test_golden_of_an_owner_with_those_before_it() -> None:
-    """Of one of a cluster, or the first of a log, there is the id only; of others what they skipped, too."""
+    """The first owner of a log, and owners on a cluster, have only the id; others also the ids that they skipped."""
     known = (
         OwnerEpoch(1, "5e" * 16),
         OwnerEpoch(2, "0f" * 16, 2001, 2**40),
@@ -105,7 +105,7 @@ def test_golden_of_an_owner_with_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("owners", ["x", "[1]", "[[1]]", '[["a","b"]]', '[[1,"a",2,3,4]]', '[[1,"a",null,3]]'])
-def test_owners_that_nobody_wrote_are_refused(owners: str) -> None:
+def test_invalid_owner_entries_are_refused(owners: str) -> None:
     message = encode(ENTRIES["owner"])
     with pytest.raises(UnreadableDecision):
         decode(message._replace(properties=dict(message.properties) | {"tb.owners": owners}))
@@ -161,7 +161,7 @@ def test_round_trip(entry: Entry) -> None:
 
 @given(entries, st.data())
 def test_torn_bytes_are_refused_or_read_as_an_entry(entry: Entry, data: st.DataObject) -> None:
-    """Never anything else than the one error."""
+    """No other error than UnreadableDecision."""
     message = encode(entry)
     value = bytearray(message.value or b"")
     at = data.draw(st.integers(0, len(value) - 1))

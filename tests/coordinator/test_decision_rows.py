@@ -1,4 +1,4 @@
-"""Decisions as columns say what the same rows say one by one."""
+"""Decisions as columns equal the same decisions as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of consumer groups come, go, fall silent and come back, while partitions grow and owners change."""
+"""Members of consumer groups join, leave, stop and return, while partitions are added and owners change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txnbuffer.model import Outcome
 
 
 class Belief:
-    """What a member was told last, and how far it has come itself."""
+    """The last assignment of a member, and how far it has read."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -46,7 +46,7 @@ class Groups(RuleBasedStateMachine):
         self.consumed: dict[str, list[int]] = {}
 
     def hear(self) -> None:
-        """Members hear what was answered."""
+        """Deliver the answers to the members."""
         for asked in [asked for asked in self.asked if asked in self.rig.answers]:
             member, told = self.asked.pop(asked), self.rig.answers[asked]
             if not isinstance(told, MemberAssignments):
@@ -98,7 +98,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(landed=st.integers(0, 3))
     def take_over(self, landed: int) -> None:
-        """What was asked and not answered is asked again, as clients do: who aborted goes back to where it began."""
+        """Repeat unanswered requests, as clients do; a member whose transaction aborted returns to its start."""
         self.rig.take_over(landed)
         for member, move in self.commits.values():
             ends = self.beliefs[member].ends
@@ -146,7 +146,7 @@ class Groups(RuleBasedStateMachine):
             assert numbers == list(range(len(numbers)))
 
     def teardown(self) -> None:
-        """Two who stay share everything in the end."""
+        """In the end the two remaining members hold all partitions."""
         rig = self.rig
         rig.settle()
         rig.now += CONFIG.member_timeout

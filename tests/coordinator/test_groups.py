@@ -39,7 +39,7 @@ def test_partitions_are_spread_evenly_and_stay_where_they_can(
 
 
 def evenness(loads: Iterable[int]) -> int:
-    """The less the more even."""
+    """A measure of the assignment: lower is more even."""
     return sum(load * load for load in loads)
 
 
@@ -49,7 +49,7 @@ def evenness(loads: Iterable[int]) -> int:
     st.data(),
 )
 def test_nothing_is_more_even(members: dict[str, set[str]], topics: list[str], data: st.DataObject) -> None:
-    """Whoever wants which topics, and whoever holds what, compared with all ways to share."""
+    """Any members that want any topics and hold any partitions, compared with all possible assignments."""
     partitions = {f"p-{number}": topic for number, topic in enumerate(topics)}
     holders = data.draw(st.dictionaries(st.sampled_from(sorted(partitions) or ["x"]), st.sampled_from(MEMBERS)))
     given_to = assign(partitions, members, holders)
@@ -83,7 +83,7 @@ def test_no_more_moves_than_needed(count: int, crowd: int) -> None:
 
 
 def shared(rig: Rig) -> Iterator[list[str]]:
-    """What each of two members holds once both know."""
+    """The partitions of each of two members once both have the newest assignment."""
     for _ in range(2):
         asked = [rig.say(member, 4) for member in MEMBERS[:2]]
         rig.settle()
@@ -99,7 +99,7 @@ def test_two_share_and_one_that_leaves_gives_back_at_once() -> None:
     assert rig.held(asked) == ["t-0", "t-1", "t-2", "t-3"]
 
 
-def test_nothing_is_told_that_is_not_durable() -> None:
+def test_nothing_is_answered_that_is_not_durable() -> None:
     rig = Rig()
     asked = rig.say("m0", 2)
     assert asked not in rig.answers
@@ -110,7 +110,7 @@ def test_nothing_is_told_that_is_not_durable() -> None:
     assert rig.coordinator.consumer_groups.members(GROUP).stage is Stage.STABLE
 
 
-def test_one_that_is_given_up_while_it_waits_for_its_generation_is_told_that_more_may_come() -> None:
+def test_a_member_removed_while_it_waits_gets_an_unsettled_assignment() -> None:
     rig = Rig()
     waiting = rig.say("m0", 1)
     rig.now += CONFIG.member_timeout
@@ -122,7 +122,7 @@ def test_one_that_is_given_up_while_it_waits_for_its_generation_is_told_that_mor
     assert (rig.held(again), rig.shares(again).unsettled) == (["t-0"], False)
 
 
-def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
+def test_a_silent_member_is_removed_and_can_commit_nothing() -> None:
     rig = Rig()
     zombie = rig.say("m0", 1)
     rig.settle()
@@ -151,7 +151,7 @@ def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
     assert rig.answers[done] is Outcome.COMMIT
 
 
-def test_a_broken_connection_is_given_up_sooner_and_a_closed_session_at_once() -> None:
+def test_members_of_a_broken_connection_are_removed_sooner_of_a_closed_session_at_once() -> None:
     rig = Rig()
     list(shared(rig))
     rig.coordinator.session_disconnected("m0", rig.now)
@@ -199,7 +199,7 @@ def test_where_a_group_begins_is_settled_by_its_first_member() -> None:
     assert found == {"t-0": ends[0], "t-1": EARLIEST, "t-2": EARLIEST}
 
 
-def test_a_group_that_is_forgotten_begins_anew() -> None:
+def test_a_forgotten_group_starts_again() -> None:
     rig = Rig()
     asked = rig.say("m0", 2)
     rig.settle()
@@ -264,7 +264,7 @@ def test_the_table_leaves_no_stage_without_a_way() -> None:
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_a_partition_is_shared_by_who_names_it_and_who_names_its_topic(order: tuple[int, ...]) -> None:
-    """Whoever comes last; the member that wants a single partition can have that one alone."""
+    """In whatever order they join; the member that wants a single partition can only have that one."""
     parts = [
         GroupHeartbeat(0, GROUP, "whole", ("t", "t", "t"), ("t-0", "t-1", "t-2")),
         GroupHeartbeat(0, GROUP, "one", ("t-1",), ("t-1",)),

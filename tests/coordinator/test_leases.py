@@ -125,7 +125,7 @@ class TestIds:
 
 
 class TestSessions:
-    def test_an_unknown_session_is_told_to_open(self) -> None:
+    def test_an_unknown_session_has_to_be_opened(self) -> None:
         stage = Stage()
         assert isinstance(stage.lease(1, "nobody"), UnknownSession)
         stage.owner.coordinator.session_disconnected(S, stage.world.now)
@@ -169,7 +169,7 @@ class TestSessions:
         assert stage.call(lambda request: stage.owner.coordinator.close_session(S, request, stage.world.now)) == Done()
         assert stage.query(0) is Outcome.ABORT
 
-    def test_a_lease_for_a_session_that_closed_meanwhile_is_given_back(self) -> None:
+    def test_a_lease_for_a_session_that_closed_meanwhile_is_returned(self) -> None:
         stage = Stage()
         stage.send(lambda request: stage.owner.coordinator.lease(S, request, 5, stage.world.now))
         stage.send(lambda request: stage.owner.coordinator.close_session(S, request, stage.world.now))
@@ -215,7 +215,7 @@ class TestTime:
         assert [stage.query(at) for at in range(3)] == [Outcome.ABORT, Outcome.ABORT, State.OPEN]
         result = stage.commit(0, "a")
         assert isinstance(result, TransactionAborted)
-        assert result.timed_out  # though it was settled before it was asked for
+        assert result.timed_out  # although it was settled before the request
         stage.abort(2)
         result = stage.commit(2, "a")
         assert isinstance(result, TransactionAborted)
@@ -234,6 +234,6 @@ class TestTime:
                 commits = [Commit(10**6 + one, stage.txn(one), ("a",), (1,)) for one in range(at - 499, at + 1)]
                 stage.owner.coordinator.commit_many(S, commits, stage.world.now)
                 stage.owner.settle()
-        assert len(stage.owner.coordinator._core._deadlines) < 3500  # what is kept is the point here
+        assert len(stage.owner.coordinator._core._deadlines) < 3500  # the test is about what is kept
         stage.owner.age(70, step=35)
         assert stage.query(0) is Outcome.COMMIT

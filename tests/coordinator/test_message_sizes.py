@@ -1,4 +1,4 @@
-"""Nothing that a coordinator writes is larger than a message may be, and nothing is lost or turned round for that."""
+"""No message of a coordinator exceeds the limit, and splitting loses and reorders nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def size(message: Message) -> int:
 
 
 class Chance(random.Random):
-    """What clients and logs may say, at random; drawn by one seed, for a thousand draws are slow."""
+    """Random inputs of clients and logs; drawn with one seed, since a thousand draws are slow."""
 
     def least(self) -> int:
         return self.choice([self.randint(1, 300), self.randint(1, MAX_LEAST)])
@@ -144,7 +144,7 @@ def test_groups_never_exceed_the_limit_and_nothing_is_lost(limit: int, seed: int
         assert set(positions) <= set(group.positions)
     for kind in ("row", "retired", "topic"):
         assert [what for name, what in told(entries) if name == kind] == [what for name, what in said if name == kind]
-    # What is put stands behind all decisions so far, and before all that come.
+    # An entry comes after all decisions so far, and before all later ones.
     assert between_topics(told(entries)) == between_topics(said)
 
 
@@ -180,7 +180,7 @@ def test_a_group_is_filled_before_the_next_one_begins() -> None:
     assert len(append.messages) <= 4
 
 
-# What clients ask
+# Requests of clients
 
 
 def test_a_commit_that_fits_no_message_is_refused_and_aborts() -> None:
@@ -305,7 +305,7 @@ def test_a_group_of_an_owner_that_could_write_more_waits_for_a_larger_limit() ->
     assert stage.owner.coordinator.stopped is None
 
 
-# What the coordinator writes by itself
+# Entries that the coordinator writes by itself
 
 
 def test_a_mark_passes_as_many_outcomes_as_a_message_holds() -> None:
@@ -344,7 +344,7 @@ def test_the_lowest_of_what_has_ended_is_written_down_and_what_was_stays_covered
     assert len(entry.ids) > 1000
 
 
-def test_an_owner_tells_of_as_many_older_ones_as_a_message_holds() -> None:
+def test_an_owner_entry_lists_as_many_owners_as_a_message_holds() -> None:
     older = {epoch: OwnerEpoch(epoch, f"{epoch:032}", 2**62, 2**63) for epoch in range(1, 900)}
     entry = Acquisition("o" * 100, 899, "h" * 200, "a" * 32, older, LIMIT, last=2**62).entry()
     assert size(entry) <= LIMIT
@@ -367,7 +367,7 @@ def test_markers_never_exceed_the_limit(limit: int, seed: int) -> None:
 
 
 @given(limits, seeds)
-def test_letters_never_exceed_the_limit_and_say_all(limit: int, seed: int) -> None:
+def test_shard_messages_never_exceed_the_limit_and_lose_nothing(limit: int, seed: int) -> None:
     chance, texts, ids = Chance(seed), ShardMessage._fields[1:3], ("asked", "awaited", "applied")
     found: dict[str, list[Any]] = {field: chance.names(44) for field in (*texts, "known", "missing", "final")}
     for field in ids:
@@ -380,14 +380,14 @@ def test_letters_never_exceed_the_limit_and_say_all(limit: int, seed: int) -> No
     found = {field: rows for field, rows in found.items() if chance.random() < 0.6}
     sent = [*pack_shard_messages(3, found, limit)]
     assert sent
-    assert all(size(encode_shard_message(letter)) <= limit for letter in sent)
+    assert all(size(encode_shard_message(message)) <= limit for message in sent)
     for field in ShardMessage._fields[1:-1]:
-        rows = [row for letter in sent for row in getattr(letter, field)]
+        rows = [row for message in sent for row in getattr(message, field)]
         if field in ids:
             assert flat(rows) == flat(found.get(field, []))
         else:
             assert rows == found.get(field, [])
-    final = {topic for letter in sent for topic in letter.final}
+    final = {topic for message in sent for topic in message.final}
     assert final == {topic for topic, _ in found.get("refused", ())} & {*found.get("final", ())}
 
 
@@ -396,7 +396,7 @@ def flat(rows: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[str, int]]:
 
 
 @given(seeds)
-def test_what_is_said_of_a_group_is_never_larger_than_told(seed: int) -> None:
+def test_a_group_entry_is_never_larger_than_estimated(seed: int) -> None:
     chance = Chance(seed)
     group, topics = chance.choice(NAMES), chance.names(44)
     entry = Consumers(group, 2**62, tuple((topic, LAST) for topic in topics), since=2**62)

@@ -1,4 +1,4 @@
-"""Participants: numbers of a named producer that several sessions write, and which of them win, are late or gone."""
+"""Participants: numbers of a named producer written by several sessions, of which some win, are late or disappear."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FIRST = ProducerSequence("query", 1, PARTICIPANT)
 
 
 class Writers:
-    """A driver with its own session, and tasks that come, write and go."""
+    """A driver with a session of its own, and tasks that start, write and end."""
 
     def __init__(self, config: CoordinatorConfig | None = None) -> None:
         self.stage = Stage(config)
         self.tasks = 0
 
     def task(self, number: int = 1, *, goes: bool = True) -> int:
-        """A task writes one record to b; returns its id."""
+        """Let a task write one record to b; return its transaction id."""
         self.tasks += 1
         session = f"task{self.tasks}"
         least = self.stage.owner.client(session, ids=1)
@@ -169,7 +169,7 @@ def test_a_name_that_is_deleted_and_used_again_is_forgotten_once() -> None:
     assert "query" not in History.read(writers.stage.world.compacted()).names
 
 
-def test_whoever_begins_after_the_commit_hears_that_it_is_done() -> None:
+def test_a_participant_that_begins_after_the_commit_hears_that_it_is_done() -> None:
     writers = Writers()
     assert writers.commit(0, 2, writers.task(2)) is Outcome.COMMIT
     late = writers.stage.owner.client("late", ids=3)
@@ -180,7 +180,7 @@ def test_whoever_begins_after_the_commit_hears_that_it_is_done() -> None:
     assert writers.values == [b"1"]
 
 
-def test_an_older_number_ends_with_a_newer_one_and_a_newer_one_goes_on() -> None:
+def test_an_older_number_ends_with_a_newer_one_and_a_newer_one_continues() -> None:
     writers = Writers()
     older, newer = writers.task(1), writers.task(3)
     assert writers.commit(0, 2, writers.task(2)) is Outcome.COMMIT
@@ -189,7 +189,7 @@ def test_an_older_number_ends_with_a_newer_one_and_a_newer_one_goes_on() -> None
     assert writers.commit(1, 3, newer) is Outcome.COMMIT
 
 
-def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
+def test_a_participant_that_begins_while_records_are_counted_is_too_late() -> None:
     writers = Writers()
     winner, opening = writers.task(), writers.opened().epoch
     branch = Branch(txn(winner), ("b",), (1,))
@@ -253,7 +253,7 @@ def test_anybody_may_abort_one_and_its_time_ends_it() -> None:
     assert writers.values == []
 
 
-def test_a_driver_that_aborts_what_is_finished_gives_up_all_of_the_number() -> None:
+def test_a_driver_that_aborts_a_finished_participant_aborts_the_whole_number() -> None:
     writers = Writers()
     finished, running, other = writers.task(), writers.task(goes=False), writers.task(2)
     assert writers.stage.abort(finished - writers.stage.first, "b") is Outcome.ABORT

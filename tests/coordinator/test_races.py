@@ -72,7 +72,7 @@ class Race:
             owner.age(3)
 
     def take_over(self, predecessor: str) -> Owner:
-        """The next owner, up to where it serves older ids; the predecessor's last deeds fall where they should."""
+        """Start the next owner until it serves older ids; the predecessor's last appends come at the given point."""
         old = self.first
         if predecessor == "is slow" and self.way == "decided":
             while old.appends:

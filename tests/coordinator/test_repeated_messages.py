@@ -31,7 +31,7 @@ from txnbuffer.model import Outcome, TxnId
 
 
 def known(messages: list[Message]) -> tuple[Any, ...]:
-    """What an owner goes by."""
+    """The state that an owner works with."""
     history = History.read(messages)
     names = {name: (state.epoch, state.committed, state.deleted) for name, state in history.names.items()}
     groups = {name: (state.generation, state.positions) for name, state in history.consumers.items()}
@@ -52,7 +52,7 @@ def commit(number: int, name: int, end: int) -> Message:
 
 
 class Run:
-    """The entries of one owner, as its journal puts them, none acknowledged."""
+    """The entries of one owner, as its journal writes them, none acknowledged."""
 
     def __init__(self) -> None:
         self.journal = DecisionJournal(1, 5, 10, 1_000_000, lambda *_: None)
@@ -91,7 +91,7 @@ OPERATIONS = st.sampled_from(["commit", "move t", "move u", "repeat", "lease", "
 
 
 @given(st.lists(OPERATIONS, max_size=12), st.data())
-def test_what_stands_there_twice_changes_nothing(operations: list[str], data: st.DataObject) -> None:
+def test_repeated_entries_change_nothing(operations: list[str], data: st.DataObject) -> None:
     run = Run()
     for what in operations:
         run.do(what)
@@ -107,14 +107,14 @@ def test_what_stands_there_twice_changes_nothing(operations: list[str], data: st
     )
 
 
-def test_an_older_entry_of_a_name_behind_a_commit_does_not_take_it_back() -> None:
+def test_an_older_entry_of_a_name_after_a_commit_does_not_undo_it() -> None:
     older = encode(Name("x", 2, 4, deleted=False, since=7))
     for messages in ([older, commit(7, 5, 0), older], [commit(7, 5, 0), older]):
         state = History.read(messages).names["x"]
         assert (state.epoch, state.committed, state.group) == (2, 5, 7)
 
 
-def test_an_older_commit_behind_the_end_of_a_name_does_not_bring_it_back() -> None:
+def test_an_older_commit_after_the_deletion_of_a_name_does_not_restore_it() -> None:
     deleted = encode(Name("x", 3, 0, deleted=True, since=8))
     state = History.read([commit(7, 5, 0), deleted, commit(7, 5, 0)]).names["x"]
     assert (state.epoch, state.committed, state.deleted) == (3, 0, True)

@@ -15,7 +15,7 @@ from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.coordinator.shard_messages import ShardMessage, decode_shard_message, encode_shard_message
 
 NAMES = ["orders", "orders-partition-0", "orders-partition-1", "a", "", "größe", "注文", "x" * 400]
-LETTER = ShardMessage(
+MESSAGE = ShardMessage(
     1,
     ("a",),
     ("b", "c"),
@@ -52,14 +52,14 @@ def test_one_shard_has_the_topics_of_old() -> None:
     assert [other.number for other in Shard(1, 3).others()] == [0, 2]
 
 
-def test_golden_letter() -> None:
-    message = encode_shard_message(LETTER)
+def test_golden_shard_message() -> None:
+    message = encode_shard_message(MESSAGE)
     assert (message.key, dict(message.properties)) == (None, {"tb.v": "1", "tb.kind": "letter"})
     assert message.value is not None
     stored = committed("shards/letter.avro", message.value)
     assert stored == message.value
-    assert decode_shard_message(message._replace(value=stored)) == LETTER
-    final = encode_shard_message(LETTER._replace(final=("d", "größe")))
+    assert decode_shard_message(message._replace(value=stored)) == MESSAGE
+    final = encode_shard_message(MESSAGE._replace(final=("d", "größe")))
     assert final == message._replace(properties={"tb.v": "1", "tb.kind": "letter", "tb.final": "d\ngröße"})
 
 
@@ -74,19 +74,19 @@ LISTS = (texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors, name
 
 
 @given(st.builds(ShardMessage, st.integers(0, 255), *LISTS))
-def test_letters_come_as_they_went(letter: ShardMessage) -> None:
-    assert decode_shard_message(encode_shard_message(letter)) == letter
+def test_shard_messages_decode_as_they_were_encoded(message: ShardMessage) -> None:
+    assert decode_shard_message(encode_shard_message(message)) == message
 
 
 @pytest.mark.parametrize(
     "message",
     [
         Message(value=b""),
-        encode_shard_message(LETTER)._replace(value=None),
-        encode_shard_message(LETTER)._replace(value=b"\xff" * 20),
-        encode_shard_message(LETTER)._replace(properties={"tb.v": "2", "tb.kind": "letter"}),
-        encode_shard_message(LETTER)._replace(properties={"tb.v": "1", "tb.kind": "group"}),
+        encode_shard_message(MESSAGE)._replace(value=None),
+        encode_shard_message(MESSAGE)._replace(value=b"\xff" * 20),
+        encode_shard_message(MESSAGE)._replace(properties={"tb.v": "2", "tb.kind": "letter"}),
+        encode_shard_message(MESSAGE)._replace(properties={"tb.v": "1", "tb.kind": "group"}),
     ],
 )
-def test_what_is_no_letter_counts_for_nothing(message: Message) -> None:
+def test_an_unreadable_shard_message_is_ignored(message: Message) -> None:
     assert decode_shard_message(message) is None

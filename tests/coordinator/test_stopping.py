@@ -1,4 +1,4 @@
-"""When an owner stops for good, and what can never be."""
+"""When an owner stops for good, and states that are impossible."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TestStopping:
         stage.owner.coordinator.markers_applied("a", [(stage.txn(0), Outcome.ABORT)], stage.world.now)
         assert stage.owner.coordinator.stopped
 
-    def test_another_coordinators_ends_are_none_of_its_business(self) -> None:
+    def test_ends_of_another_coordinator_are_ignored(self) -> None:
         stage = Stage()
         stage.begin(0)
         stage.owner.coordinator.markers_applied("a", [(TxnId(7, stage.first), Outcome.COMMIT)], stage.world.now)

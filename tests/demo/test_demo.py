@@ -1,4 +1,4 @@
-"""The demo: it passes on what is right, and its compare sees what is wrong."""
+"""The demo: it succeeds, and its comparison detects every kind of fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_a_short_year_with_kills_ends_as_the_source_says(tmp_path: Path) -> None:
+def test_short_demo_with_kills_finds_no_difference(tmp_path: Path) -> None:
     done = run_demo("--transactions", "800", "--kills", "4", "--output", "json", "--dir", str(tmp_path / "log"))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -41,7 +41,7 @@ def test_a_short_year_with_kills_ends_as_the_source_says(tmp_path: Path) -> None
     assert report["transactions_per_second"] > 0
 
 
-def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+def test_directory_in_use_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     done = run_demo("--transactions", "500", "--dir", str(tmp_path))
     assert done.returncode != 0
@@ -80,14 +80,14 @@ ENDED = {0: "0:1", 7: "0:2"}
         (seen(RECORDS, first_seqno=2), 0, 4, 0),
     ],
 )
-def test_the_judge_counts_every_kind_of_fault(found: Seen, lost: int, duplicated: int, uncommitted: int) -> None:
+def test_comparison_counts_every_kind_of_fault(found: Seen, lost: int, duplicated: int, uncommitted: int) -> None:
     good = seen(RECORDS)
     for live, again in ((found, good), (good, found)):
-        verdict = compare(HOURS, ENDED, live, again)
-        assert verdict["records_expected"] == 4
-        assert (verdict["lost"], verdict["duplicated"], verdict["uncommitted_seen"]) == (lost, duplicated, uncommitted)
+        result = compare(HOURS, ENDED, live, again)
+        assert result["records_expected"] == 4
+        assert (result["lost"], result["duplicated"], result["uncommitted_seen"]) == (lost, duplicated, uncommitted)
 
 
-def test_the_judge_takes_any_one_transaction_where_nobody_was_told() -> None:
-    verdict = compare(HOURS, {0: None}, seen(RECORDS, txn="0:5"), seen(RECORDS, txn="0:5"))
-    assert verdict["uncommitted_seen"] == 0
+def test_comparison_accepts_any_one_transaction_of_an_unreported_hour() -> None:
+    result = compare(HOURS, {0: None}, seen(RECORDS, txn="0:5"), seen(RECORDS, txn="0:5"))
+    assert result["uncommitted_seen"] == 0

@@ -1,4 +1,4 @@
-"""What the conductor of the demo makes of services and a broker that end when nobody killed them."""
+"""The conductor of the demo when services or a broker end without a kill."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from txnbuffer.demo.conductor import Conductor
-from txnbuffer.demo.processes import DemoFailed
-from txnbuffer.demo.sites import ClusterSite, DemoService, Site
+from txnbuffer.demo.sites import ClusterSite, DemoFailed, DemoService, Site
 
 
-class Told(DemoService):
+class Logged(DemoService):
     """A service that has logged some events, and runs or has ended."""
 
     def __init__(self, place: Path, *lines: str, runs: bool = False) -> None:
@@ -37,7 +36,7 @@ class Broker:
 
 
 class Beside:
-    """A broker with a service that serves and one that stands by."""
+    """A broker with an active and a standby service."""
 
     since = "the end of the other"
 
@@ -63,39 +62,39 @@ def conductor(site: Beside) -> Any:
     return Conductor(cast(Site, site), 4, 1, random.Random(0), told.append)
 
 
-def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
-    site = Beside(Told(tmp_path, SERVING, runs=True), Told(tmp_path))
+def test_running_service_is_kept(tmp_path: Path) -> None:
+    site = Beside(Logged(tmp_path, SERVING, runs=True), Logged(tmp_path))
     conductor(site)._check_services()
     assert site.reinforced == 0
 
 
-def test_the_standby_serves_once_the_other_has_lost_its_place(tmp_path: Path) -> None:
-    standby = Told(tmp_path, "no JSON", "3", SERVING, runs=True)
-    site = Beside(Told(tmp_path, SERVING, FENCED), standby)
+def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path) -> None:
+    standby = Logged(tmp_path, "no JSON", "3", SERVING, runs=True)
+    site = Beside(Logged(tmp_path, SERVING, FENCED), standby)
     conductor(site)._check_services()
     assert (site.serving, site.reinforced, standby.port) == (standby, 1, 7)
 
 
 @pytest.mark.parametrize("last", [SERVING, '{"event": "failed", "kind": "DiskFailed"}'])
 def test_a_service_that_ends_for_another_reason_fails_the_demo(tmp_path: Path, last: str) -> None:
-    site = Beside(Told(tmp_path, SERVING, last), Told(tmp_path, SERVING, runs=True))
+    site = Beside(Logged(tmp_path, SERVING, last), Logged(tmp_path, SERVING, runs=True))
     with pytest.raises(DemoFailed, match=r'ended on its own:\s{"event": "serving"'):
         conductor(site)._check_services()
 
 
 def test_a_standby_that_never_serves_fails_the_demo(tmp_path: Path) -> None:
-    site = Beside(Told(tmp_path, FENCED), Told(tmp_path, "why it ended"))
+    site = Beside(Logged(tmp_path, FENCED), Logged(tmp_path, "why it ended"))
     with pytest.raises(DemoFailed, match="did not log 'serving':\nwhy it ended"):
         conductor(site)._check_services()
 
 
 def test_a_broker_that_ends_on_its_own_fails_the_demo(tmp_path: Path) -> None:
-    site = Beside(Told(tmp_path, runs=True), Told(tmp_path), alive=False)
+    site = Beside(Logged(tmp_path, runs=True), Logged(tmp_path), alive=False)
     with pytest.raises(DemoFailed, match="the broker ended on its own:\nno space left"):
         conductor(site)._check_services()
 
 
-def test_a_broker_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
+def test_broker_that_does_not_start_leaves_no_files(tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     for directory in (home / "bin", home / "conf", scratch):
         directory.mkdir(parents=True)

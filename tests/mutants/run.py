@@ -15,12 +15,15 @@ to pass in an unchanged copy first, since otherwise their failing would say noth
 
 All of them take hours, so a run can stop after some time and the next one continues: `.mutants.jsonl` in the
 root of the repository has a line for each mutant that was tried, with the test that failed and the seconds. A result
-counts as long as the mutant, the file that it changes and the test files that it names are the same.
+counts as long as the mutant, and the code of the file that it changes and of the test files that it names, are the
+same; comments and docstrings do not matter.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import hashlib
 import json
 import os
@@ -92,7 +95,7 @@ def run_tests(tree: Path, tests: Iterable[str], timeout: int = TIMEOUT_S) -> tup
     options = ["-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "--hypothesis-seed=0", *tests]
     environment = os.environ | {
-        "HYPOTHESIS_PROFILE": "dev",
+        "HYPOTHESIS_PROFILE": "mutants",
         "PYTHONPATH": str(tree),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -116,13 +119,26 @@ class Result:
     seconds: float
 
 
+@functools.cache
+def digest_of_code(text: bytes) -> bytes:
+    """The digest of a Python source without its comments and docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body.pop(0)
+    return hashlib.sha256(ast.dump(tree).encode()).digest()
+
+
 def key_of(mutant: Mutant, root: Path = ROOT) -> str:
     """A digest of everything that the result of a mutant depends on directly."""
     digest = hashlib.sha256(json.dumps(asdict(mutant)).encode())
     for name in [mutant.file, *(test.partition("::")[0] for test in mutant.tests)]:
         path = root / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes() if file.is_file() else b"")
+            text = file.read_bytes() if file.is_file() else b""
+            digest.update(digest_of_code(text) if file.suffix == ".py" else text)
     return digest.hexdigest()[:32]
 
 

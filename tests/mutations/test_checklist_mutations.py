@@ -1,4 +1,4 @@
-"""The rows of the manager's conformance checklist, by number; CHECKLIST.md says why a row has no test here."""
+"""The rows of the manager's conformance checklist, by number; CHECKLIST.md gives the reason for rows without a test."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_row_8_every_cursor_gets_every_snapshot() -> None:
 
 
 def test_rows_9_and_11_limits_are_kept_within_a_snapshot() -> None:
-    """A limit is a limit: a cursor stops in the middle of a snapshot and goes on there."""
+    """A cursor stops at a limit in the middle of a snapshot and continues there."""
     stage = Stage("k1=1 k2=2 k3=3")
     reader = stage.reader("c", 0)
     assert reader.take(1) == 1
@@ -81,7 +81,7 @@ def test_row_12_drained_then_a_new_snapshot() -> None:
 
 
 def test_rows_14_to_18_a_mutation_that_replaces_one_is_new_for_every_cursor() -> None:
-    """Behind the replaced one, at it, past it: each cursor gets the new mutation once."""
+    """Before the replaced one, at it, after it: each cursor gets the new mutation once."""
     stage = Stage("k1=1 k2=2")
     early, inside, past = (stage.reader(name, after) for name, after in (("early", 0), ("inside", 1), ("past", 2)))
     stage.queue("k1=3")
@@ -163,7 +163,7 @@ def test_row_34_only_the_oldest_snapshots_go() -> None:
     assert stage.ranges() == []
 
 
-def test_rows_36_and_38_expelling_what_all_have_passed() -> None:
+def test_rows_36_and_38_mutations_that_all_cursors_have_passed_are_expelled() -> None:
     stage = Stage()
     slow = behind(stage, "z=0")
     for _ in range(3):
@@ -185,7 +185,7 @@ def test_rows_36_and_38_expelling_what_all_have_passed() -> None:
     stage.drain(joined)
 
 
-def test_row_37_nothing_is_expelled_under_a_cursor_that_has_taken_nothing() -> None:
+def test_row_37_nothing_is_expelled_before_a_cursor_has_taken_it() -> None:
     stage = Stage()
     behind(stage, "a=1 b=1")
     before = stage.manager.chain.account.bytes
@@ -204,7 +204,7 @@ def test_row_40_without_cursors_the_open_snapshot_can_be_evicted() -> None:
     assert [(entry.start, entry.end) for entry in stage.manager.persist()] == [(2, 2), (3, 3)]
 
 
-def test_row_40_with_cursors_only_what_they_do_not_stand_in_is_evicted() -> None:
+def test_row_40_with_cursors_only_snapshots_without_them_are_evicted() -> None:
     stage = Stage()
     slow = behind(stage, "a=1 b=1")
     slow.take(1)
@@ -224,7 +224,7 @@ def test_row_42_cursors_that_may_be_dropped() -> None:
     reader = stage.reader("c", 0)
     stage.queue("a=1")
     stage.manager.drop_cursors(1_000_000)
-    assert reader.cursor.drops == 0, "the persistence cursor stands in the same snapshot"
+    assert reader.cursor.drops == 0, "the persistence cursor is in the same snapshot"
     stage.manager.persist()
     stage.manager.drop_cursors(1_000_000)
     assert reader.cursor.drops == 1
@@ -248,7 +248,7 @@ def test_row_45_cursors_are_woken() -> None:
 
 
 def test_rows_46_and_47_counters_are_exact() -> None:
-    """`check_chain`, called after every step of every story, counts all bytes anew; this is the way back to none."""
+    """`check_chain` counts all bytes again after each step of each test; here they return to 0."""
     stage = Stage()
     empty = stage.manager.account.bytes
     slow = behind(stage, "a=1 b=1 =x")

@@ -1,4 +1,4 @@
-"""The rows of the conformance checklist about places of cursors, and reads of the log."""
+"""The rows of the conformance checklist about places of cursors and reads of the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txnbuffer.errors import InvalidRequest, SeqnoGap
 from txnbuffer.mutations import ReadLog, StopReading
 
 
-def test_row_27_what_was_replaced_is_no_reason_to_read_the_log() -> None:
+def test_row_27_replaced_mutations_are_not_read_from_the_log() -> None:
     stage = Stage("z=0")
     stage.each("k=1 k=2 k=3 k=4")
     assert stage.contents()[-1] == "k=4"
@@ -20,7 +20,7 @@ def test_row_27_what_was_replaced_is_no_reason_to_read_the_log() -> None:
     assert stage.statistics("c").backfill_items == 0
 
 
-def test_row_28_what_was_let_go_is_a_reason_to_read_the_log() -> None:
+def test_row_28_freed_mutations_are_read_from_the_log() -> None:
     stage = Stage()
     slow = behind(stage, "z=0")
     for key in "abc":
@@ -46,7 +46,7 @@ def test_row_29_an_open_snapshot_that_was_evicted() -> None:
     assert reader.snapshots == [(2, 2)]
 
 
-def test_rows_30_and_31_registering_at_the_end_stands_in_the_open_snapshot() -> None:
+def test_rows_30_and_31_registering_at_the_end_uses_the_open_snapshot() -> None:
     stage = Stage("z=0")
     stage.queue("a=1")
     cursor = stage.manager.register("c", 2)
@@ -73,7 +73,7 @@ def test_row_33_registering_again_keeps_or_frees() -> None:
     stage.queue("a=1")
     stage.manager.persist()
     former = stage.manager.register("c", 0)
-    assert stage.ranges() == [(1, 1)], "the new one stands where the old one stood"
+    assert stage.ranges() == [(1, 1)], "the new one is where the old one was"
     later = stage.manager.register("c", 1)
     assert former.finished
     assert stage.ranges() == []
@@ -110,7 +110,7 @@ def test_row_56_a_backfill_of_one_byte_goes_one_by_one() -> None:
     assert asked == [(1, 1), (2, 1), (3, 1)]
 
 
-def test_row_57_backfills_of_several_cursors_are_apart() -> None:
+def test_row_57_backfills_of_several_cursors_are_independent() -> None:
     stage = Stage("a=1 b=2 c=3")
     stage.manager.persist()
     readers = {name: stage.reader(name, 0) for name in "ab"}
@@ -136,7 +136,7 @@ def test_row_59_a_pull_takes_no_more_than_asked_from_any_source() -> None:
     assert [reader.take(2), reader.take(2), reader.take(2)] == [2, 2, 1]
 
 
-def test_row_60_the_old_cursor_of_a_name_harms_the_new_one_no_more() -> None:
+def test_row_60_the_old_cursor_of_a_name_does_not_affect_the_new_one() -> None:
     stage = Stage("a=1 b=2")
     stage.manager.persist()
     former = stage.reader("c", 0)

@@ -25,7 +25,7 @@ def test_joining_keeps_order_and_bounds(sizes: list[list[bytes | None]]) -> None
 
 
 @given(st.integers(1, 40), st.data())
-def test_replaced_mutations_go_when_it_is_packed(count: int, data: st.DataObject) -> None:
+def test_packing_frees_replaced_mutations(count: int, data: st.DataObject) -> None:
     topic = Topic()
     chunk = Chunk(topic.add([(b"k%d" % number, b"v" * number) for number in range(count)]).owned())
     gone = data.draw(st.sets(st.integers(1, count), max_size=count - 1))
@@ -41,7 +41,7 @@ def test_replaced_mutations_go_when_it_is_packed(count: int, data: st.DataObject
     assert chunk.pack() == 0
 
 
-def test_what_is_handed_out_leaves_when_the_last_one_gives_it_back() -> None:
+def test_rows_in_use_are_counted_until_the_last_reader_is_done() -> None:
     chunk = Chunk(Topic().add([(b"k", b"v")]))
     leaving = MemoryAccount()
     chunk.hand()

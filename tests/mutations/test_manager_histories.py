@@ -1,4 +1,4 @@
-"""Any life of a manager, against a topic that is a plain list."""
+"""Any history of a manager, against a topic as a list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ rows = st.lists(st.tuples(keys, values), min_size=1, max_size=12)
 
 
 class ManagerLife(RuleBasedStateMachine):
-    """Mutations are queued, cursors come, read, stop and go, memory is won back, the log answers late or fails."""
+    """Mutations are queued, cursors are opened, read and closed, memory is freed, the log answers late or fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ManagerLife(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def resume(self, name: str, data: st.DataObject) -> None:
-        """A reader comes back with what it holds of a snapshot that it has in part."""
+        """A reader reconnects with a partial snapshot."""
         reader = self.readers.get(name)
         if reader is None:
             return
@@ -113,7 +113,7 @@ class ManagerLife(RuleBasedStateMachine):
                 self.manager.drop_cursors(goal)
             case "all":
                 self.budget.recover()
-        # What is taken together, or closed, may weigh a little more than its parts where nothing is replaced.
+        # A collapsed or closed snapshot may need a little more memory than its parts if nothing is replaced.
         assert self.manager.chain.account.bytes <= before + 1_200
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Memory of several topics below one bound: what goes first, and how much of it."""
+"""The memory limit of several topics: what is freed first, and how much."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txnbuffer.mutations import MemoryBudget, Recovery
 
 
 def topics(budget: MemoryBudget, *sizes: int) -> list[tuple[Stage, Reader]]:
-    """Topics with a slow cursor and behind it so many mutations of 10,000 bytes; the persistence cursor is done."""
+    """Topics with a slow cursor before mutations of 10,000 bytes; the persistence cursor is at the end."""
     made = []
     for number, size in enumerate(sizes):
         stage = Stage(account=budget.account)  # type: ignore[arg-type]  # the only option that is no number
@@ -39,7 +39,7 @@ def test_nothing_happens_below_the_upper_mark() -> None:
     assert budget.account.bytes == before
 
 
-def test_row_44_the_biggest_topic_gives_first_and_down_to_the_lower_mark() -> None:
+def test_row_44_the_biggest_topic_is_freed_first_down_to_the_lower_mark() -> None:
     budget = MemoryBudget(220_000)
     (small, _), (big, slow) = topics(budget, 5, 15)
     assert budget.pressed
@@ -71,7 +71,7 @@ def test_row_43_cursors_are_dropped_last() -> None:
     assert slow.snapshots[1][0] == 2
 
 
-def test_row_43_what_all_have_passed_is_enough() -> None:
+def test_row_43_freeing_what_all_have_passed_suffices() -> None:
     budget = MemoryBudget(1_000_000)
     ((stage, slow),) = topics(budget, 12)
     stage.manager.chain.limit = 1_000_000
@@ -85,7 +85,7 @@ def test_row_43_what_all_have_passed_is_enough() -> None:
     assert slow.take() == 4
 
 
-def test_row_43_collapsing_is_enough() -> None:
+def test_row_43_collapsing_suffices() -> None:
     budget = MemoryBudget(1_000_000)
     stage = Stage(account=budget.account)  # type: ignore[arg-type]  # the only option that is no number
     budget.add("t", stage.manager)
@@ -106,7 +106,7 @@ def test_row_43_collapsing_is_enough() -> None:
     assert reader.snapshots == [(1, 1), (2, 13)]
 
 
-def test_row_44_what_a_reader_still_holds_counts_as_won() -> None:
+def test_row_44_memory_in_use_by_a_reader_counts_as_freed() -> None:
     budget = MemoryBudget(10_000_000)
     ((stage, slow),) = topics(budget, 12)
     stage.manager.persist()
@@ -124,13 +124,13 @@ def test_row_44_what_a_reader_still_holds_counts_as_won() -> None:
     assert not budget.pressed
 
 
-def test_marks_have_to_make_sense() -> None:
+def test_invalid_marks_are_rejected() -> None:
     for lower, upper in ((0.0, 0.9), (0.9, 0.6), (0.5, 1.1)):
         with pytest.raises(ValueError, match="marks"):
             MemoryBudget(1, upper=upper, lower=lower)
 
 
-def test_a_topic_that_is_removed_counts_no_more() -> None:
+def test_a_removed_topic_is_not_counted() -> None:
     budget = MemoryBudget(10_000_000)
     (one, _), (two, _) = topics(budget, 3, 3)
     budget.remove("0")
@@ -140,7 +140,7 @@ def test_a_topic_that_is_removed_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize(("size", "value"), [(1, 10), (1, 5_000), (50, 100), (1_000, 20)])
-def test_bytes_that_are_counted_are_those_that_python_takes(size: int, value: int) -> None:
+def test_counted_bytes_are_those_of_python(size: int, value: int) -> None:
     stage = Stage("z=0")
     stage.reader("slow", 0)
     fresh = itertools.count()

@@ -22,7 +22,7 @@ def mutations(rows: list[tuple[bytes | None, bytes | None, dict[str, str], int]]
 
 
 @given(drawn, drawn, st.data())
-def test_columns_hold_what_rows_say(one: list[Mutation], two: list[Mutation], data: st.DataObject) -> None:
+def test_columns_equal_rows(one: list[Mutation], two: list[Mutation], data: st.DataObject) -> None:
     first = mutations(one)  # type: ignore[arg-type]  # drawn as tuples
     second = mutations(two, len(one) + 1)  # type: ignore[arg-type]  # drawn as tuples
     both = MutationBatch.concat([MutationBatch.of(first), MutationBatch.of(second)])
@@ -54,7 +54,7 @@ def test_fitting_counts_whole_rows(one: list[Mutation], start: int, limit: int, 
     assert all(len(part) == 1 or part.payload() <= max_bytes for part in parts)
 
 
-def test_dense_sees_every_disorder() -> None:
+def test_dense_detects_any_other_order() -> None:
     batch = MutationBatch.of(mutations([(None, None, {}, 0)] * 4))
     assert batch.dense()
     assert not batch.take(np.array([0, 1, 3])).dense()

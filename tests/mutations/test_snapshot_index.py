@@ -1,4 +1,4 @@
-"""The index of mutation snapshots: bounded, and never pointing behind what is looked for."""
+"""The index of mutation snapshots: bounded, and never returning a position after the requested seqno."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entries_of(lengths: list[tuple[int, int]]) -> list[SnapshotIndexEntry]:
 
 
 @given(lengths, st.integers(2, 12), st.integers(0, 200), st.integers(0, 700))
-def test_anchors_stand_at_or_below_and_are_exact(
+def test_anchors_are_at_or_below_and_exact(
     lengths: list[tuple[int, int]], cap: int, first_seqno: int, asked: int
 ) -> None:
     index = SnapshotIndex(cap)
@@ -66,7 +66,7 @@ def test_recent_entries_stay_exact() -> None:
         SnapshotIndexEntry(4, 5, position_of(4), position_of(5), 0),
     ],
 )
-def test_what_is_no_next_entry_is_refused(bad: SnapshotIndexEntry) -> None:
+def test_invalid_entries_are_rejected(bad: SnapshotIndexEntry) -> None:
     index = SnapshotIndex()
     index.add(SnapshotIndexEntry(1, 3, position_of(1), position_of(3), 2))
     with pytest.raises(ValueError, match="snapshot"):

@@ -1,4 +1,4 @@
-"""The rules of snapshots and cursors, each as the story that shows it."""
+"""The rules of snapshots and cursors, each with an example."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_open_snapshot_replaces_and_closes_when_a_cursor_enters() -> None:
     assert reader.snapshots == [(2, 4), (5, 5)]
 
 
-def test_asking_closes_nothing() -> None:
+def test_has_next_closes_no_snapshot() -> None:
     stage = Stage()
     slow = stage.reader("slow", 0)
     reader = stage.reader("c", 0)
@@ -57,7 +57,7 @@ def test_asking_closes_nothing() -> None:
     assert slow.snapshots == [(1, 1), (2, 3)]
 
 
-def test_waiting_cursors_begin_what_is_queued_at_once() -> None:
+def test_waiting_cursors_get_queued_mutations_at_once() -> None:
     stage = Stage()
     readers = [stage.reader(name, 0) for name in ("a", "b")]
     assert [reader.take() for reader in readers] == [0, 0]
@@ -72,7 +72,7 @@ def test_waiting_cursors_begin_what_is_queued_at_once() -> None:
     assert [reader.snapshots for reader in readers] == [[(1, 2), (3, 3)]] * 2
 
 
-def test_what_no_cursor_needs_is_freed_at_once() -> None:
+def test_snapshots_that_no_cursor_needs_are_freed_at_once() -> None:
     stage = Stage()
     slow, fast = stage.reader("slow", 0), stage.reader("fast", 0)
     stage.manager.persist()
@@ -90,7 +90,7 @@ def test_what_no_cursor_needs_is_freed_at_once() -> None:
 
 
 def test_collapse_keeps_the_newest_value_of_each_key() -> None:
-    """Two snapshots without cursors between a slow cursor and a fast one: the older k7 goes, the newer stays."""
+    """Two snapshots without cursors between a slow cursor and a fast one: only the newer k7 is kept."""
     stage = Stage()
     slow = stage.reader("slow", 0)
     stage.queue("k5=v6 k6=v7")
@@ -106,7 +106,7 @@ def test_collapse_keeps_the_newest_value_of_each_key() -> None:
     assert slow.snapshots == [(1, 2), (3, 7)]
 
 
-def test_collapse_never_replaces_what_has_no_key_and_keeps_deletions() -> None:
+def test_collapse_keeps_mutations_without_a_key_and_deletions() -> None:
     stage = Stage()
     slow = stage.reader("slow", 0)
     stage.queue("a=1")
@@ -136,7 +136,7 @@ def test_collapse_leaves_snapshots_with_a_cursor_alone() -> None:
     assert readers[0].snapshots == [(1, 1), (2, 4)]
 
 
-def test_collapse_does_not_outgrow_the_size_of_snapshots() -> None:
+def test_collapse_does_not_exceed_the_size_of_snapshots() -> None:
     stage = Stage(max_snapshot_bytes=14_000)
     stage.reader("slow", 0)
     stage.queue("a=1")
@@ -194,7 +194,7 @@ def test_a_cursor_dropped_within_a_snapshot_gets_the_rest_of_that_snapshot() -> 
     assert reader.snapshots == [(1, 5), (6, 6)]
 
 
-def test_a_small_backfill_still_completes_what_was_begun_elsewhere() -> None:
+def test_a_small_backfill_completes_a_snapshot_begun_elsewhere() -> None:
     stage = Stage("k1=v1 k2=v2 k1=v3 k2=v4 k3=v5", backfill_bytes=1)
     stage.manager.persist()
     reader = stage.reader("c", 1, snapshot_end=4)
@@ -257,7 +257,7 @@ def test_next_and_take_can_be_mixed() -> None:
     assert cursor.snapshot is None
 
 
-def test_take_minds_bytes_but_gives_one() -> None:
+def test_take_limits_bytes_but_returns_at_least_one() -> None:
     stage = Stage("k1=aaaa k2=bbbb k3=cccc")
     reader = stage.reader("c", 0)
     assert [reader.take(9, 1), reader.take(9, 12), reader.take(9, 12)] == [1, 2, 0]
@@ -266,7 +266,7 @@ def test_take_minds_bytes_but_gives_one() -> None:
         reader.cursor.take(0)
 
 
-def test_a_hole_in_what_is_queued_is_refused() -> None:
+def test_queueing_a_gap_is_rejected() -> None:
     stage = Stage("k=1 k=2")
     rows = stage.topic.add(pairs("a=1 b=1 c=1"))
     for bad in (rows.take(slice(1, 3)), rows.take(np.array([True, False, True])), rows.take(np.array([1, 0, 2]))):
@@ -280,7 +280,7 @@ def test_a_hole_in_what_is_queued_is_refused() -> None:
     assert stage.manager.high == 5
 
 
-def test_a_hole_in_what_the_log_gives_stops_the_cursor_and_no_other() -> None:
+def test_a_gap_in_an_answer_of_the_log_stops_only_its_cursor() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3")
     stage.manager.persist()
     bad, good = stage.reader("bad", 0), stage.reader("good", 0)
@@ -298,7 +298,7 @@ def test_a_hole_in_what_the_log_gives_stops_the_cursor_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("rows", [(), (1, 2), (0, 1, 2, 3)])
-def test_an_answer_that_is_not_what_was_asked_for_is_refused(rows: tuple[int, ...]) -> None:
+def test_an_answer_that_was_not_requested_is_rejected(rows: tuple[int, ...]) -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3")
     stage.manager.persist()
     stage.queue("k4=v4")
@@ -309,7 +309,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(rows: tuple[int, ..
         stage.manager.backfilled(read.ticket, MutationBatch.of([stage.topic.rows[row] for row in rows]))
 
 
-def test_a_read_that_fails_is_told_after_what_was_read() -> None:
+def test_a_failed_read_is_raised_after_the_mutations_read() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3 k4=v4", backfill_bytes=4_000, max_snapshot_bytes=2_000)
     stage.manager.persist()
     reader = stage.reader("c", 0)
@@ -324,7 +324,7 @@ def test_a_read_that_fails_is_told_after_what_was_read() -> None:
         reader.cursor.has_next()
 
 
-def test_a_cursor_beyond_the_end_or_before_the_beginning_is_refused() -> None:
+def test_a_cursor_after_the_end_or_before_the_beginning_is_rejected() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3 k4=v4")
     with pytest.raises(InvalidRequest, match="ends at 4"):
         stage.manager.register("c", 5)
@@ -341,7 +341,7 @@ def test_a_cursor_beyond_the_end_or_before_the_beginning_is_refused() -> None:
     stage.manager.register("c", 2)
 
 
-def test_from_the_beginning_means_from_what_there_is() -> None:
+def test_zero_starts_at_the_oldest_mutation() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3 k4=v4")
     stage.manager.persist()
     stage.manager.trim(3)
@@ -351,7 +351,7 @@ def test_from_the_beginning_means_from_what_there_is() -> None:
     assert reader.snapshots == [(3, 4)]
 
 
-def test_what_is_trimmed_under_a_backfill_is_an_error() -> None:
+def test_trimming_during_a_backfill_is_an_error() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3 k4=v4", backfill_bytes=4_000, max_snapshot_bytes=2_000)
     stage.manager.persist()
     reader = stage.reader("c", 0)
@@ -363,7 +363,7 @@ def test_what_is_trimmed_under_a_backfill_is_an_error() -> None:
         reader.take()
 
 
-def test_a_manager_begins_where_another_one_ended() -> None:
+def test_a_manager_continues_where_another_one_ended() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3")
     stage.manager.persist()
     stage.manager = type(stage.manager)(3, index=stage.manager.index)
@@ -375,7 +375,7 @@ def test_a_manager_begins_where_another_one_ended() -> None:
     assert stage.manager.anchor(2) == (1, Position(0, 1))
 
 
-def test_a_mutation_comes_back_as_it_was_queued() -> None:
+def test_mutations_are_returned_as_queued() -> None:
     rows = [
         Mutation(1, Position(3, 4, 5), b"k", b"v", {"a": "1", "b": "x"}, 7, 8),
         Mutation(2, Position(3, 4, 6), None, b"", {"b": "y"}, 0, 9),

@@ -1,4 +1,4 @@
-"""What tests of exports share: two topics whose owner is there while Spark reads them."""
+"""Fixtures of the tests of exports: two topics with an owner while Spark reads them."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def lives(tmp_path: Path) -> Iterator[list[Life]]:
 
 @pytest.fixture
 def broker(lives: list[Life]) -> Broker:
-    """Of those lives."""
+    """The broker of `lives`."""
     return lives[0].broker

@@ -1,4 +1,4 @@
-"""Exports as Delta tables: a run is one commit, whoever is killed where, and whatever others do to the table."""
+"""Exports as Delta tables: a run is one commit, also if processes are killed or others change the table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def vacuum(path: str) -> None:
 
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
-def test_a_run_counts_once_wherever_it_is_killed(kind: str, before: int, tmp_path: Path) -> None:
+def test_a_killed_run_is_committed_at_most_once(kind: str, before: int, tmp_path: Path) -> None:
     for attempt in attempts((DeltaDirectory, "_try")):
         directory = DeltaDirectory(str(tmp_path / str(attempt.step)), kind)
         for _ in range(before):
@@ -47,7 +47,7 @@ def test_a_run_counts_once_wherever_it_is_killed(kind: str, before: int, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
-def test_what_others_do_without_a_change_leaves_it_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_maintenance_by_others_changes_nothing(kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "a table")
     for _ in range(2):
         export(DeltaDirectory(path, kind))
@@ -72,7 +72,7 @@ def test_what_others_do_without_a_change_leaves_it_as_it_is(kind: str, tmp_path:
 
 @pytest.mark.parametrize("cleaned", [False, True])
 @pytest.mark.parametrize("change", ["append", "overwrite", "delete", "restore"])
-def test_it_does_not_go_on_with_what_others_changed(change: str, cleaned: bool, tmp_path: Path) -> None:
+def test_an_export_stops_if_others_changed_records(change: str, cleaned: bool, tmp_path: Path) -> None:
     path = str(tmp_path)
     for _ in range(2):
         export(DeltaDirectory(path, LATEST), rows=2 if change == "overwrite" else 1)
@@ -90,37 +90,37 @@ def test_it_does_not_go_on_with_what_others_changed(change: str, cleaned: bool, 
         for old in sorted(Path(path, "_delta_log").glob("*.json"))[:-1]:
             old.unlink()
     before = values_in(path)
-    with pytest.raises(ExportChanged, match=r"any more, for it .*: export to another directory"):
+    with pytest.raises(ExportChanged, match=r"has changed since run .*\): export to another directory"):
         export(DeltaDirectory(path, LATEST))
     assert values_in(path) == before
     assert find(path).last() is not None, "what was changed can be audited"
 
 
-def test_it_does_not_go_on_with_other_values_in_as_many_rows(tmp_path: Path) -> None:
+def test_an_export_stops_if_others_changed_values_but_not_the_number_of_rows(tmp_path: Path) -> None:
     directory = DeltaDirectory(str(tmp_path), LATEST)
     export(directory)
     DeltaTable(directory.path).update({"topic": "'stock'"})
     vacuum(directory.path)
-    with pytest.raises(ExportChanged, match="was written to in version 1: export"):
+    with pytest.raises(ExportChanged, match=r"version 1 added or removed records\): export"):
         export(directory)
 
 
-def test_nobody_adds_columns_or_features_unnoticed(tmp_path: Path) -> None:
+def test_new_columns_and_features_are_detected(tmp_path: Path) -> None:
     columns, features = str(tmp_path / "columns"), str(tmp_path / "features")
     for path in (columns, features):
         export(DeltaDirectory(path, VERSIONS))
     wider = DeltaTable(columns).to_pyarrow_table().slice(0, 0).append_column("more", pa.nulls(0, pa.string()))
     write_deltalake(columns, wider, mode="append", schema_mode="merge")
-    with pytest.raises(ExportChanged, match="has other columns now"):
+    with pytest.raises(ExportChanged, match="it has other columns"):
         export(DeltaDirectory(columns, VERSIONS))
     log = Path(features, "_delta_log", f"{1:020d}.json")
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
     log.write_text(json.dumps({"protocol": {**protocol, "writerFeatures": ["deletionVectors", "appendOnly"]}}))
-    with pytest.raises(Unreadable, match="does not read: deletionVectors"):
+    with pytest.raises(Unreadable, match="can't read: deletionVectors"):
         find(features)
 
 
-def test_of_two_that_export_at_once_one_counts(tmp_path: Path) -> None:
+def test_one_of_two_concurrent_exports_commits(tmp_path: Path) -> None:
     path = str(tmp_path)
     for number in (1, 2):  # the first makes the table
         slow = DeltaDirectory(path, VERSIONS)
@@ -128,17 +128,15 @@ def test_of_two_that_export_at_once_one_counts(tmp_path: Path) -> None:
             slow.clear()
             with pytest.raises(ExportLocked, match="another process exports to"):
                 export(DeltaDirectory(path, VERSIONS))
-            os.remove(f"{path}/_export/lock")  # so that only Delta is left to tell
+            os.remove(f"{path}/_export/lock")  # so that only Delta detects it
             export(DeltaDirectory(path, VERSIONS), rows=1)
             write(slow, number)
-            with pytest.raises(ExportLocked, match=f"its run {number} counts: run one export of it only"):
+            with pytest.raises(ExportLocked, match=f"has committed run {number} to .*: run one export at a time"):
                 slow.publish(run_of(number, VERSIONS))
         assert values_in(path) == [*range(1, number + 1)]
 
 
-def test_two_hosts_whose_locks_do_not_meet_leave_each_other_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_hosts_with_separate_locks_keep_each_others_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path)
     here = DeltaDirectory(path, VERSIONS)
     with here.locked():
@@ -158,7 +156,7 @@ def test_two_hosts_whose_locks_do_not_meet_leave_each_other_alone(
     assert values_in(path) == expected(VERSIONS, 3)
 
 
-def test_of_two_that_are_the_same_run_one_counts(tmp_path: Path) -> None:
+def test_one_of_two_equal_runs_commits(tmp_path: Path) -> None:
     slow = DeltaDirectory(str(tmp_path), VERSIONS)
     with slow.locked():
         slow.clear()
@@ -167,35 +165,35 @@ def test_of_two_that_are_the_same_run_one_counts(tmp_path: Path) -> None:
         export(fast)
         counted = fast.last()
         write(slow, 1)
-        with pytest.raises(ExportLocked, match="its run 1 counts"):
+        with pytest.raises(ExportLocked, match="has committed run 1 to"):
             slow.publish(run_of(1, VERSIONS))
     assert values_in(str(tmp_path)) == expected(VERSIONS, 1)
     assert fast.last() == counted
 
 
-def test_only_the_last_runs_say_how_far_they_go(tmp_path: Path) -> None:
+def test_descriptions_of_the_last_runs_are_kept(tmp_path: Path) -> None:
     for number in range(KEPT + 3):
         export(DeltaDirectory(str(tmp_path), LATEST))
         if not number:
-            (tmp_path / "_export" / "runs" / "not ours").touch()
-    left = {*os.listdir(tmp_path / "_export" / "runs")} - {"not ours"}
+            (tmp_path / "_export" / "runs" / "another file").touch()
+    left = {*os.listdir(tmp_path / "_export" / "runs")} - {"another file"}
     numbers = sorted(int(name.partition("-")[0]) for name in left)
     assert numbers == list(range(3, KEPT + 4))
 
 
-def test_files_that_another_process_took_are_missed(tmp_path: Path) -> None:
+def test_files_that_another_process_removed_are_detected(tmp_path: Path) -> None:
     directory = DeltaDirectory(str(tmp_path), VERSIONS)
     with directory.locked():
         directory.clear()
         write(directory, 1)
         os.remove(f"{directory.writing}/part-0.parquet")
-        with pytest.raises(ExportLocked, match="another process changes what is written"):
+        with pytest.raises(ExportLocked, match="another process changed files of"):
             directory.publish(run_of(1, VERSIONS))
     assert values_in(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
-def test_others_may_commit_while_it_runs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_may_commit_during_a_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path)
     directory = DeltaDirectory(path, kind)
     export(directory)
@@ -215,13 +213,13 @@ def test_others_may_commit_while_it_runs(kind: str, tmp_path: Path, monkeypatch:
     assert values_in(path) == expected(kind, 2)
 
 
-def test_a_commit_whose_fate_is_unknown_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_with_an_unknown_outcome_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deltalake.exceptions import DeltaError
 
     path = str(tmp_path)
     attempt = DeltaDirectory._try
 
-    def told_wrong(*arguments: Any) -> None:
+    def reported_failed(*arguments: Any) -> None:
         attempt(*arguments)
         raise DeltaError("connection lost")
 
@@ -229,16 +227,16 @@ def test_a_commit_whose_fate_is_unknown_is_looked_for(tmp_path: Path, monkeypatc
         raise DeltaError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaDirectory, "_try", told_wrong)
+        patch.setattr(DeltaDirectory, "_try", reported_failed)
         assert [export(DeltaDirectory(path, VERSIONS)).number for _ in range(2)] == [1, 2]
         patch.setattr(DeltaDirectory, "_try", full)
-        with pytest.raises(ExportFailed, match=r"run 3 can't be committed to .* \(no space left\)"):
+        with pytest.raises(ExportFailed, match=r"can't commit run 3 to .* \(no space left\)"):
             export(DeltaDirectory(path, VERSIONS))
     export(DeltaDirectory(path, VERSIONS))
     assert values_in(path) == expected(VERSIONS, 3)
 
 
-def test_what_is_no_export_of_its_kind_and_format_is_refused(tmp_path: Path) -> None:
+def test_exports_of_another_kind_or_format_are_rejected(tmp_path: Path) -> None:
     versions = DeltaDirectory(str(tmp_path / "v"), VERSIONS)
     assert versions.last() is None
     export(versions)
@@ -249,23 +247,23 @@ def test_what_is_no_export_of_its_kind_and_format_is_refused(tmp_path: Path) -> 
     for kind in (VERSIONS, LATEST):
         parquet = ExportDirectory(str(tmp_path / kind), kind)
         export(parquet)
-        with pytest.raises(InvalidRequest, match="holds an export as Parquet files"):
+        with pytest.raises(InvalidRequest, match="contains an export as Parquet files"):
             target(parquet.path, kind, DELTA).last()
     os.makedirs(tmp_path / "empty" / "_delta_log")
     with pytest.raises(InvalidRequest, match="there is no export"):
         find(str(tmp_path / "empty"))
     write_deltalake(str(tmp_path / "other"), pa.table({"a": [1]}))
-    with pytest.raises(Unreadable, match=r"made by something else, or its delta\.setTransactionRetentionDuration"):
+    with pytest.raises(Unreadable, match=r"another program made the table, or delta\.setTransactionRetentionDuration"):
         export(DeltaDirectory(str(tmp_path / "other"), VERSIONS))
 
 
-def test_how_far_it_goes_is_not_guessed(tmp_path: Path) -> None:
+def test_missing_and_changed_descriptions_of_runs_are_rejected(tmp_path: Path) -> None:
     directory = DeltaDirectory(str(tmp_path), VERSIONS)
     export(directory)
     (file,) = Path(tmp_path, "_export", "runs").iterdir()
     data = file.read_bytes()
     file.write_bytes(data.replace(b"1:1", b"1:9"))
-    with pytest.raises(Unreadable, match=f"{file.name} was changed since it was written"):
+    with pytest.raises(Unreadable, match=f"{file.name} has changed since it was written"):
         export(directory)
     file.unlink()
     with pytest.raises(Unreadable, match=f"{file.name} is missing"):
@@ -273,17 +271,17 @@ def test_how_far_it_goes_is_not_guessed(tmp_path: Path) -> None:
     file.write_bytes(data)
     export(directory)
     next(Path(tmp_path, "_delta_log").glob(f"{0:020d}.json")).write_text("{")
-    with pytest.raises(Unreadable, match="can't be read"):
+    with pytest.raises(Unreadable, match="can't read the Delta table"):
         directory.last()
 
 
-def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(MissingDependency, match=r"pip install 'txnbuffer\[delta\]'"):
         DeltaDirectory(str(tmp_path), VERSIONS)
 
 
-def test_readers_leave_out_files_by_what_stands_in_them(tmp_path: Path) -> None:
+def test_readers_skip_files_by_statistics(tmp_path: Path) -> None:
     path = str(tmp_path)
     for _ in range(3):
         export(DeltaDirectory(path, VERSIONS))
@@ -298,7 +296,7 @@ def test_readers_leave_out_files_by_what_stands_in_them(tmp_path: Path) -> None:
     assert len(table.to_pyarrow_table(filters=[("topic", "=", "orders")])) == 3 * ROWS
 
 
-def test_times_that_delta_cannot_write_are_left_to_the_files(tmp_path: Path) -> None:
+def test_statistics_omit_times_that_delta_cannot_write(tmp_path: Path) -> None:
     directory = DeltaDirectory(str(tmp_path), VERSIONS)
     with directory.locked():
         directory.clear()
@@ -320,7 +318,7 @@ def test_golden_run_of_a_delta_table() -> None:
     assert mark_of(2, data) == 0x2_2C8C359F
 
 
-def test_another_programs_transactions_are_not_ours(tmp_path: Path) -> None:
+def test_application_transactions_of_other_programs_are_ignored(tmp_path: Path) -> None:
     directory = DeltaDirectory(str(tmp_path), VERSIONS)
     export(directory)
     table = DeltaTable(str(tmp_path))

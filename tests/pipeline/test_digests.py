@@ -1,4 +1,4 @@
-"""Digests of records by key, and the ranges that keys are cut into."""
+"""Digests of records by key, and the ranges into which keys are divided."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_halves_add_up_to_the_whole(digests: list[int]) -> None:
 
 
 @given(st.lists(st.binary(max_size=3)), st.integers(1, 6))
-def test_ranges_cut_all_keys_in_order(keys: list[bytes], ranges: int) -> None:
+def test_ranges_contain_all_keys_in_order(keys: list[bytes], ranges: int) -> None:
     cuts = cut_points(keys, ranges)
     assert cuts == sorted(set(cuts))
     assert len(cuts) < ranges
     assert set(cuts) <= set(keys)
 
 
-def test_ranges_hold_about_as_many_keys() -> None:
+def test_ranges_contain_about_the_same_number_of_keys() -> None:
     keys = [b"%03d" % number for number in range(100)]
     cuts = cut_points(keys, 4)
     assert cuts == [b"025", b"050", b"075"]

@@ -1,4 +1,4 @@
-"""An export whose topics are deleted, made anew or cut off: told, and what is left exported only on demand."""
+"""An export whose topics were deleted, re-created or truncated fails, and continues only if data loss is allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txnbuffer.pipeline.offsets import Offset
 
 
 class Exports:
-    """Runs of exports of a log in files, whose records nobody writes."""
+    """Runs of an export of a log in files, without writing the records."""
 
     def __init__(self, path: Path, patch: pytest.MonkeyPatch) -> None:
         self.address = f"file:{path}/log"
@@ -33,8 +33,8 @@ class Exports:
         Path(self.directory.writing).mkdir(parents=True)
         return 1
 
-    def run(self, *, go_on: bool = False, topics: tuple[str, ...] = ()) -> ExportRun | None:
-        options = reading_options(self.address, topics) | {"fail_on_data_loss": "false" if go_on else "true"}
+    def run(self, *, skip_lost: bool = False, topics: tuple[str, ...] = ()) -> ExportRun | None:
+        options = reading_options(self.address, topics) | {"fail_on_data_loss": "false" if skip_lost else "true"}
         with self.directory.locked():
             return Export(None, options, self.directory, on_progress=lambda _: None).run()  # type: ignore[arg-type]  # not used
 
@@ -53,7 +53,7 @@ def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exports:
     return Exports(tmp_path, monkeypatch)
 
 
-def test_a_deleted_topic_is_told(exports: Exports) -> None:
+def test_a_deleted_topic_is_an_error(exports: Exports) -> None:
     exports.send("a", "b")
     exports.run()
     exports.send("a", "b")
@@ -64,26 +64,26 @@ def test_a_deleted_topic_is_told(exports: Exports) -> None:
         exports.run(topics=("a", "b"))
     assert exports.run(topics=("b",)) is not None
     exports.send("b")
-    assert exports.run(go_on=True, topics=("a", "b")) is not None
+    assert exports.run(skip_lost=True, topics=("a", "b")) is not None
     exports.send("a")
     with pytest.raises(TopicNotFound, match="created again"):
-        exports.run(go_on=True)
+        exports.run(skip_lost=True)
 
 
-def test_a_topic_that_is_made_anew_while_it_is_exported_ends_the_run(exports: Exports) -> None:
+def test_a_topic_re_created_during_a_run_ends_the_run(exports: Exports) -> None:
     exports.send("a")
 
-    def make_anew() -> None:
+    def re_create() -> None:
         exports.delete("a")
         exports.send("a")
 
-    exports.meanwhile = make_anew
+    exports.meanwhile = re_create
     with pytest.raises(TopicNotFound, match="created again"):
         exports.run()
     assert exports.directory.last() is None
 
 
-def test_a_log_that_became_shorter_is_told(exports: Exports) -> None:
+def test_a_truncated_log_is_an_error(exports: Exports) -> None:
     exports.send("a")
     run = exports.run()
     assert run is not None
@@ -93,6 +93,6 @@ def test_a_log_that_became_shorter_is_told(exports: Exports) -> None:
     exports.directory.publish(further)
     with pytest.raises(LogTruncated, match=f"topic a ends at {reached.at}"):
         exports.run()
-    found = exports.run(go_on=True)
+    found = exports.run(skip_lost=True)
     assert found is not None
     assert found.offset == run.offset

@@ -1,4 +1,4 @@
-"""An export reads its own files, whatever its directory is called and whatever else stands beside it."""
+"""An export reads only its own files, with any name of its directory and any neighbours."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from txnbuffer.pipeline.delta import DELTA, PARQUET, find, target
 from txnbuffer.pipeline.exports import LATEST, VERSIONS
 
 NAMES = {"x{1,2}*?": "x1ab", "c d#e:f,g=h": "c"}
-"""Names of directories, and of ones beside them that they match as patterns."""
+"""Names of directories, each with that of another directory that it matches as a pattern."""
 PARQUET_NAMES = {**NAMES, "x[12]": "x1", "a\\b": "ab", "c%20d": "c d"}
 
 
 @pytest.mark.parametrize("form", [PARQUET, DELTA])
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
-def test_a_directory_is_read_by_its_name_whatever_that_is(spark: Any, kind: str, form: str, tmp_path: Path) -> None:
-    for name, beside in (PARQUET_NAMES if form == PARQUET else NAMES).items():
-        for path, rows in ((name, ROWS), (beside, ROWS + 1)):
+def test_a_directory_with_any_name_is_read(spark: Any, kind: str, form: str, tmp_path: Path) -> None:
+    for name, neighbour in (PARQUET_NAMES if form == PARQUET else NAMES).items():
+        for path, rows in ((name, ROWS), (neighbour, ROWS + 1)):
             for _ in range(2):
                 export(target(str(tmp_path / path), kind, form), rows)
         found = find(str(tmp_path / name))
@@ -32,6 +32,6 @@ def test_a_directory_is_read_by_its_name_whatever_that_is(spark: Any, kind: str,
 
 
 @pytest.mark.parametrize("name", ["x[12]", "x]", "a\\b", "a%20b", "a|b", "a^b", "a\nb", "a\udc80b"])
-def test_a_name_that_delta_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidAddress, match="export to a directory without"):
+def test_names_that_delta_does_not_allow_are_rejected(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidAddress, match="which a Delta table does not allow"):
         target(str(tmp_path / name), VERSIONS, DELTA)

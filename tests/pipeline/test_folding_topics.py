@@ -1,4 +1,4 @@
-"""What tasks of the job `recover` do: without Spark."""
+"""The tasks of the job `recover`, without Spark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.recovery.manager import SnapshotManager
 
 
-def test_a_log_that_cannot_be_folded_holds_back_no_other(tmp_path: Path) -> None:
-    with open_broker(f"file:{tmp_path}") as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        Life(broker, keeper, "orders", 1).run(30)
+def test_a_log_that_cannot_be_folded_does_not_affect_others(tmp_path: Path) -> None:
+    with open_broker(f"file:{tmp_path}") as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        Life(broker, manager, "orders", 1).run(30)
     options = ReadOptions.of({"broker": f"file:{tmp_path}", "pattern": ".*"})
     topics = pa.RecordBatch.from_pydict({"topic": ["missing", "orders"]})
     missing, orders = [row for batch in fold_all(options, iter([topics])) for row in batch.to_pylist()]

@@ -1,4 +1,4 @@
-"""An export that goes on: what stops it, and what does not."""
+"""A continuous export: which errors stop it, and which it retries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from broker_io import open_broker
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import as_ours, reading_options
+from txnbuffer.pipeline.jobs.running import job_error, reading_options
 
 
-def test_it_goes_on_until_it_is_told_to_stop_or_nothing_can_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_runs_until_it_is_stopped_or_fails_permanently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     directory = ExportDirectory(str(tmp_path), VERSIONS)
     job = Export(None, reading_options("file:log"), directory, on_progress=said.append)  # type: ignore[arg-type]  # not used
@@ -42,7 +40,7 @@ def test_it_goes_on_until_it_is_told_to_stop_or_nothing_can_help(
         job.follow(stop, 0.001)
 
 
-def test_it_goes_on_at_once_while_there_is_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_wait_while_there_are_unread_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with open_broker(f"file:{tmp_path}/log") as broker:
         for _ in range(5):
@@ -69,27 +67,27 @@ def test_it_goes_on_at_once_while_there_is_more(tmp_path: Path, monkeypatch: pyt
         run = job.follow(stop, 60.0)
     assert run is not None
     assert (run.number, waits) == (3, [0.0, 0.0, 60.0])
-    assert [text.endswith("; there is more, for the next run") for text in said] == [True, True, False]
+    assert [text.endswith("; the next run exports more") for text in said] == [True, True, False]
 
 
-def test_what_spark_says_becomes_one_line() -> None:
+def test_an_error_of_spark_becomes_one_line() -> None:
     text = "[PYTHON_DATA_SOURCE_ERROR] x\nTraceback\nbroker_io.errors.ServiceUnavailable: no service answers\n\tat jvm"
-    found = as_ours(text)
+    found = job_error(text)
     assert (str(found), found.exit_code, found.retryable) == ("no service answers", 3, True)
-    assert str(as_ours("\n  Job aborted. \n at x")) == "Spark failed: Job aborted."
-    assert as_ours("txnbuffer.errors.Nothing: x").exit_code == 5
+    assert str(job_error("\n  Job aborted. \n at x")) == "Spark failed: Job aborted."
+    assert job_error("txnbuffer.errors.Nothing: x").exit_code == 5
 
 
-def test_the_cause_of_what_fails_in_the_jvm_is_named() -> None:
+def test_the_cause_of_a_failure_in_the_jvm_is_named() -> None:
     text = (
         "An error occurred while calling o59.parquet.\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task "
         "failed while writing rows to file:/x.\n\tat a\nCaused by: java.lang.B: b\n\tat c\nCaused by: "
         "java.io.IOException: No space left on device\n\tat d\n"
     )
-    assert str(as_ours(text)) == (
+    assert str(job_error(text)) == (
         "Spark failed: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x. "
         "(java.io.IOException: No space left on device)"
     )
-    assert str(as_ours("An error occurred while calling o1.x", "Spark does not start")).startswith(
+    assert str(job_error("An error occurred while calling o1.x", "Spark does not start")).startswith(
         "Spark does not start: An"
     )

@@ -1,4 +1,4 @@
-"""The figures of the jobs, on little data in the session of the tests."""
+"""The benchmark figures of the jobs, with little data, in the session of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from bench import figures_pipeline_jobs as figures
 
 
-def test_figures_of_jobs_do_what_they_say(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_jobs_run(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 400)
     monkeypatch.setattr(figures, "TXN_RECORDS", 100)
     figures.write_log(f"file:{tmp_path}/log", 1_000)

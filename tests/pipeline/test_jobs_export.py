@@ -1,4 +1,4 @@
-"""Jobs that export and audit, on a log whose topics have lives of their own."""
+"""Jobs that export and audit a log while its topics change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
-def test_an_export_goes_on_where_it_ended(
+def test_an_export_continues_where_it_ended(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), kind)
@@ -98,7 +98,7 @@ def options_of_audit(tmp_path: Path) -> dict[str, str]:
     return {"broker": address_of(tmp_path)}
 
 
-def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+def test_an_audit_names_the_differences(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), LATEST)
     with directory.locked():
         run = Export(spark, options_of(tmp_path), directory).run()
@@ -136,15 +136,15 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
     broker.delete_topic("stock")
     said: list[str] = []
     found = audit(spark, options_of_audit(tmp_path), directory, on_progress=said.append)
-    assert "topic stock is not the one that was exported" in said[0]
+    assert "topic stock was deleted after the export" in said[0]
     assert (found.gone, found.same) == (("stock",), False)
     assert [one.key for one in found.differences] == [key for topic, key, _ in lost[:2] if (topic, key) in there]
     assert {one.topic for one in found.topics()} == {"orders"}
     assert as_json(found)["deleted_topics"] == ["stock"]
-    assert "not compared: stock" in as_page(found, directory.path, "log")
+    assert "because they were deleted: stock" in as_page(found, directory.path, "log")
 
 
-def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
+def test_an_audit_reports_stray_rows_and_trimmed_keys(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
@@ -160,9 +160,9 @@ def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
         reduce(DataFrame.unionByName, rows).coalesce(1).write.parquet(directory.writing)
         directory.publish(exports.ExportRun(2, VERSIONS, run.columns, run.offset, len(strange)))
     for life in lives:
-        life.keeper.pump()
-        life.keeper.snapshot(life.topic)
-        life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+        life.manager.pump()
+        life.manager.snapshot(life.topic)
+        life.manager.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
     origins = {topic: broker.ledgers(topic)[0].ledger for topic in TOPICS}
     left = {(topic, key) for topic, position, key, _ in before if position.ledger >= origins[topic]}
     found = audit(spark, options_of_audit(tmp_path), directory)
@@ -179,7 +179,7 @@ def _with(columns: list[str], *changed: str) -> list[str]:
     return [names.get(name, name) for name in columns]
 
 
-def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
+def test_trimming_a_log_during_its_audit_is_an_error(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
@@ -188,16 +188,16 @@ def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
 
     def trim(line: str) -> None:
         for life in lives if line.startswith("auditing") else ():
-            life.keeper.pump()
-            life.keeper.snapshot(life.topic)
-            life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+            life.manager.pump()
+            life.manager.snapshot(life.topic)
+            life.manager.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
 
     with pytest.raises(JobFailed, match=r"^topic orders.* was trimmed, deleted or created again during") as failed:
         audit(spark, options_of_audit(tmp_path), directory, on_progress=trim)
     assert failed.value.retryable
 
 
-def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+def test_digests_equal_those_of_spark(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     sums: dict[tuple[str, bytes | None], int] = {}
     for record in (record for topic in TOPICS for record in records_of(broker, topic)):
         more = record.event_time * 1000, record.properties
@@ -210,15 +210,15 @@ def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: l
     assert found == sums
 
 
-def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+def test_impossible_exports_are_rejected(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
-    with pytest.raises(InvalidRequest, match="no columns colour"):
+    with pytest.raises(InvalidRequest, match="unknown column colour"):
         Export(spark, options_of(tmp_path), directory, columns=("colour",))
     with directory.locked():
         assert Export(spark, options_of(tmp_path), directory, columns=("key",), messages=5).run()
         with pytest.raises(InvalidRequest, match="has the columns topic, position, key"):
             Export(spark, options_of(tmp_path), directory).run()
-        with pytest.raises(InvalidRequest, match="has no value"):
+        with pytest.raises(InvalidRequest, match="has no column value"):
             audit(spark, options_of_audit(tmp_path), directory)
         for life in lives:
             broker.delete_topic(life.topic)
@@ -226,7 +226,7 @@ def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list
         with pytest.raises(TopicNotFound, match="was deleted and created again"):
             Export(spark, options_of(tmp_path), directory, columns=("key",)).run()
     with (
-        pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed,
+        pytest.raises(JobFailed, match="topic 'missing' does not exist") as failed,
         report_progress(spark, "", print),
     ):
         source(spark, {**options_of_audit(tmp_path), "topics": "missing"}).count()
@@ -234,7 +234,7 @@ def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list
     assert os.listdir(tmp_path / "export" / "run=1")
 
 
-def test_what_is_trimmed_is_not_compared(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+def test_trimmed_records_are_not_compared(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     exports_of = {kind: ExportDirectory(str(tmp_path / kind), kind) for kind in (VERSIONS, LATEST)}
     for life in lives:
         while life.sent:
@@ -248,7 +248,7 @@ def test_what_is_trimmed_is_not_compared(spark: Any, broker: Broker, lives: list
         with directory.locked():
             assert Export(spark, options_of(tmp_path), directory).run()
     for life in lives:
-        life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+        life.manager.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
     first = {topic: broker.ledgers(topic)[0].ledger for topic in TOPICS}
     there = {(record.topic, record.key) for topic in TOPICS for record in records_of(broker, topic)}
     rows = exported(spark, exports_of[LATEST])

@@ -17,7 +17,7 @@ from txnbuffer.pipeline.spark import session as sessions
 
 
 class Spark:
-    """A session that is told to stop."""
+    """A session that can be stopped."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -29,7 +29,7 @@ class Spark:
 
 
 @pytest.fixture
-def spark_told(monkeypatch: pytest.MonkeyPatch) -> Spark:
+def fake_spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     spark = Spark()
     monkeypatch.setenv("JAVA_HOME", "/java")
     monkeypatch.setattr(sessions, "open_session", lambda *_, **__: spark)
@@ -37,28 +37,28 @@ def spark_told(monkeypatch: pytest.MonkeyPatch) -> Spark:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_sigterm_ends_a_job_in_silence(spark_told: Spark, fails: bool) -> None:
+def test_sigterm_ends_a_job_without_an_error(fake_spark: Spark, fails: bool) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended, session():
         os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(600):  # waits as for the JVM, which notices that it is to end
-            if spark_told.stopped.wait(0.1):
+        for _ in range(600):  # as if waiting for the JVM
+            if fake_spark.stopped.wait(0.1):
                 break
         if fails:
             raise ArithmeticError
     assert ended.value.code == 128 + signal.SIGTERM
-    assert spark_told.said == ["OFF", "stop"]
+    assert fake_spark.said == ["OFF", "stop"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_fails_is_told(spark_told: Spark) -> None:
+def test_a_failure_is_raised(fake_spark: Spark) -> None:
     with pytest.raises(ArithmeticError), session():
         raise ArithmeticError
-    assert spark_told.said == ["stop"]
+    assert fake_spark.said == ["stop"]
 
 
 class Java:
-    """An exception in a JVM, which tells of it as long as it lives."""
+    """An exception in a JVM, which has its message as long as it runs."""
 
     _target_id = "o1"
 
@@ -74,7 +74,7 @@ class Java:
         return f"ys{self.said}"
 
 
-ENDED = "its JVM has ended, or does not answer"
+ENDED = "its JVM has ended or does not answer"
 FAILURES = [
     (lambda: ConnectionRefusedError(111, "Connection refused"), ENDED),
     (lambda: EOFError(), ENDED),
@@ -90,20 +90,20 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("failure", "said"), FAILURES)
-def test_what_the_way_to_the_jvm_raises_is_one_sentence(
-    spark_told: Spark, failure: Callable[[], Exception], said: str, monkeypatch: pytest.MonkeyPatch
+def test_errors_of_the_connection_to_the_jvm_are_one_line(
+    fake_spark: Spark, failure: Callable[[], Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no exit code of a job that was done: 1 says that two sides differ."""
+    """The exit code is not 1, which an audit returns for differences."""
 
     def fail(*_: object, **__: object) -> None:
         raise failure()
 
-    monkeypatch.setattr(spark_told, "stop", fail)
-    with pytest.raises(JobFailed, match=f"^Spark failed: {said}") as told_so, session():
+    monkeypatch.setattr(fake_spark, "stop", fail)
+    with pytest.raises(JobFailed, match=f"^Spark failed: {said}") as failed, session():
         fail()
-    assert told_so.value.exit_code == 5
-    spark_told.sparkContext.statusTracker = fail  # as whoever tells of progress meets it
-    with pytest.raises(JobFailed, match=f"^Spark failed: {said}"), report_progress(spark_told, "exporting", print):  # type: ignore[arg-type]  # as much as it needs
+    assert failed.value.exit_code == 5
+    fake_spark.sparkContext.statusTracker = fail  # called by the progress report
+    with pytest.raises(JobFailed, match=f"^Spark failed: {said}"), report_progress(fake_spark, "exporting", print):  # type: ignore[arg-type]  # as much as it needs
         fail()
     monkeypatch.setattr(sessions, "open_session", fail)
     with pytest.raises(JobFailed, match=f"^Spark does not start: {said}"), session():

@@ -16,7 +16,7 @@ Place = tuple[int, int, int]
 Row = tuple[str, bytes, Place, int]
 
 axes = st.one_of(st.integers(-1, 4), st.sampled_from([2**62, -(2**62)]))
-# Keys of one short length are told apart as numbers, others as they are: zeros that fill up a word tell nothing apart.
+# Keys of one short length are compared as numbers, others as bytes: padding with zeros must not make keys equal.
 short, word, any_key = [b"x", b"\xff"], [bytes(7) + b"x", b"x" + bytes(7)], [b"", b"x", b"x\0", bytes(8) + b"x"]
 keys = st.sampled_from([short, word, any_key])
 rows = keys.flatmap(
@@ -38,10 +38,10 @@ def numbers_of(batches: list[pa.RecordBatch]) -> list[int]:
 
 @settings(max_examples=200)
 @given(rows, st.lists(st.integers(0, 40), max_size=3), st.sampled_from([None, 0]), st.sampled_from([1, 5, 500_000]))
-def test_only_what_nothing_supersedes_is_left(
+def test_only_records_that_are_not_superseded_remain(
     places: list[tuple[str, bytes, Place]], cuts: list[int], held: int | None, first_rows: int
 ) -> None:
-    # A position is one record's, so no two have the same.
+    # No two records have the same position.
     found: list[Row] = [(*row, number) for number, row in enumerate({row[2]: row for row in places}.values())]
     borders = sorted({0, len(found), *(cut for cut in cuts if cut < len(found))})
     batches = [batch(found[low:high]) for low, high in itertools.pairwise(borders)]
@@ -59,7 +59,7 @@ def test_only_what_nothing_supersedes_is_left(
     assert sorted(numbers_of([*latest.newest([batch([found[number] for number in thinned])])])) == wanted
 
 
-def test_large_records_are_looked_through_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_records_are_deduplicated_before_they_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Row] = [("a", b"k", (1, number, -1), number) for number in range(400)]
     looked: list[int] = []
     whole = latest.thinned
@@ -76,6 +76,6 @@ def test_ordered_records_keep_their_order_and_nothing_is_sorted() -> None:
     assert numbers_of(latest.thinned(table).to_batches()) == [6, 7, 8]
 
 
-def test_keys_that_differ_only_in_zeros_behind_them_are_several() -> None:
+def test_keys_that_differ_only_in_trailing_zeros_are_different() -> None:
     found: list[Row] = [("a", key, (1, number, -1), number) for number, key in enumerate([b"x", b"x", b"x\0", b"x\0"])]
     assert numbers_of([*latest.newest([batch(found[:2]), batch(found[2:])])]) == [1, 3]

@@ -1,4 +1,4 @@
-"""The notebook of the docs runs from end to end, in a kernel and a Spark session of its own."""
+"""The notebook of the docs runs from end to end, in its own kernel and Spark session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""Little data is done before compilers are."""
+"""With little data, compiling takes longer than it saves."""
 
 
 @pytest.mark.timeout(900)
@@ -47,7 +47,7 @@ def cells(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_notebook_holds_nothing_of_the_machine_that_wrote_it() -> None:
+def test_the_notebook_contains_nothing_of_the_machine_that_wrote_it() -> None:
     for cell in cells(NOTEBOOK):
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 from pipeline_world import Row, records_of, row_of, rows_read
-from snapshot_driver import Interfering, abort_some, keeper
+from snapshot_driver import Interfering, abort_some, manager_on
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import places
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, pin_topics
 from txnbuffer.pipeline.planning import plan
-from txnbuffer.pipeline.ranges import Cut, behind
+from txnbuffer.pipeline.ranges import RangePlanner, after
 from txnbuffer.pipeline.spark import source
 from txnbuffer.pipeline.spark.source import StreamReader
 from txnbuffer.recovery.manager import SnapshotManager
@@ -26,7 +26,7 @@ TOPICS = [f"orders-{number}" for number in range(12)]
 
 
 class Watched(Interfering):
-    """Counts the readers of the snapshot topic, and what else is asked of it."""
+    """Counts the calls on the snapshot topic."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
@@ -41,8 +41,8 @@ class Watched(Interfering):
 
 @pytest.fixture
 def broker() -> Iterator[Watched]:
-    """Topics with two aborted transactions and two records that are visible, but the last: it has no transactions."""
-    with MemoryBroker() as inner, keeper(inner) as owner:
+    """Topics with two aborted transactions and two visible records; the last one has no transactions."""
+    with MemoryBroker() as inner, manager_on(inner) as owner:
         for topic in TOPICS:
             log = TopicWriter(inner, topic)
             log.plain("a")
@@ -63,7 +63,7 @@ def test_a_plan_reads_the_snapshots_of_all_topics_once(broker: Watched) -> None:
     assert sorted(one.topic for one in task) == sorted(TOPICS)
 
 
-def test_a_stream_looks_first_at_all_topics_with_one_scan(broker: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_pins_all_topics_with_one_scan(broker: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "open_for_reading", lambda _: broker)
     reader = StreamReader(options())
     assert set(reader.initialOffset()["topics"]) == {*TOPICS}
@@ -71,10 +71,10 @@ def test_a_stream_looks_first_at_all_topics_with_one_scan(broker: Watched, monke
     reader.stop()
 
 
-def test_a_position_that_the_log_has_not_come_to_is_told_apart_from_a_time(broker: Watched) -> None:
+def test_a_position_after_the_end_is_rejected_as_a_time_may_be_meant(broker: Watched) -> None:
     """A time of day looks like a position."""
     with pytest.raises(
-        InvalidRequest, match=r"start is position 12:30, and topic orders-0 ends at .* a time has its date"
+        InvalidRequest, match=r"start is position 12:30, but topic orders-0 ends at .* a time requires a date"
     ):
         plan(broker, options(start="12:30"))
     end = end_of_log(broker, TOPICS[0])
@@ -82,14 +82,14 @@ def test_a_position_that_the_log_has_not_come_to_is_told_apart_from_a_time(broke
         assert "orders-0" not in {one.topic for task in plan(broker, options(**more)).tasks for one in task}
 
 
-def test_of_a_topic_that_was_empty_nothing_stands_below_the_place_up_to_which_it_was_read(broker: Watched) -> None:
-    """An audit reads no further than an export went that found the topic empty."""
-    ends = places({TOPICS[0]: behind(None), TOPICS[-1]: behind(None)})
+def test_no_records_are_read_before_the_end_of_a_topic_that_was_empty(broker: Watched) -> None:
+    """An audit reads up to the position where the export found the topic empty."""
+    ends = places({TOPICS[0]: after(None), TOPICS[-1]: after(None)})
     read = {one.topic for task in plan(broker, options(end=ends)).tasks for one in task}
     assert read == {*TOPICS[1:-1]}
 
 
-def test_topics_that_are_fixed_together_are_each_judged_by_its_own_snapshot(broker: Watched) -> None:
+def test_topics_pinned_together_use_their_own_snapshots(broker: Watched) -> None:
     for topic, pinned in pin_topics(broker, TOPICS).items():
         assert pinned.registered == (topic != TOPICS[-1])
         rows = read(broker, pinned)
@@ -118,6 +118,6 @@ def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: 
 
 
 def read(broker: Watched, pinned: PinnedTopic) -> list[Row]:
-    cut = Cut(numbered=True, target_bytes=10**6)
-    ranges = cut.ranges(pinned.topic, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last)
+    planner = RangePlanner(numbered=True, target_bytes=10**6)
+    ranges = planner.ranges(pinned.topic, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last)
     return rows_read(broker.inner, pinned, ranges)

@@ -1,4 +1,4 @@
-"""Options of the data source: what they come to, and what is wrong with them in one sentence."""
+"""Options of the data source: parsing, and errors that name the wrong option."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_defaults() -> None:
     assert options.max_messages is None
 
 
-def test_what_can_be_said() -> None:
+def test_all_options() -> None:
     options = ReadOptions.of(
         {
             "Broker": "pulsar://h:6650/t/n",
@@ -47,22 +47,22 @@ def test_what_can_be_said() -> None:
     assert options.max_messages == 500
 
 
-def test_certificates_to_trust_go_with_the_options(tmp_path: Path) -> None:
-    """Tasks on other machines have no such file."""
+def test_options_contain_the_certificates_of_a_ca_file(tmp_path: Path) -> None:
+    """Tasks on other machines do not have the file."""
     (file := tmp_path / "ca.pem").write_text(text := "-----BEGIN CERTIFICATE-----\n")
     options = ReadOptions.of({"broker": "txnbuf://h:1", "topics": "orders", "tls_ca": str(file)})
     file.unlink()
     assert options.broker_options == {"root_certificates": text.encode()}
 
 
-def test_a_pattern_chooses_topics_of_data() -> None:
+def test_a_pattern_does_not_match_internal_topics() -> None:
     options = ReadOptions.of({"broker": "file:log", "pattern": "(__)?or.*"})
     known = ["__orders", "__txnbuffer_decisions", "flavor", "orders", "orders-2"]
     assert options.chosen(known) == ["__orders", "orders", "orders-2"]
     assert ReadOptions.of({"broker": "file:log", "pattern": ".*"}).chosen(known) == [known[0], *known[2:]]
 
 
-def test_a_topic_with_partitions_is_all_of_these() -> None:
+def test_a_partitioned_topic_is_all_its_partitions() -> None:
     known = ["big-partition-0", "big-partition-10", "big-partition-2", "bigger-partition-0", "small"]
     big = ["big-partition-0", "big-partition-2", "big-partition-10"]
     assert ReadOptions.of({**USUAL, "topics": "small,big,big-partition-2,none"}).chosen(known) == [
@@ -78,14 +78,18 @@ def test_a_topic_with_partitions_is_all_of_these() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"topics": "big", "start": '{"big": "3:4"}'}, InvalidRequest, "3:4 is in one partition of big"),
-        ({"topics": "big", "end": '{"bug": "end"}'}, InvalidRequest, "option end names bug, which is not read"),
-        ({"pattern": "b.*", "start": '{"boo": "end", "mall": "end"}'}, InvalidRequest, "option start names mall"),
+        (
+            {"topics": "big", "start": '{"big": "3:4"}'},
+            InvalidRequest,
+            "option start has position 3:4 for big",
+        ),
+        ({"topics": "big", "end": '{"bug": "end"}'}, InvalidRequest, "option end has topic bug, which is not read"),
+        ({"pattern": "b.*", "start": '{"boo": "end", "mall": "end"}'}, InvalidRequest, "option start has topic mall"),
         ({"topics": "__txnbuffer_snapshots"}, InvalidTopicName, "is internal and has no buffer"),
-        ({"topics": "big,none"}, TopicNotFound, "there is no topic 'none' to read"),
+        ({"topics": "big,none"}, TopicNotFound, "topic 'none' does not exist"),
     ],
 )
-def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[Error], message: str) -> None:
+def test_the_error_names_a_wrong_place_or_topic(changed: dict[str, str], error: type[Error], message: str) -> None:
     with MemoryBroker() as broker:
         for topic in ("__txnbuffer_snapshots", "big-partition-0", "big-partition-1", "small"):
             broker.create_topic(topic)
@@ -101,42 +105,42 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
     [
         ({"broker": ""}, "option broker is missing"),
         ({"broker": "orders"}, "is not a broker address"),
-        ({"broker": "memory:x"}, "lives in one process"),
+        ({"broker": "memory:x"}, "option broker can't be memory:x"),
         ({"topics": ""}, "one of the options topics and pattern"),
         ({"pattern": "a.*"}, "one of the options topics and pattern"),
-        ({"topics": "[1]"}, "no list of names"),
-        ({"topics": "["}, "option topics is no JSON"),
-        ({"topics": "", "pattern": "("}, "no regular expression"),
-        ({"isolation": "dirty"}, "isolation 'dirty' is none of"),
-        ({"isolation": "read_uncommitted", "include_aborted": "true"}, "include_aborted tells outcomes"),
+        ({"topics": "[1]"}, "option topics must be a list of names"),
+        ({"topics": "["}, "option topics must be JSON"),
+        ({"topics": "", "pattern": "("}, "option pattern must be a regular expression"),
+        ({"isolation": "dirty"}, "option isolation must be read_committed or read_uncommitted, got 'dirty'"),
+        ({"isolation": "read_uncommitted", "include_aborted": "true"}, "option include_aborted requires isolation"),
         ({"start": "yesterday"}, "option start can't be 'yesterday'"),
-        ({"end": '{"orders": 3}'}, "no object of places"),
-        ({"columns": "key,kye"}, "option columns names kye"),
-        ({"columns": " , "}, "option columns names none"),
-        ({"columns": "outcome"}, "with option include_aborted only"),
-        ({"partition_bytes": "0"}, "option partition_bytes is a whole number above 0"),
-        ({"max_messages_per_trigger": "1e6"}, "option max_messages_per_trigger is a whole number above 0"),
-        ({"fail_on_data_loss": "no"}, "option fail_on_data_loss is true or false"),
-        ({"latest": "yes"}, "option latest is true or false"),
-        ({"latest": "true", "columns": "key,value"}, "option latest needs the columns topic, position"),
-        ({"latest": "true", "include_aborted": "true"}, "latest is about visible records"),
-        ({"tls_ca": "ca.pem"}, "a cluster has pulsar.tls_trust"),
-        ({"broker": "txnbuf://h:1", "tls_ca": "/missing.pem"}, "can't read the certificates to trust in /missing.pem"),
-        ({"start": "-5:-5"}, "option start can't be '-5:-5': there is no such ledger"),
+        ({"end": '{"orders": 3}'}, "option end must be a JSON object of places"),
+        ({"columns": "key,kye"}, "option columns has kye: use"),
+        ({"columns": " , "}, "option columns has no column: use"),
+        ({"columns": "outcome"}, "column outcome requires the option include_aborted"),
+        ({"partition_bytes": "0"}, "option partition_bytes must be a whole number above 0"),
+        ({"max_messages_per_trigger": "1e6"}, "option max_messages_per_trigger must be a whole number above 0"),
+        ({"fail_on_data_loss": "no"}, "option fail_on_data_loss must be true or false"),
+        ({"latest": "yes"}, "option latest must be true or false"),
+        ({"latest": "true", "columns": "key,value"}, "option latest also requires the columns topic, position"),
+        ({"latest": "true", "include_aborted": "true"}, "option latest reads visible records only"),
+        ({"tls_ca": "ca.pem"}, "use pulsar.tls_trust for a cluster"),
+        ({"broker": "txnbuf://h:1", "tls_ca": "/missing.pem"}, "cannot read the CA certificates in /missing.pem"),
+        ({"start": "-5:-5"}, "option start can't be '-5:-5': no ledger or entry has this number"),
         ({"end": '{"orders": "99999999999999999999:1"}'}, "option end can't be '99999999999999999999:1'"),
         ({"end": "3:1:-2"}, "option end can't be '3:1:-2'"),
-        ({"config": "/nope"}, "option config is for clusters, and file:log is none"),
+        ({"config": "/nope"}, "option config is for clusters, and broker is file:log"),
         ({"broker": "txnbuf://h:1", "pulsar.admn": "x"}, "option pulsar.admn is for clusters"),
         ({"broker": "pulsar://h:1/a/b", "pulsar.admn": "x"}, "^option pulsar.admn=x: unknown key"),
         (
             {"broker": "pulsar://h:1/a/b", "pulsar.token": "", "pulsar.max_unavailable": "--set 5"},
             "^option pulsar.max_unavailable=--set 5: ",
         ),
-        ({"start": "12h30"}, "a time with its date such as"),
-        ({"topics": "[]"}, "option topics names none"),
-        ({"failondataloss": "true"}, "option failondataloss is unknown"),
+        ({"start": "12h30"}, "a date and time such as"),
+        ({"topics": "[]"}, "option topics is empty"),
+        ({"failondataloss": "true"}, "unknown option failondataloss"),
     ],
 )
-def test_what_is_wrong_is_told(changed: dict[str, str], message: str) -> None:
+def test_the_error_names_a_wrong_option(changed: dict[str, str], message: str) -> None:
     with pytest.raises(CallerError, match=message.replace("(", r"\(")):
         ReadOptions.of({**USUAL, **changed})

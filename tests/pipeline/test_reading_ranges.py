@@ -1,4 +1,4 @@
-"""What tasks read of a log, however it is cut, is what a committed reader is given."""
+"""Tasks read from a log, with any ranges, what a committed reader gets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txnbuffer.errors import LogTruncated
 from txnbuffer.model import Position
 from txnbuffer.pipeline import reading
 from txnbuffer.pipeline.pinned import PinnedTopic, pin_topics
-from txnbuffer.pipeline.ranges import Cut, RecordRange
+from txnbuffer.pipeline.ranges import RangePlanner, RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 from txnbuffer.recovery.manager import SnapshotManager
@@ -36,31 +36,31 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def keeper(broker: Broker) -> Iterator[SnapshotManager]:
-    with SnapshotManager(broker) as keeper:
-        keeper.recover()
-        yield keeper
+def manager(broker: Broker) -> Iterator[SnapshotManager]:
+    with SnapshotManager(broker) as manager:
+        manager.recover()
+        yield manager
 
 
-def cuts() -> st.SearchStrategy[int]:
+def targets() -> st.SearchStrategy[int]:
     return st.sampled_from([1, 40, 300, 10**6])
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans(), together=st.sampled_from([1, 10**6]))
-def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool, together: int) -> None:
+@given(seed=st.integers(0, 2**32), target=targets(), numbered=st.booleans(), together=st.sampled_from([1, 10**6]))
+def test_any_ranges_give_what_a_reader_gets(seed: int, target: int, numbered: bool, together: int) -> None:
     with (
         MemoryBroker() as broker,
-        SnapshotManager(broker, segment_size=2) as keeper,
+        SnapshotManager(broker, segment_size=2) as manager,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(recordset, "TOGETHER_BYTES", together)
-        keeper.recover()
-        Life(broker, keeper, TOPIC, seed).run(40)
-        pinned = fix(broker, TOPIC)
+        manager.recover()
+        Life(broker, manager, TOPIC, seed).run(40)
+        pinned = pin(broker, TOPIC)
         expected = records_of(broker, TOPIC)
-        ranges = Cut(numbered, target).ranges(
-            TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
+        ranges = RangePlanner(numbered, target).ranges(
+            TOPIC, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last
         )  # fmt: skip
         found = rows_read(broker, pinned, ranges)
         assert found == [row_of(record, seqno=numbered) for record in expected]
@@ -69,33 +69,31 @@ def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: 
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans(), data=st.data())
-def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
-    seed: int, target: int, numbered: bool, data: st.DataObject
-) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=2) as keeper:
-        keeper.recover()
-        Life(broker, keeper, TOPIC, seed).run(30)
-        pinned = fix(broker, TOPIC)
+@given(seed=st.integers(0, 2**32), target=targets(), numbered=st.booleans(), data=st.data())
+def test_any_range_of_a_log_gives_its_records(seed: int, target: int, numbered: bool, data: st.DataObject) -> None:
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=2) as manager:
+        manager.recover()
+        Life(broker, manager, TOPIC, seed).run(30)
+        pinned = pin(broker, TOPIC)
         expected = [row_of(record, seqno=numbered) for record in records_of(broker, TOPIC)]
         places = [Position(*row[1]) for row in expected] + [pinned.stop, Position(2, 0), Position(1, 5, 2)]
         first, stop = sorted([data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))])
         first, stop = max(first, pinned.origin), min(stop, pinned.stop)
-        ranges = Cut(numbered, target).ranges(TOPIC, pinned.extents, pinned.anchors, first, stop)
+        ranges = RangePlanner(numbered, target).ranges(TOPIC, pinned.ledgers, pinned.anchors, first, stop)
         assert rows_read(broker, pinned, ranges) == [row for row in expected if first <= Position(*row[1]) < stop]
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), target=cuts())
+@given(seed=st.integers(0, 2**32), target=targets())
 def test_outcomes_of_all_records(seed: int, target: int) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        Life(broker, keeper, TOPIC, seed).run(30)
-        pinned = fix(broker, TOPIC)
+    with MemoryBroker() as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        Life(broker, manager, TOPIC, seed).run(30)
+        pinned = pin(broker, TOPIC)
         visible = {record.position: record for record in records_of(broker, TOPIC)}
         everything = [r for r in records_of(broker, TOPIC, isolation="read_uncommitted") if r.position < pinned.stop]
-        ranges = Cut(True, target).ranges(
-            TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
+        ranges = RangePlanner(True, target).ranges(
+            TOPIC, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last
         )
         found = rows_read(broker, pinned, ranges, keep_hidden=True)
         assert [row[:-1] for row in found] == [row_of(visible.get(r.position, r)) for r in everything]
@@ -109,49 +107,49 @@ def test_records_of_a_topic_without_transactions_have_no_seqnos(broker: Broker) 
     broker.create_topic(TOPIC)
     with broker.writer(TOPIC) as writer:
         writer.append(Batch.of([Message(b"k", b"1"), Message(b"k", None)])).result(60)
-    pinned = fix(broker, TOPIC)
+    pinned = pin(broker, TOPIC)
     assert not pinned.registered
     assert rows_read(broker, pinned, whole(pinned)) == [row_of(record) for record in records_of(broker, TOPIC)]
 
 
-def test_transactions_without_a_snapshot_are_refused(broker: Broker) -> None:
+def test_transactions_without_a_snapshot_are_an_error(broker: Broker) -> None:
     log = TopicWriter(broker, TOPIC)
     log.records(1, "a")
-    pinned = fix(broker, TOPIC)
+    pinned = pin(broker, TOPIC)
     with pytest.raises(SnapshotMissing, match=TOPIC):
         rows_read(broker, pinned, whole(pinned))
 
 
 def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
-    broker: Broker, keeper: SnapshotManager, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, manager: SnapshotManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
 
-    def load_and_go_on(_: SnapshotLoader, topic: str) -> LoadedTopic:
+    def load_and_continue(_: SnapshotLoader, topic: str) -> LoadedTopic:
         loaded = load(broker, topic)
-        keeper.register(topic)
+        manager.register(topic)
         log.records(1, "2")
         log.abort(1)
         return loaded
 
-    monkeypatch.setattr(SnapshotLoader, "load", load_and_go_on)
-    pinned = fix(broker, TOPIC)
+    monkeypatch.setattr(SnapshotLoader, "load", load_and_continue)
+    pinned = pin(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, pinned, whole(pinned))] == [b"1"]
 
 
-def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker, keeper: SnapshotManager) -> None:
-    keeper.register(TOPIC)
+def test_records_trimmed_during_reading_fail_or_are_skipped(broker: Broker, manager: SnapshotManager) -> None:
+    manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     for value in ("1", "2", "3"):
         log.plain(value)
         broker.roll(TOPIC)
-    pinned = fix(broker, TOPIC)
-    ranges = Cut(numbered=True, target_bytes=10**6).ranges(
-        TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
+    pinned = pin(broker, TOPIC)
+    ranges = RangePlanner(numbered=True, target_bytes=10**6).ranges(
+        TOPIC, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last
     )
     record_filter = filter_of(pinned)
-    broker.trim(TOPIC, pinned.extents[1].ledger)
+    broker.trim(TOPIC, pinned.ledgers[1].ledger)
     with pytest.raises(PositionTrimmed, match=TOPIC):
         list(read_range(broker, ranges[0], record_filter))
     (two, three) = read_range(broker, ranges[0], record_filter, fail_on_data_loss=False)
@@ -161,18 +159,18 @@ def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker
 
 
 @pytest.fixture
-def planned(broker: Broker, keeper: SnapshotManager) -> tuple[RecordRange, RecordFilter]:
-    """A range of six records that was planned, and none read of it."""
-    keeper.register(TOPIC)
+def planned(broker: Broker, manager: SnapshotManager) -> tuple[RecordRange, RecordFilter]:
+    """A planned range of six records, none of which has been read."""
+    manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     for value in "123456":
         log.plain(value)
-    pinned = fix(broker, TOPIC)
+    pinned = pin(broker, TOPIC)
     return whole(pinned)[0], filter_of(pinned)
 
 
-def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
-    broker: Broker, keeper: SnapshotManager, planned: tuple[RecordRange, RecordFilter]
+def test_a_topic_re_created_after_planning_is_not_read(
+    broker: Broker, manager: SnapshotManager, planned: tuple[RecordRange, RecordFilter]
 ) -> None:
     broker.delete_topic(TOPIC)
     with pytest.raises(TopicNotFound, match=TOPIC):
@@ -186,7 +184,7 @@ def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
     assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
 
 
-def test_a_topic_made_anew_while_it_is_read_ends_the_reading(
+def test_a_topic_re_created_during_reading_is_an_error(
     broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "BATCH_ROWS", 2)
@@ -200,7 +198,7 @@ def test_a_topic_made_anew_while_it_is_read_ends_the_reading(
         list(rows)
 
 
-def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tuple[RecordRange, RecordFilter]) -> None:
+def test_a_range_trimmed_completely_has_no_records(broker: Broker, planned: tuple[RecordRange, RecordFilter]) -> None:
     broker.roll(TOPIC)
     broker.trim(TOPIC, broker.ledgers(TOPIC)[-1].ledger)
     with pytest.raises(PositionTrimmed, match=TOPIC):
@@ -208,7 +206,7 @@ def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tupl
     assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
 
 
-def test_a_log_that_lost_its_end_is_told(
+def test_a_log_that_lost_its_end_is_an_error(
     broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, record_filter = planned
@@ -220,26 +218,26 @@ def test_a_log_that_lost_its_end_is_told(
     assert len(rows) == 6
 
 
-def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: SnapshotManager) -> None:
-    keeper.register(TOPIC)
+def test_an_open_transaction_hides_later_records(broker: Broker, manager: SnapshotManager) -> None:
+    manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
     log.records(1, "2")
     log.plain("3")
-    before = fix(broker, TOPIC)
+    before = pin(broker, TOPIC)
     log.commit(1)
     assert [row[4] for row in rows_read(broker, before, whole(before))] == [b"1"]
-    after = fix(broker, TOPIC)
+    after = pin(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, after, whole(after))] == [b"1", b"2", b"3"]
-    uncommitted = fix(broker, TOPIC, isolated=False)
+    uncommitted = pin(broker, TOPIC, isolated=False)
     log.records(2, "4")
     assert [row[4] for row in rows_read(broker, uncommitted, whole(uncommitted), isolated=False)] == [b"1", b"2", b"3"]
 
 
-def fix(broker: Broker, topic: str, *, isolated: bool = True) -> PinnedTopic:
+def pin(broker: Broker, topic: str, *, isolated: bool = True) -> PinnedTopic:
     return pin_topics(broker, [topic], isolated=isolated)[topic]
 
 
 def whole(pinned: PinnedTopic) -> list[RecordRange]:
-    cut = Cut(numbered=False, target_bytes=10**9)
-    return cut.ranges(pinned.topic, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last)
+    planner = RangePlanner(numbered=False, target_bytes=10**9)
+    return planner.ranges(pinned.topic, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last)

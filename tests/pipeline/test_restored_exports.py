@@ -1,4 +1,4 @@
-"""Latest values of a log that was restored from an older copy, which its export goes on with when told to."""
+"""Exports of latest values that continue, if data loss is allowed, on a log restored from an older copy."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Exported:
         shutil.rmtree(self.path / "log")
         shutil.copytree(self.path / "saved", self.path / "log")
 
-    def run(self, *, go_on: bool = False) -> None:
-        options = reading_options(self.address) | {"fail_on_data_loss": "false" if go_on else "true"}
+    def run(self, *, skip_lost: bool = False) -> None:
+        options = reading_options(self.address) | {"fail_on_data_loss": "false" if skip_lost else "true"}
         with self.directory.locked():
             Export(self.spark, options, self.directory, on_progress=lambda _: None).run()
 
@@ -61,7 +61,7 @@ def made(spark: Any, tmp_path: Path) -> Callable[[str], Exported]:
     return lambda form: Exported(spark, tmp_path, form)
 
 
-def test_what_was_lost_supersedes_nothing(made: Callable[[str], Exported]) -> None:
+def test_lost_records_supersede_nothing(made: Callable[[str], Exported]) -> None:
     export = made(PARQUET)
     export.send(a="1", b="1", c="1")
     export.save()
@@ -71,14 +71,14 @@ def test_what_was_lost_supersedes_nothing(made: Callable[[str], Exported]) -> No
     export.restore()
     with pytest.raises(LogTruncated):
         export.run()
-    export.run(go_on=True)
+    export.run(skip_lost=True)
     assert export.values() == {"a": "1", "b": "1", "c": "1"}
     export.send(a="2")
     export.run()
     assert export.values() == {"a": "2", "b": "1", "c": "1"}
 
 
-def test_nor_where_the_log_has_grown_since(made: Callable[[str], Exported]) -> None:
+def test_lost_records_supersede_nothing_after_the_log_has_grown(made: Callable[[str], Exported]) -> None:
     export = made(DELTA)
     export.send(a="1", b="1")
     export.save()
@@ -89,12 +89,12 @@ def test_nor_where_the_log_has_grown_since(made: Callable[[str], Exported]) -> N
     export.send(c="2", d="2")
     with pytest.raises(LogReplaced):
         export.run()
-    export.run(go_on=True)
+    export.run(skip_lost=True)
     assert export.values() == {"a": "2", "b": "1", "c": "2", "d": "2"}
 
 
-def test_times_are_written_as_their_readers_expect_them(made: Callable[[str], Exported]) -> None:
-    """Whatever the session says of them: by what Spark writes else `deltalake` finds nothing."""
+def test_times_are_written_in_microseconds(made: Callable[[str], Exported]) -> None:
+    """Whatever the session's settings: `deltalake` finds nothing by the times that Spark writes by default."""
     export = made(PARQUET)
     unit = "spark.sql.parquet.outputTimestampType"
     before = export.spark.conf.get(unit)

@@ -1,4 +1,4 @@
-"""A log that was restored from an older copy and has grown since is not taken for the one that was read."""
+"""A log that was restored from an older copy and has grown since is detected."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> Log:
 
 
 class Query:
-    """A streaming query without Spark; another reader for each trigger, as if it were started again, or one for all."""
+    """A streaming query without Spark, with a new reader for each trigger (as after a restart), or with one for all."""
 
     def __init__(self, log: Log, *, running: bool = False) -> None:
         self.log = log
@@ -65,7 +65,7 @@ class Query:
         return ReadOptions.of({"broker": self.log.address, "topics": "orders", **options})
 
     def trigger(self, **options: str) -> int:
-        """One micro-batch; returns how many records it has."""
+        """Run a micro-batch; the number of its records."""
         reader = StreamReader(self._options(**options))
         reader._marks = self._marks or reader._marks
         begun = self.offset or reader.initialOffset()
@@ -76,7 +76,7 @@ class Query:
         return sum(rows)
 
 
-def test_a_query_refuses_a_log_that_was_restored_and_has_grown(log: Log) -> None:
+def test_a_query_rejects_a_log_that_was_restored_and_has_grown(log: Log) -> None:
     query = Query(log)
     log.send(3)
     assert query.trigger() == 3
@@ -91,7 +91,7 @@ def test_a_query_refuses_a_log_that_was_restored_and_has_grown(log: Log) -> None
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_query_that_runs_refuses_a_copy_that_lacks_only_the_last_record_it_read(log: Log, stopped: bool) -> None:
+def test_a_running_query_rejects_a_copy_that_lacks_only_the_last_record_read(log: Log, stopped: bool) -> None:
     query = Query(log, running=True)
     for _ in range(3):
         log.send()
@@ -108,7 +108,7 @@ def test_a_query_that_runs_refuses_a_copy_that_lacks_only_the_last_record_it_rea
         query.trigger()
 
 
-def test_a_query_goes_on_with_a_copy_that_is_not_older(log: Log) -> None:
+def test_a_query_continues_with_a_copy_that_is_not_older(log: Log) -> None:
     query = Query(log)
     log.send(3)
     assert query.trigger() == 3
@@ -118,7 +118,7 @@ def test_a_query_goes_on_with_a_copy_that_is_not_older(log: Log) -> None:
     assert query.trigger() == 2
 
 
-def test_a_checkpoint_without_marks_goes_on(log: Log) -> None:
+def test_a_query_continues_from_a_checkpoint_without_marks(log: Log) -> None:
     query = Query(log)
     log.send(3)
     query.trigger()
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_marks_goes_on(log: Log) -> None:
     assert query.offset["topics"]["orders"]["mark"]["at"] == "1:3"
 
 
-def test_what_is_planned_already_is_looked_at_too(log: Log) -> None:
+def test_a_planned_batch_is_checked_too(log: Log) -> None:
     query = Query(log)
     log.send(3)
     query.trigger()
@@ -143,7 +143,7 @@ def test_what_is_planned_already_is_looked_at_too(log: Log) -> None:
     reader.stop()
 
 
-def test_an_export_refuses_it_as_well(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_rejects_such_a_log(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = ExportDirectory(str(tmp_path / "table"), VERSIONS)
 
     def write(*_: object) -> int:
@@ -170,7 +170,7 @@ def test_an_export_refuses_it_as_well(log: Log, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("make", [lambda log: open_broker(log.address), lambda _: MemoryBroker(clock=SystemClock())])
-def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], Any]) -> None:
+def test_a_mark_is_the_message_before_a_position(log: Log, make: Callable[[Log], Any]) -> None:
     with make(log) as broker:
         for _ in range(3):
             TopicWriter(broker, "orders").plain("value")
@@ -186,13 +186,11 @@ def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], An
         assert mark_below(broker, one, Position(ledger, 0), found) is found
         inside = mark_below(broker, one, Position(ledger, 1, 5), None)
         assert inside == found
-        check_mark(broker, "orders", OffsetMark(Position(ledger - 1, 7), 1))  # what is gone tells nothing
+        check_mark(broker, "orders", OffsetMark(Position(ledger - 1, 7), 1))  # a trimmed message proves nothing
 
 
-def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the last entries of a topic are such as readers are never given: each look takes its time."""
+def test_a_query_looks_for_a_mark_at_intervals_also_if_there_is_none(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if readers never get the last entries of a topic: each search waits."""
     looks: list[Position] = []
     monkeypatch.setattr(pinned, "_published", lambda broker, topic, at: looks.append(at))
     log.send(3)
@@ -215,7 +213,7 @@ def test_golden_offset_with_a_mark() -> None:
 
 
 @pytest.mark.parametrize("mark", [{"at": "3:16"}, {"at": "x", "published": 1}, {"at": "3:16", "published": "1"}, 7])
-def test_a_mark_that_can_not_be_is_told(mark: object) -> None:
+def test_the_error_names_an_invalid_mark(mark: object) -> None:
     place = {"at": "3:17", "incarnation": "9f", "mark": mark}
     with pytest.raises(InvalidRequest, match="cannot read the offset"):
         Offset.of_json({"version": 1, "topics": {"orders": place}})

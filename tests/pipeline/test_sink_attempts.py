@@ -1,4 +1,4 @@
-"""Attempts of tasks and drivers in orders that Spark brings about rarely: late ones, zombies, ones that die."""
+"""Attempts of tasks and drivers in rare orders: late ones, zombies, killed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service_process import ServiceProcess, kept_port
 from txnbuffer import connect
 from txnbuffer.errors import InvalidRequest, LogRestored, ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions
-from txnbuffer.pipeline.spark.sink import BatchWriter, TaskResult, abort_messages, commit_messages, write_share
+from txnbuffer.pipeline.spark.sink import BatchWriter, TaskResult, abort_messages, commit_messages, write_branch
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def rows(*texts: str) -> Iterator[pa.RecordBatch]:
 
 
 def read(address: str, topic: str) -> list[bytes | None]:
-    """What readers see, once what was committed before is there; whoever still holds them up lets this fail."""
+    """The values visible to readers; fails if a transaction still blocks them."""
     found: list[bytes | None] = []
     with connect(address) as client:
         with client.transaction() as txn:
@@ -61,61 +61,61 @@ def read(address: str, topic: str) -> list[bytes | None]:
 
 def test_a_driver_that_runs_a_batch_again_finds_it_committed(address: str) -> None:
     sink = options(address, "again")
-    first = [write_share(sink, "again", 1, rows("a", "b")), write_share(sink, "again", 1, rows())]
+    first = [write_branch(sink, "again", 1, rows("a", "b")), write_branch(sink, "again", 1, rows())]
     commit_messages(sink, first)
-    second = [write_share(sink, "again", 1, rows("a", "b")), write_share(sink, "again", 1, rows())]
+    second = [write_branch(sink, "again", 1, rows("a", "b")), write_branch(sink, "again", 1, rows())]
     assert second[0].committed
     commit_messages(sink, second)
     assert read(address, "again") == [b"a", b"b"]
 
 
-def test_of_two_drivers_one_commits_and_the_other_goes_on(address: str) -> None:
+def test_one_of_two_drivers_commits_and_the_other_continues(address: str) -> None:
     sink = options(address, "twice")
-    zombie, other = ([write_share(sink, "twice", 1, rows("a"))] for _ in range(2))
+    zombie, other = ([write_branch(sink, "twice", 1, rows("a"))] for _ in range(2))
     commit_messages(sink, other)
     commit_messages(sink, zombie)
     assert read(address, "twice") == [b"a"]
 
 
-def test_numbers_below_the_last_one_are_refused(address: str) -> None:
-    """Nobody can tell whether they were ever written, and what is not written must not pass for done."""
+def test_numbers_below_the_last_one_are_rejected(address: str) -> None:
+    """It is unknown whether they were written, and unwritten records must not be reported as committed."""
     sink = options(address, "below")
-    overtaken, lost = ([write_share(sink, "below", number, rows(text))] for number, text in ((2, "a"), (1, "lost")))
+    overtaken, lost = ([write_branch(sink, "below", number, rows(text))] for number, text in ((2, "a"), (1, "lost")))
     commit_messages(sink, overtaken)
-    commit_messages(sink, [write_share(sink, "below", 3, rows("b"))])
+    commit_messages(sink, [write_branch(sink, "below", 3, rows("b"))])
     for number in (1, 2):
         with pytest.raises(InvalidRequest, match=f"number {number} of 'below@below' is below 3, the last one"):
-            write_share(sink, "below", number, rows("lost"))
-    for behind in (lost, overtaken):
+            write_branch(sink, "below", number, rows("lost"))
+    for late in (lost, overtaken):
         with pytest.raises(InvalidRequest, match=r"is below 3, the last one committed"):
-            commit_messages(sink, behind)
-    assert write_share(sink, "below", 3, rows("b")).committed
+            commit_messages(sink, late)
+    assert write_branch(sink, "below", 3, rows("b")).committed
     assert read(address, "below") == [b"a", b"b"]
 
 
-def test_what_is_committed_to_one_topic_is_not_done_for_another(address: str) -> None:
+def test_a_number_committed_to_one_topic_is_not_committed_to_another(address: str) -> None:
     for topic in ("mine", "yours"):
         sink = options(address, topic, name="n" * 360, number="1")
-        assert sink.naming is not None
+        assert sink.producer_number is not None
         for _ in range(2):
-            commit_messages(sink, [write_share(sink, *sink.naming, rows("a"))])
+            commit_messages(sink, [write_branch(sink, *sink.producer_number, rows("a"))])
         assert read(address, topic) == [b"a"]
 
 
-def test_an_attempt_that_is_late_is_never_seen(address: str) -> None:
+def test_a_late_attempt_is_never_visible(address: str) -> None:
     sink = options(address, "late")
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield from rows("late")
-        commit_messages(sink, [write_share(sink, "late", 1, rows("on time"))])
+        commit_messages(sink, [write_branch(sink, "late", 1, rows("on time"))])
         yield from rows("later")
 
     with pytest.raises(TransactionAborted, match="transaction_timeout"):
-        write_share(sink, "late", 1, slow())
+        write_branch(sink, "late", 1, slow())
     assert read(address, "late") == [b"on time"]
 
 
-def test_what_failed_is_aborted_at_once(address: str, service: ServiceProcess) -> None:
+def test_a_failed_task_is_aborted_at_once(address: str, service: ServiceProcess) -> None:
     sink = options(address, "failed")
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -123,25 +123,25 @@ def test_what_failed_is_aborted_at_once(address: str, service: ServiceProcess) -
         raise ArithmeticError("planned")
 
     with pytest.raises(ArithmeticError, match="planned"):
-        write_share(sink, "failed", 1, failing())
+        write_branch(sink, "failed", 1, failing())
     assert open_transactions(service) == 0
-    abort_messages(sink, [write_share(sink, "failed", 1, rows("never")), None])
+    abort_messages(sink, [write_branch(sink, "failed", 1, rows("never")), None])
     assert open_transactions(service) == 0
     assert read(address, "failed") == []
 
 
-def test_a_batch_that_takes_too_long_is_aborted_and_says_so(address: str) -> None:
+def test_the_error_of_a_slow_batch_names_the_timeout(address: str) -> None:
     sink = options(address, "long", transaction_timeout="0.05")
     with pytest.raises(TransactionAborted, match=r"transaction_timeout = 0.05 s"):
-        written = write_share(sink, "long", 1, rows("never"))
+        written = write_branch(sink, "long", 1, rows("never"))
         with connect(address) as client:
-            while client.outcome(written.share.txn) is None:  # type: ignore[union-attr]  # it wrote a row
+            while client.outcome(written.branch.txn) is None:  # type: ignore[union-attr]  # it wrote a row
                 Event().wait(0.05)
         commit_messages(sink, [written])
     assert read(address, "long") == []
 
 
-def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, service: ServiceProcess) -> None:
+def test_attempts_after_a_job_without_a_name_block_nobody(address: str, service: ServiceProcess) -> None:
     writer = BatchWriter(
         options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
     )
@@ -160,15 +160,15 @@ def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, servi
     assert read(address, "nameless") == [b"a"]
 
 
-def test_a_query_is_refused_by_a_log_that_lacks_batches_of_it(tmp_path: Path) -> None:
+def test_a_query_rejects_a_log_that_lacks_its_batches(tmp_path: Path) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
 
     def run(batches: range) -> None:
         with ServiceProcess(log) as service:
             sink = options(f"txnbuf://127.0.0.1:{service.port}", "t")
             for batch in batches:
-                empty = write_share(sink, "query", batch + 1, rows())
-                some = write_share(sink, "query", batch + 1, rows(*(["a"] if batch % 3 else [])))
+                empty = write_branch(sink, "query", batch + 1, rows())
+                some = write_branch(sink, "query", batch + 1, rows(*(["a"] if batch % 3 else [])))
                 for _ in range(2):
                     commit_messages(sink, [empty, some], each=True)
 
@@ -178,7 +178,7 @@ def test_a_query_is_refused_by_a_log_that_lacks_batches_of_it(tmp_path: Path) ->
     shutil.rmtree(log)
     shutil.copytree(copy, log)
     for batch in (8, 9):
-        with pytest.raises(LogRestored, match=f"up to number 5, and this one is number {batch + 1}"):
+        with pytest.raises(LogRestored, match=f"up to number 5, but this is number {batch + 1}"):
             run(range(batch, batch + 1))
     with ServiceProcess(log) as service, connect(f"txnbuf://127.0.0.1:{service.port}") as client:
         client.delete_name("query@t")
@@ -187,10 +187,10 @@ def test_a_query_is_refused_by_a_log_that_lacks_batches_of_it(tmp_path: Path) ->
         assert read(f"txnbuf://127.0.0.1:{service.port}", "t") == [b"a"] * 5
 
 
-def test_a_service_that_is_started_again_goes_on_with_what_tasks_wrote(tmp_path: Path) -> None:
+def test_a_restarted_service_commits_what_tasks_wrote_before(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path, port=kept_port()) as service:
         sink = options(f"txnbuf://127.0.0.1:{service.port}", "t")
-        done = write_share(sink, "query", 1, rows("a"))
+        done = write_branch(sink, "query", 1, rows("a"))
 
         def interrupted() -> Iterator[pa.RecordBatch]:
             yield from rows("b")
@@ -200,7 +200,7 @@ def test_a_service_that_is_started_again_goes_on_with_what_tasks_wrote(tmp_path:
 
         services: list[ServiceProcess] = []
         try:
-            messages = [done, write_share(sink, "query", 1, interrupted())]
+            messages = [done, write_branch(sink, "query", 1, interrupted())]
             commit_messages(sink, messages)
             assert read(sink.broker, "t") == [b"a", b"b", b"c"]
         finally:

@@ -1,4 +1,4 @@
-"""Shares of a batch whose driver commits long after their tasks are done: none is lost, none comes twice."""
+"""Branches of a batch that the driver commits long after its tasks: none is lost or doubled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service_process import ServiceProcess, kept_port
 from txnbuffer import Outcome, connect
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions
-from txnbuffer.pipeline.spark.sink import TaskResult, commit_messages, write_share
+from txnbuffer.pipeline.spark.sink import TaskResult, commit_messages, write_branch
 
 QUICK = ("--set", "transactions.session_timeout=0.2")
 SECONDS = 120.0
@@ -40,13 +40,13 @@ def options(service: ServiceProcess) -> WriteOptions:
 
 
 def written(service: ServiceProcess, *texts: str) -> TaskResult:
-    """What a task leaves behind that is done: nobody is connected for its share any more."""
+    """The result of a finished task, whose session has ended."""
     rows: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict({"value": [text.encode() for text in texts]})])
-    return write_share(options(service), "query", 1, rows)
+    return write_branch(options(service), "query", 1, rows)
 
 
 def wait_for_abort(service: ServiceProcess, txn: str) -> None:
-    """Returns when a transaction that nobody has claimed is aborted: `session_timeout` has gone by."""
+    """Wait until an unclaimed transaction is aborted, after `session_timeout`."""
     deadline = time.monotonic() + SECONDS
     with connect(options(service).broker) as client:
         while (outcome := client.outcome(txn)) is None:
@@ -65,7 +65,7 @@ def session_goes(service: ServiceProcess) -> str:
 
 
 def read(service: ServiceProcess) -> list[bytes | None]:
-    """All that readers see, up to a record that is written now."""
+    """All visible values, up to a record written now."""
     found: list[bytes | None] = []
     with connect(options(service).broker) as client:
         with client.transaction() as txn:
@@ -78,7 +78,7 @@ def read(service: ServiceProcess) -> list[bytes | None]:
     return [value for value in found if value != b"end"]
 
 
-def test_shares_outlive_the_sessions_of_their_tasks(tmp_path: Path) -> None:
+def test_branches_outlive_the_sessions_of_their_tasks(tmp_path: Path) -> None:
     with serve(tmp_path) as service:
         done = [written(service, "a"), written(service, "b", "c")]
         wait_for_abort(service, session_goes(service))
@@ -86,19 +86,19 @@ def test_shares_outlive_the_sessions_of_their_tasks(tmp_path: Path) -> None:
         assert read(service) == [b"a", b"b", b"c"]
 
 
-def test_a_batch_that_outlived_a_restart_for_too_long_is_aborted_whole_and_can_be_written_again(tmp_path: Path) -> None:
+def test_a_batch_not_committed_in_time_after_a_restart_is_aborted_and_can_be_written_again(tmp_path: Path) -> None:
     service = serve(tmp_path, kept_port())
     try:
         before = written(service, "a")
         service.kill()
         service = serve(tmp_path, service.port)
         after = written(service, "b")
-        assert before.share is not None
-        wait_for_abort(service, str(before.share.txn))
+        assert before.branch is not None
+        wait_for_abort(service, str(before.branch.txn))
         with pytest.raises(TransactionAborted, match="had ended"):
             commit_messages(options(service), [before, after])
         commit_messages(options(service), [written(service, "a"), written(service, "b")])
-        commit_messages(options(service), [before, after])  # a driver that comes late
+        commit_messages(options(service), [before, after])  # a late driver
         assert read(service) == [b"a", b"b"]
     finally:
         service.kill()

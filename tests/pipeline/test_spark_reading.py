@@ -1,4 +1,4 @@
-"""The data source `txnbuffer` in batch queries, on a log that another process could own."""
+"""The data source `txnbuffer` in batch queries, on a log that another process may own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from broker_io.port import Broker
 
 @pytest.fixture
 def lives(tmp_path: Path) -> Iterator[list[Life]]:
-    """With transactions across many small ledgers."""
+    """Topics with transactions across many small ledgers."""
     with living(tmp_path, 150) as lives:
         yield lives
 
@@ -25,7 +25,7 @@ def source(spark: Any, tmp_path: Path, **options: str) -> Any:
     return spark.read.format("txnbuffer").option("broker", address_of(tmp_path)).options(**options).load()
 
 
-def test_rows_are_what_a_reader_is_given(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+def test_rows_are_what_a_reader_gets(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     frame = source(spark, tmp_path, pattern=".*", partition_bytes="8000")
     expected = [row_of(record) for topic in ("orders", "stock") for record in records_of(broker, topic)]
     assert rows_of_spark(frame) == expected
@@ -38,7 +38,7 @@ def test_rows_are_what_a_reader_is_given(spark: Any, broker: Broker, lives: list
     ]
 
 
-def test_a_long_topic_is_read_by_many_tasks_that_share_its_verdicts(
+def test_the_tasks_of_a_long_topic_share_its_filter(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path
 ) -> None:
     frame = source(spark, tmp_path, topics="orders", partition_bytes="2000", columns="value,topic")
@@ -64,7 +64,7 @@ def test_places_and_outcomes(spark: Any, broker: Broker, lives: list[Life], tmp_
     assert source(spark, tmp_path, topics="stock", start="2000-01-01T00:00:00", columns="key").count() == len(records)
 
 
-def test_the_figure_of_reading_reads_all(spark: Any, tmp_path: Path) -> None:
+def test_the_figure_of_reading_reads_everything(spark: Any, tmp_path: Path) -> None:
     figures_pipeline.write_both(str(tmp_path), 3_000)
     frame = figures_pipeline.log_frame(spark, str(tmp_path))
     assert frame.exceptAll(spark.read.parquet(f"{tmp_path}/parquet")).count() == 0
@@ -75,12 +75,12 @@ def test_the_figure_of_reading_reads_all(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"topics": "orders", "colums": "key"}, "option colums is unknown"),
-        ({"topics": "missing"}, "there is no topic 'missing' to read"),
+        ({"topics": "orders", "colums": "key"}, "unknown option colums"),
+        ({"topics": "missing"}, "topic 'missing' does not exist"),
         ({"topics": "orders", "start": "yesterday"}, "option start can't be 'yesterday'"),
     ],
 )
-def test_what_cannot_be_read_is_told(
+def test_the_error_names_what_can_not_be_read(
     spark: Any, lives: list[Life], tmp_path: Path, options: dict[str, str], message: str
 ) -> None:
     from pyspark.errors import PySparkException

@@ -1,4 +1,4 @@
-"""The sink `txnbuffer`: data frames and streaming queries become transactions, each once whatever fails meanwhile."""
+"""The sink `txnbuffer`: data frames and streaming queries become transactions, exactly once despite failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from txnbuffer import connect
 from txnbuffer.pipeline.options import WriteOptions
-from txnbuffer.pipeline.spark.sink import abort_messages, write_share
+from txnbuffer.pipeline.spark.sink import abort_messages, write_branch
 
 SCHEMA = "topic string, key binary, value binary, properties map<string,string>, time string"
 COLUMNS = ("topic", "key", "value", "properties", "CAST(time AS timestamp) event_time")
@@ -29,14 +29,14 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service that takes what queries write."""
+    """The address of a service for queries to write to."""
     with ServiceProcess(tmp_path_factory.mktemp("log")) as service:
         yield f"txnbuf://127.0.0.1:{service.port}"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def batches(spark: Any) -> Iterator[None]:
-    """What a task sends before it fails is sent in batches."""
+    """Tasks get rows in small batches, so that they fail after some were sent."""
     with small_batches(spark):
         yield
 
@@ -50,7 +50,7 @@ def texts(frame: Any) -> Any:
 
 
 def numbered(spark: Any, count: int) -> Any:
-    """Rows in two partitions, which come in batches of 10."""
+    """Rows in two partitions, in batches of 10."""
     return spark.range(0, count, 1, 2).selectExpr("CAST(id % 7 AS STRING) key", "CAST(id AS STRING) value")
 
 
@@ -58,7 +58,7 @@ def write(frame: Any, address: str, **options: str) -> None:
     frame.write.format("txnbuffer").mode("append").option("broker", address).options(**options).save()
 
 
-def test_all_that_a_record_has_is_written_and_read_back(spark: Any, address: str) -> None:
+def test_all_fields_of_a_record_are_written_and_read(spark: Any, address: str) -> None:
     frame = spark.createDataFrame(ROWS, SCHEMA).selectExpr(*COLUMNS).coalesce(1)
     write(frame, address)
     found = read(spark, address, "rows,other")
@@ -66,7 +66,7 @@ def test_all_that_a_record_has_is_written_and_read_back(spark: Any, address: str
     assert found.select("txn").distinct().count() == 1
 
 
-def test_a_job_with_a_name_and_a_number_is_done_once(spark: Any, address: str) -> None:
+def test_a_job_with_a_name_and_a_number_is_committed_once(spark: Any, address: str) -> None:
     frame = numbered(spark, 40)
     write(frame, address, topic="many", name="import", number="1")
     write(frame, address, topic="many", name="import", number="1")
@@ -76,13 +76,13 @@ def test_a_job_with_a_name_and_a_number_is_done_once(spark: Any, address: str) -
     assert read(spark, address, "many").count() == 80
 
 
-def test_a_task_that_fails_and_is_run_again_leaves_one_copy(spark: Any, address: str) -> None:
+def test_a_retried_task_leaves_one_copy(spark: Any, address: str) -> None:
     frame = numbered(spark, 40)
     write(frame.mapInArrow(failing(1), frame.schema), address, topic="retried")
     assert_soon_same_rows(texts(read(spark, address, "retried")), frame)
 
 
-def test_a_job_that_fails_leaves_nothing_and_holds_nobody_up(spark: Any, address: str) -> None:
+def test_a_failed_job_leaves_nothing_and_blocks_nobody(spark: Any, address: str) -> None:
     frame = numbered(spark, 40)
     with pytest.raises(PySparkException, match="planned"):
         write(frame.mapInArrow(failing(99), frame.schema), address, topic="failed")
@@ -96,9 +96,7 @@ def test_a_job_that_fails_leaves_nothing_and_holds_nobody_up(spark: Any, address
     assert [record.value for record in found] == [b"after"]
 
 
-def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
-    spark: Any, address: str, tmp_path: Path
-) -> None:
+def test_a_restarted_streaming_query_writes_each_micro_batch_once(spark: Any, address: str, tmp_path: Path) -> None:
     def run() -> None:
         source = spark.readStream.format("txnbuffer").options(
             broker=address, topics="source", columns="key,value", max_messages_per_trigger="10"
@@ -121,7 +119,7 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
             file.unlink(missing_ok=True)
     sink = WriteOptions.of({"broker": address, "topic": "source"}, streaming=False)
     never = iter([pa.RecordBatch.from_pydict({"value": [b"never"]})])
-    abort_messages(sink, [write_share(sink, "never", 1, never)])
+    abort_messages(sink, [write_branch(sink, "never", 1, never)])
     run()
     assert (tmp_path / "commits" / "3").exists(), "a micro-batch without rows"
     write(numbered(spark, 3), address, topic="source")
@@ -137,10 +135,10 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
     [
         ("value", {}, "one of the option topic and the column topic"),
         ("value", {"topic": "t", "broker": "file:log"}, "txnbuf serve file:log"),
-        ("CAST(NULL AS STRING) value", {"topic": "t"}, "neither key nor value"),
+        ("CAST(NULL AS STRING) value", {"topic": "t"}, "key and value of a row are null"),
     ],
 )
-def test_what_cannot_be_written_is_told(
+def test_the_error_names_what_can_not_be_written(
     spark: Any, address: str, columns: str, options: dict[str, str], message: str
 ) -> None:
     frame = numbered(spark, 4).selectExpr(*columns.split(", "))
@@ -148,7 +146,7 @@ def test_what_cannot_be_written_is_told(
         write(frame, **{"address": address, **options})  # type: ignore[arg-type]  # broker among the options wins
 
 
-def test_a_topic_is_not_overwritten(spark: Any, address: str) -> None:
+def test_a_topic_can_not_be_overwritten(spark: Any, address: str) -> None:
     frame = numbered(spark, 4).write.format("txnbuffer").options(broker=address, topic="t")
     with pytest.raises(PySparkException, match="mode append"):
         frame.mode("overwrite").save()

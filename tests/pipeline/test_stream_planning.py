@@ -1,4 +1,4 @@
-"""Micro-batches: put together they are what a committed reader is given, however the query stops and starts."""
+"""Micro-batches: together they are what a committed reader gets, also if the query is stopped and started."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from txnbuffer.errors import InvalidRequest, LogTruncated
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import Offset, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.ranges import Extent
+from txnbuffer.pipeline.ranges import LedgerSize
 from txnbuffer.pipeline.spark.source import StreamReader
 
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([None, 5, 20]))
-def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None) -> None:
+def test_micro_batches_are_what_a_reader_gets(seed: int, limit: int | None) -> None:
     chance = random.Random(seed)
     more = {} if limit is None else {"max_messages_per_trigger": str(limit)}
-    with world() as (broker, keeper):
-        lives = [Life(broker, keeper, topic, seed + index) for index, topic in enumerate(["orders", "stock"])]
+    with world() as (broker, manager):
+        lives = [Life(broker, manager, topic, seed + index) for index, topic in enumerate(["orders", "stock"])]
         query = Query(**more)
         planned = []
         for _ in range(12):
@@ -45,7 +45,7 @@ def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None) 
             if chance.random() < 0.3:
                 query.restart()
             if len(lives) < 3 and chance.random() < 0.2:
-                lives.append(Life(broker, keeper, "later", seed))
+                lives.append(Life(broker, manager, "later", seed))
         query.run_out()
         found: dict[str, list[Row]] = {life.topic: [] for life in lives}
         for row in query.rows:
@@ -66,10 +66,10 @@ def without_seqno(row: Row) -> Row:
     return (*row[:2], *row[3:])
 
 
-def test_a_limit_is_shared_among_topics_and_kept() -> None:
-    with world() as (broker, keeper):
+def test_topics_share_a_limit() -> None:
+    with world() as (broker, manager):
         for topic, count in (("orders", 30), ("stock", 10)):
-            life = Life(broker, keeper, topic, 1)
+            life = Life(broker, manager, topic, 1)
             for _ in range(count):
                 life.sent = {}
                 life.plain()
@@ -86,15 +86,15 @@ def test_a_limit_is_shared_among_topics_and_kept() -> None:
         assert not query.trigger()
 
 
-def test_available_now_ends_where_it_began() -> None:
-    with world() as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+def test_available_now_ends_at_the_end_of_its_start() -> None:
+    with world() as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query = Query(max_messages_per_trigger="1")
         query.reader.prepareForTriggerAvailableNow()
         there = len(records_of(broker, "orders"))
         life.plain()
-        Life(broker, keeper, "later", 2).plain()
+        Life(broker, manager, "later", 2).plain()
         while query.trigger():
             pass
         assert len(query.rows) == there
@@ -102,9 +102,9 @@ def test_available_now_ends_where_it_began() -> None:
         assert len(query.rows) == len(records_of(broker, "orders")) + len(records_of(broker, "later"))
 
 
-def test_what_is_gone_stops_a_query_unless_it_may_go_on() -> None:
-    with world() as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+def test_trimmed_records_stop_a_query_unless_data_loss_is_allowed() -> None:
+    with world() as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query, careless = Query(), Query(fail_on_data_loss="false")
         query.run_out()
@@ -113,7 +113,7 @@ def test_what_is_gone_stops_a_query_unless_it_may_go_on() -> None:
         life.snapshot()
         broker.trim("orders", broker.ledgers("orders")[-1].ledger)
         query.restart()
-        assert query.trigger()  # it had read all that is gone
+        assert query.trigger()  # it had read all trimmed records
         broker.roll("orders")
         life.plain()
         broker.roll("orders")
@@ -127,9 +127,9 @@ def test_what_is_gone_stops_a_query_unless_it_may_go_on() -> None:
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
-def test_a_ledger_that_is_read_to_its_end_is_left() -> None:
-    with world() as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+def test_the_offset_leaves_a_ledger_read_to_its_end() -> None:
+    with world() as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query = Query()
         query.run_out()
@@ -145,7 +145,7 @@ def test_a_ledger_that_is_read_to_its_end_is_left() -> None:
 
 
 def write_and_trim(broker: MemoryBroker, life: Life) -> None:
-    """Three ordinary records, of which only the last stays."""
+    """Three ordinary records, of which all but the last are trimmed."""
     for _ in range(2):
         life.plain()
         broker.roll("orders")
@@ -155,12 +155,12 @@ def write_and_trim(broker: MemoryBroker, life: Life) -> None:
 
 
 @pytest.mark.parametrize("start", ["beginning", "end"])
-def test_what_was_written_and_trimmed_between_two_looks_at_a_topic_that_was_empty_is_missed(start: str) -> None:
-    with world() as (broker, keeper):
+def test_records_trimmed_from_a_topic_that_was_empty_are_detected(start: str) -> None:
+    with world() as (broker, manager):
         broker.create_topic("orders")
         query, careless = Query(start=start), Query(start=start, fail_on_data_loss="false")
         assert not query.trigger()
-        life = Life(broker, keeper, "orders", 1)
+        life = Life(broker, manager, "orders", 1)
         write_and_trim(broker, life)
         with pytest.raises(PositionTrimmed, match="orders begins with ledger"):
             query.trigger()
@@ -168,32 +168,32 @@ def test_what_was_written_and_trimmed_between_two_looks_at_a_topic_that_was_empt
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
-def test_a_topic_of_which_nothing_was_read_is_read_from_wherever_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a cluster, where the ledger of an empty topic may give place to another one."""
+def test_a_topic_without_progress_is_read_from_its_first_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster, where another ledger may replace the one of an empty topic."""
     ledgers = MemoryBroker.ledgers
     monkeypatch.setattr(
         MemoryBroker, "ledgers", lambda *of: [replace(one, lasting=one.entries > 0) for one in ledgers(*of)]
     )
-    with world() as (broker, keeper):
+    with world() as (broker, manager):
         broker.create_topic("orders")
         query, ending = Query(), Query(start="end")
         for one in (query, ending):
             assert not one.trigger()
             (reached,) = Offset.of_json(one.offset).topics.values()
             assert reached.at == EARLIEST
-        life = Life(broker, keeper, "orders", 1)
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         for one in (query, ending):
             one.run_out()
             assert one.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
-def test_a_topic_that_was_made_anew_is_another_one() -> None:
-    with world() as (broker, keeper):
+def test_a_re_created_topic_is_another_one() -> None:
+    with world() as (broker, manager):
         broker.create_topic("orders")
         query, careless = Query(), Query(fail_on_data_loss="false")
         broker.delete_topic("orders")
-        life = Life(broker, keeper, "orders", 1)
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         with pytest.raises(TopicNotFound, match="orders was deleted and created again"):
             query.trigger()
@@ -202,9 +202,9 @@ def test_a_topic_that_was_made_anew_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"topics": "orders,stock"}])
-def test_a_topic_that_was_deleted_stops_a_query_unless_it_may_go_on(chosen: dict[str, str]) -> None:
-    with world() as (broker, keeper):
-        lives = [Life(broker, keeper, topic, 1) for topic in ("orders", "stock")]
+def test_a_deleted_topic_stops_a_query_unless_data_loss_is_allowed(chosen: dict[str, str]) -> None:
+    with world() as (broker, manager):
+        lives = [Life(broker, manager, topic, 1) for topic in ("orders", "stock")]
         query, careless = Query(**chosen), Query(fail_on_data_loss="false", **chosen)
         for life in lives:
             life.plain()
@@ -218,14 +218,14 @@ def test_a_topic_that_was_deleted_stops_a_query_unless_it_may_go_on(chosen: dict
         assert {row[0] for row in careless.rows} == {"orders", "stock"}
 
 
-def test_a_query_does_not_begin_with_a_topic_that_is_not_there() -> None:
-    with world(), pytest.raises(TopicNotFound, match="there is no topic 'orders'"):
+def test_a_query_does_not_start_with_a_missing_topic() -> None:
+    with world(), pytest.raises(TopicNotFound, match="topic 'orders' does not exist"):
         Query(topics="orders", fail_on_data_loss="false")
 
 
-def test_a_log_that_became_shorter_stops_a_query_unless_it_may_go_on() -> None:
-    with world() as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+def test_a_truncated_log_stops_a_query_unless_data_loss_is_allowed() -> None:
+    with world() as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query, careless = Query(), Query(fail_on_data_loss="false")
         for one in (query, careless):
@@ -246,17 +246,17 @@ def test_a_log_that_became_shorter_stops_a_query_unless_it_may_go_on() -> None:
 
 
 @pytest.mark.parametrize("start", ["7:0", '{"orders": "7:0"}'])
-def test_a_query_can_not_begin_behind_the_end(start: str) -> None:
-    with world() as (broker, keeper):
-        Life(broker, keeper, "orders", 1).plain()
-        with pytest.raises(InvalidRequest, match="option start is position 7:0, and topic orders ends at"):
+def test_a_query_can_not_start_after_the_end(start: str) -> None:
+    with world() as (broker, manager):
+        Life(broker, manager, "orders", 1).plain()
+        with pytest.raises(InvalidRequest, match="option start is position 7:0, but topic orders ends at"):
             Query(start=start)
 
 
-def test_what_comes_before_the_time_of_the_start_is_not_read() -> None:
+def test_records_before_the_start_time_are_not_read() -> None:
     clock = SetClock()
-    with world(clock) as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+    with world(clock) as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query = Query(start=datetime.fromtimestamp(clock.seconds + 3600, UTC).isoformat())
         for _ in range(2):
@@ -274,10 +274,10 @@ def test_what_comes_before_the_time_of_the_start_is_not_read() -> None:
         assert [row[1] for row in query.rows] == [tuple(record.position) for record in late]
 
 
-def test_records_of_the_awaited_time_that_are_gone_are_missed() -> None:
+def test_trimmed_records_after_the_start_time_are_detected() -> None:
     clock = SetClock()
-    with world(clock) as (broker, keeper):
-        life = Life(broker, keeper, "orders", 1)
+    with world(clock) as (broker, manager):
+        life = Life(broker, manager, "orders", 1)
         life.plain()
         query = Query(start=datetime.fromtimestamp(clock.seconds + 3600, UTC).isoformat())
         clock.seconds += 3600
@@ -288,7 +288,7 @@ def test_records_of_the_awaited_time_that_are_gone_are_missed() -> None:
 
 @pytest.mark.parametrize(("option", "text"), [("end", "3:4"), ("latest", "true")])
 def test_some_options_are_for_batches(option: str, text: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"option {option} is one of batch queries"):
+    with pytest.raises(InvalidRequest, match=f"option {option} is for batch queries"):
         StreamReader(ReadOptions.of({"broker": "file:log", "topics": "orders", option: text}))
 
 
@@ -300,7 +300,7 @@ def test_golden_offset() -> None:
     assert Offset.of_json(json.loads(found)) == offset
 
 
-def test_golden_offset_of_a_time_to_come() -> None:
+def test_golden_offset_of_a_future_time() -> None:
     offset = Offset({"orders": ReadProgress(Position(3, 17), "9f3c", since=1_790_000_000_000)})
     found = committed("pipeline/offset-1-since.json", json.dumps(offset.to_json()).encode())
     assert Offset.of_json(json.loads(found)) == offset
@@ -320,17 +320,17 @@ def test_golden_offset_of_a_time_to_come() -> None:
         {"version": 1, "topics": {"a": {"at": "1:2", "incarnation": "x", "since": 7.5}}},
     ],
 )
-def test_what_is_no_offset_is_told(found: Any) -> None:
+def test_the_error_names_an_invalid_offset(found: Any) -> None:
     with pytest.raises(InvalidRequest, match="the checkpoint of the query"):
         Offset.of_json(found)
 
 
-def test_extents_are_counted_in_messages() -> None:
+def test_a_range_of_ledgers_is_counted_in_messages() -> None:
     from txnbuffer.pipeline.ranges import advanced
 
-    extents = [Extent(1, 4, 0), Extent(3, 5, 0)]
-    assert advanced(extents, Position(1, 1), Position(3, 2), 2) == (Position(1, 3), 2)
-    assert advanced(extents, Position(1, 1), Position(3, 2), 3) == (Position(1, 4), 3)
-    assert advanced(extents, Position(1, 1), Position(3, 2), 4) == (Position(3, 1), 4)
-    assert advanced(extents, Position(1, 1), Position(3, 2), 100) == (Position(3, 2), 5)
-    assert advanced(extents, Position(1, 4), Position(1, 4), 5) == (Position(1, 4), 0)
+    ledgers = [LedgerSize(1, 4, 0), LedgerSize(3, 5, 0)]
+    assert advanced(ledgers, Position(1, 1), Position(3, 2), 2) == (Position(1, 3), 2)
+    assert advanced(ledgers, Position(1, 1), Position(3, 2), 3) == (Position(1, 4), 3)
+    assert advanced(ledgers, Position(1, 1), Position(3, 2), 4) == (Position(3, 1), 4)
+    assert advanced(ledgers, Position(1, 1), Position(3, 2), 100) == (Position(3, 2), 5)
+    assert advanced(ledgers, Position(1, 4), Position(1, 4), 5) == (Position(1, 4), 0)

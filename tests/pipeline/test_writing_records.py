@@ -1,4 +1,4 @@
-"""Arrow columns as records: each row is the record that it says, whatever slices, nulls and types they come in."""
+"""Arrow columns as records: each row becomes its record, with any slices, nulls and types."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def record(row: dict[str, Any]) -> Message:
 
 
 @given(rows=rows(), skipped=st.integers(0, 3), data=st.data())
-def test_rows_become_the_records_that_they_say(rows: list[dict[str, Any]], skipped: int, data: st.DataObject) -> None:
+def test_rows_become_records(rows: list[dict[str, Any]], skipped: int, data: st.DataObject) -> None:
     columns = {}
     for name, kinds in TYPES.items():
         kind = data.draw(st.sampled_from(kinds))
@@ -79,8 +79,8 @@ def test_rows_become_the_records_that_they_say(rows: list[dict[str, Any]], skipp
     assert found == expected
 
 
-def test_the_first_millisecond_is_no_event_time() -> None:
-    """As on Pulsar; an export, which reads what is written, has null, and an audit takes both for the same."""
+def test_the_epoch_is_no_event_time() -> None:
+    """As on Pulsar; an export has null, which an audit treats as equal."""
     times = pa.array([0, 999, 1000, None, 1999], TYPES["event_time"][0])
     ((topic, records),) = batches_of(
         pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 5), "event_time": times}), "t"
@@ -97,13 +97,13 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array([b"v"]), **columns})
 
 
-def test_one_topic_for_all_and_no_more_than_a_value() -> None:
+def test_the_option_topic_and_the_column_value_suffice() -> None:
     ((topic, records),) = batches_of(batch(), "t")
     assert (topic, [*records]) == ("t", [Message(None, b"v")])
 
 
-def test_rows_with_properties_of_their_own_are_written_fewer_at_a_time() -> None:
-    """The limit is a record's: together rows may have any number of names."""
+def test_rows_with_many_different_properties_are_split() -> None:
+    """The limit applies to one record: rows together may have any number of names."""
     count = 1200
     cells = [[(f"trace-{number}", "1")] for number in range(count)]
     columns = {"value": pa.array([b"v"] * count), "properties": pa.array(cells, TYPES["properties"][0])}
@@ -121,13 +121,13 @@ def test_rows_with_properties_of_their_own_are_written_fewer_at_a_time() -> None
     ("columns", "message"),
     [
         ({"topic": pa.array([None], pa.string())}, "column topic of a row is null"),
-        ({"value": pa.array([None], pa.binary())}, "neither key nor value"),
+        ({"value": pa.array([None], pa.binary())}, "key and value of a row are null"),
         ({"event_time": pa.array([-1], pa.timestamp("us", tz="UTC"))}, "before 1970"),
-        ({"properties": pa.array([[("tb.txn", "0:1")]], TYPES["properties"][0])}, "the log's own"),
+        ({"properties": pa.array([[("tb.txn", "0:1")]], TYPES["properties"][0])}, "has the reserved prefix"),
         ({"properties": pa.array([[(str(n), "") for n in range(501)]], TYPES["properties"][0])}, "501 different"),
     ],
 )
-def test_rows_that_are_no_records_are_refused(columns: dict[str, Any], message: str) -> None:
+def test_rows_that_are_no_records_are_rejected(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(CallerError, match=message):
         list(batches_of(batch(**columns), None if "topic" in columns else "t"))
 
@@ -140,23 +140,24 @@ def test_types_of_columns() -> None:
     for names, topic, message in (
         (["value"], None, "one of the option topic and the column topic"),
         (["value", "topic"], "t", "one of the option topic and the column topic"),
-        (["key"], "t", "no column value"),
-        (["value", "kye"], "t", "column kye is none of a record"),
+        (["key"], "t", "column value is missing"),
+        (["value", "kye"], "t", "unknown column kye"),
     ):
         with pytest.raises(CallerError, match=message):
             check_schema(StructType([StructField(name, text) for name in names]), topic)
     local = StructType([StructField("value", BinaryType()), StructField("event_time", TimestampNTZType())])
-    with pytest.raises(CallerError, match="event_time is timestamp_ntz, not timestamp: cast it"):
+    with pytest.raises(CallerError, match="event_time must be timestamp, got timestamp_ntz: cast it"):
         check_schema(local, "t")
 
 
 def test_options() -> None:
     options = WriteOptions.of({**SERVICE, "Topic": "t", "checkpointLocation": "/c", "path": "x"}, streaming=True)
-    assert (options.topic, options.naming, options.batching) == ("t", None, "messages")
+    assert (options.topic, options.producer_number, options.batching) == ("t", None, "messages")
     assert options.timeout == TRANSACTION_TIMEOUT
     cluster = {"broker": "pulsar://h:6650/t/n", "service": "h:1", "batching": "records", "pulsar.admin_url": "http://h"}
     options = WriteOptions.of({**cluster, "name": "n", "number": "7", "transaction_timeout": "5"}, streaming=False)
-    assert (options.service, options.batching, options.naming, options.timeout) == ("h:1", "records", ("n", 7), 5.0)
+    assert (options.service, options.batching) == ("h:1", "records")
+    assert (options.producer_number, options.timeout) == (("n", 7), 5.0)
     assert options.cluster is not None
     assert options.cluster["admin_url"] == "http://h"
 
@@ -165,19 +166,19 @@ def test_options() -> None:
     ("options", "streaming", "message"),
     [
         ({"broker": "file:log"}, False, "txnbuf serve file:log"),
-        ({"topics": "t"}, False, "option topics is unknown"),
+        ({"topics": "t"}, False, "unknown option topics"),
         ({"topic": ""}, False, "topic"),
         ({"name": "n"}, False, "both of the options name and number"),
         ({"name": "n", "number": "1"}, True, "for batch jobs"),
-        ({"name": "n", "number": "x"}, False, "option number is a whole number"),
+        ({"name": "n", "number": "x"}, False, "option number must be a whole number"),
         ({"name": "n", "number": "0"}, False, "integer from 1 to 2"),
-        ({"transaction_timeout": "long"}, False, "option transaction_timeout is a number of seconds"),
-        ({"transaction_timeout": "-1"}, False, "option transaction_timeout is a number of seconds"),
-        ({"batching": "sets"}, False, "batching is messages or records"),
+        ({"transaction_timeout": "long"}, False, "option transaction_timeout must be a number of seconds"),
+        ({"transaction_timeout": "-1"}, False, "option transaction_timeout must be a number of seconds"),
+        ({"batching": "sets"}, False, "batching must be messages or records"),
         ({"service": "h:1"}, False, "option service is for clusters"),
         ({"pulsar.token": "x"}, False, "option pulsar.token is for clusters"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, str], streaming: bool, message: str) -> None:  # a row
+def test_invalid_options_are_rejected(options: dict[str, str], streaming: bool, message: str) -> None:  # a row
     with pytest.raises(CallerError, match=message):
         WriteOptions.of({**SERVICE, **options}, streaming=streaming)

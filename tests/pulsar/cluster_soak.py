@@ -1,11 +1,11 @@
-"""Kill broker, services and clients at random moments, and compare what is left with what was told.
+"""Kill broker, services and clients at random times, and compare the log with the reported outcomes.
 
     python tests/pulsar/cluster_soak.py --brokers 20 --services 50 --seed 7 --shards 2
 
-Two services of each shard stand by for one another beside a broker of our own; writers send transactions over two
-topics and keep diaries; a reader in a process of its own follows live. Brokers and services are killed with SIGKILL,
-services and writers are stopped and go on later, when they are zombies. In the end the service is asked for the outcome
-of each transaction, and writers, service and readers have to agree. Prints one JSON object; exit code 1 if they don't.
+Each shard of a private broker has an active service and a standby; writers send transactions over two topics and keep
+diaries; a reader process follows live. Brokers and services are killed with SIGKILL; services and writers are paused
+and continue as zombies. At the end the service is queried for the outcome of each transaction, and writers, service
+and readers have to agree. Prints one JSON object; exit code 1 if they don't.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ sys.path.insert(0, str(TESTS))
 
 from pulsar_cluster import Cluster, choose  # noqa: E402
 from service_process import ServiceProcess  # noqa: E402
-from soak_judge import TOPICS, Told, Verdict, judge, told  # noqa: E402
+from soak_check import TOPICS, Comparison, DiaryEntry, compare, read_diaries  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
 from broker_io.port import Broker  # noqa: E402
@@ -44,15 +44,15 @@ SETTINGS = (
     "service.drain_seconds=20",
 )
 LOST_OWNERSHIP = 3
-"""The exit code of a service that another one has fenced, or whose log failed: it is started again."""
+"""The exit code of a service that was fenced or whose log failed: it is restarted."""
 SECONDS = 240.0
-"""How long anything may take to come back, on a machine that is busy with other tests."""
+"""Timeout of every recovery, on a machine that is busy with other tests."""
 ASLEEP = 4.0
-"""Seconds that a writer is stopped: more than its session and some of its transactions live."""
+"""Seconds for which a writer is paused: longer than its session and some of its transactions last."""
 
 
 @dataclass
-class Report(Verdict):
+class Report(Comparison):
     broker_kills: int = 0
     service_kills: int = 0
     writer_kills: int = 0
@@ -64,12 +64,12 @@ class Report(Verdict):
 
     @property
     def good(self) -> bool:
-        return super().good and not (self.disagree or self.surprises or self.untold)
+        return super().good and not (self.disagree or self.surprises or self.unknown)
 
 
 class Soak:
     services = 2
-    """Of each shard: one serves, the others stand by."""
+    """The services of each shard: an active one and standbys."""
 
     def __init__(self, broker: Standalone | Cluster, directory: Path, seed: int, writers: int, shards: int = 1) -> None:
         self.report = Report()
@@ -110,7 +110,7 @@ class Soak:
             if service.process.poll() is None:
                 service.kill()
 
-    # What happens
+    # Events
 
     def _kill_active(self) -> None:
         self._kill_service(self._active(self._any_shard()))
@@ -124,7 +124,7 @@ class Soak:
             self._kill_service(service)
 
     def _kill_actives(self) -> None:
-        """Of all shards at once."""
+        """Kill the active services of all shards."""
         for service in [self._active(shard) for shard in range(self._shards)]:
             self._kill_service(service)
 
@@ -151,7 +151,7 @@ class Soak:
         self._writers[at] = self._start_writer()
 
     def _make_zombie(self) -> None:
-        """Stop the owner, let somebody fence it, and wake it up."""
+        """Pause the owner until another service has fenced it, then continue it."""
         shard = self._any_shard()
         zombie = self._active(shard)
         zombie.process.send_signal(signal.SIGSTOP)
@@ -159,7 +159,7 @@ class Soak:
         successor = self._start_service(shard, how="--fence")
         self._services[self._services.index(zombie)] = successor
         self._old_services.append(zombie)
-        wait_until(lambda: successor.event("serving") is not None, "nobody fences a stopped service")
+        wait_until(lambda: successor.event("serving") is not None, "no service fences the paused one")
         self._took_over(started)
         zombie.process.send_signal(signal.SIGCONT)
         self.report.zombies += 1
@@ -181,7 +181,7 @@ class Soak:
         self._replace(service)
 
     def _replace(self, service: ServiceProcess) -> None:
-        """As whatever supervises services does."""
+        """Replace an ended service, as a supervisor does."""
         self._old_services.append(service)
         self._services[self._services.index(service)] = self._start_service(self._shard_of[service])
 
@@ -196,14 +196,14 @@ class Soak:
             self._active(shard)
 
     def _active(self, shard: int) -> ServiceProcess:
-        """The one that serves a shard, once there is one."""
+        """Wait for the active service of a shard."""
         started = time.monotonic()
 
         def serving() -> ServiceProcess | None:
             self._supervise()
             return next((service for service in self._of(shard) if service.event("serving") is not None), None)
 
-        found = wait_until(serving, "nobody serves")
+        found = wait_until(serving, "no service serves")
         self._took_over(started)
         return found
 
@@ -211,7 +211,7 @@ class Soak:
         self.report.slowest_takeover = max(self.report.slowest_takeover, round(time.monotonic() - started, 1))
 
     def _supervise(self) -> None:
-        """Start those again that ended because they lost what they own."""
+        """Restart services that ended because they lost ownership."""
         for service in [*self._services]:
             if service.process.poll() is not None:
                 self._ended(service, service.finish())
@@ -252,10 +252,10 @@ class Soak:
         return sorted(self._directory.glob("*.diary"))
 
     def _wait_for_progress(self) -> None:
-        """Wait until something commits."""
+        """Wait until a transaction commits."""
 
         def commits() -> int:
-            assert all(writer.poll() is None for writer in self._writers), "a writer ended by itself"
+            assert all(writer.poll() is None for writer in self._writers), "a writer ended unexpectedly"
             return sum(diary.read_text().count(" COMMIT\n") for diary in self._diaries)
 
         before = commits()
@@ -264,7 +264,9 @@ class Soak:
     # The end
 
     def _end(self) -> None:
-        begun = [self._diary_of[writer] for writer in self._writers]  # before that it would end by the signal
+        begun = [
+            self._diary_of[writer] for writer in self._writers
+        ]  # before its handler is installed the signal would kill it
         wait_until(lambda: all(diary.exists() and diary.read_text() for diary in begun), "a writer does not begin")
         for writer in self._writers:
             writer.terminate()
@@ -273,22 +275,22 @@ class Soak:
             if code:
                 self.report.surprises.append(f"a writer ended with {code}")
         self._all_active()
-        transactions = list(told(self._diaries))
-        print(time.strftime("%H:%M:%S"), f"asking for {len(transactions)} transactions", file=sys.stderr)
+        transactions = list(read_diaries(self._diaries))
+        print(time.strftime("%H:%M:%S"), f"querying {len(transactions)} transactions", file=sys.stderr)
         outcomes = ask_outcomes(self._address, self._options, transactions)
-        self.report.untold = 0
+        self.report.unknown = 0
         agreed = []
         for one, outcome in zip(transactions, outcomes, strict=True):
             self.report.disagree += one.outcome not in ("?", outcome)
             agreed.append(one._replace(outcome=outcome))
         with open_broker(self._address, **self._options) as broker:
             final = {topic: read_decided(broker, topic) for topic in TOPICS}
-        judge(self.report, agreed, {topic: Counter(found) for topic, found in final.items()})
+        compare(self.report, agreed, {topic: Counter(found) for topic, found in final.items()})
         self._compare_live(final)
         self._stop_services()
 
     def _compare_live(self, final: dict[str, list[bytes]]) -> None:
-        """The live reader has seen what a new one sees, in the same order."""
+        """Check that the live reader has seen the records of a new one, in the same order."""
         count = sum(len(found) for found in final.values())
         wait_until(
             lambda: self._live.poll() is not None or self._seen.read_text().count("\n") >= count,
@@ -302,7 +304,7 @@ class Soak:
             self.report.live_differs += [value.encode() for name, value in lines if name == topic] != final[topic]
 
     def _stop_services(self) -> None:
-        for service in self._services:  # one that has only just been started dies of a signal
+        for service in self._services:  # before its handler is installed a signal would kill it
             wait_until(partial(has_begun, service), "a service does not begin")
             service.terminate()
         for service in self._services:
@@ -318,7 +320,7 @@ def has_begun(service: ServiceProcess) -> bool:
 
 
 def wait_until(found: Callable[[], object], failure: str) -> object:
-    """What `found` returns once that is true."""
+    """Wait until the result of `found` is true; the result."""
     deadline = time.monotonic() + SECONDS
     while not (result := found()):
         assert time.monotonic() < deadline, f"{failure} for {SECONDS:g} s"
@@ -326,13 +328,13 @@ def wait_until(found: Callable[[], object], failure: str) -> object:
     return result
 
 
-def ask_outcomes(address: str, options: dict[str, object], transactions: Sequence[Told]) -> list[str]:
-    """How the service says that they ended; all have, once the time of their session or their own is up."""
+def ask_outcomes(address: str, options: dict[str, object], transactions: Sequence[DiaryEntry]) -> list[str]:
+    """The outcomes by the service; all transactions end by the timeout of their session or their own."""
 
     async def call_all() -> list[str]:
         async with connect(address, max_unavailable=SECONDS, broker_options=options) as client:
 
-            async def ask(one: Told) -> str:
+            async def ask(one: DiaryEntry) -> str:
                 async with asyncio.timeout(SECONDS):
                     while (outcome := await client.outcome(one.txn)) is None:
                         await asyncio.sleep(0.1)
@@ -344,7 +346,7 @@ def ask_outcomes(address: str, options: dict[str, object], transactions: Sequenc
 
 
 def read_decided(broker: Broker, topic: str) -> list[bytes]:
-    """What is visible once everything is decided."""
+    """The visible values once all records are decided."""
     found: list[bytes] = []
     with CommittedReader(broker, topic) as reader:
 
@@ -358,9 +360,9 @@ def read_decided(broker: Broker, topic: str) -> list[bytes]:
 
 
 def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
-    """Events with so many kills, in random order, and some kills and zombies of writers."""
+    """Events with these kills, in random order, and some kills and zombies of writers."""
     events = ["kill_broker", "kill_broker_and_active"] * (brokers // 2) + ["kill_broker"] * (brokers % 2)
-    left = max(services - brokers // 2, 0)  # others are killed along with the broker
+    left = max(services - brokers // 2, 0)  # some are killed together with the broker
     events += ["kill_both"] * (left // 10) + ["kill_standby"] * (left // 5)
     events += ["kill_active"] * (left - 2 * (left // 10) - left // 5)
     events += ["make_zombie", "stop_writer", "kill_writer", "kill_writer"] * (services // 10)
@@ -376,7 +378,7 @@ def play(make: Callable[[Path], Soak], broker: Standalone | Cluster, events: Seq
             return run.run(events)
         finally:
             run.close()
-            if isinstance(broker, Cluster):  # which is not gone with this
+            if isinstance(broker, Cluster):  # which continues to run
                 broker.drop(run.namespace)
 
 
@@ -389,11 +391,11 @@ def run_script(
     events_of: Callable[[argparse.Namespace, random.Random], list[str]],
     soak_of: Callable[[Standalone, list[str], argparse.Namespace], Report],
 ) -> int:
-    """Soak a broker of its own as the command line says; prints the report, returns the exit code."""
+    """Soak a private broker with the command line; prints the report, returns the exit code."""
     parser.add_argument("--writers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that child processes are ended
     print(f"seed {options.seed}", file=sys.stderr)
     events = events_of(options, random.Random(options.seed))
     with Cluster(choose(), "", "").private_standalone() as broker:
@@ -404,9 +406,9 @@ def run_script(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--brokers", type=int, default=20, help="how often brokers are killed")
-    parser.add_argument("--services", type=int, default=50, help="how often services are killed, at least")
-    parser.add_argument("--shards", type=int, default=1, help="how many share the topics, each with two services")
+    parser.add_argument("--brokers", type=int, default=20, help="kills of the broker")
+    parser.add_argument("--services", type=int, default=50, help="minimum kills of services")
+    parser.add_argument("--shards", type=int, default=1, help="number of shards, each with two services")
     return run_script(
         parser,
         lambda options, chance: plan(options.brokers, options.services, chance),

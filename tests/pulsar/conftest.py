@@ -1,4 +1,4 @@
-"""What tests on a real Pulsar share: the cluster, and a namespace of each test's own."""
+"""Fixtures of tests on a real Pulsar: the shared cluster, and a namespace per test."""
 
 from __future__ import annotations
 
@@ -20,39 +20,28 @@ from broker_io.testing.standalone import NoPulsar, Standalone, ask
 HERE = Path(__file__).parent
 SMALL_BYTES = 64 * 1024
 SECONDS = 900
-"""A test has that long, unless it says otherwise: brokers start slowly where others keep the processors busy."""
-
-
-SHARED = ("spark", "mortal", "odd_broker")
-"""Fixtures of a session that take long to start: modules that use one come one after the other, on one worker."""
+"""Default timeout of a test, in seconds; brokers start slowly on a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [(index, item) for index, item in enumerate(items) if item.path.is_relative_to(HERE)]
-    ranks: dict[Path, int] = {}
-    for _, item in ours:
-        if item.get_closest_marker("timeout") is None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
-        used = [rank for rank, name in enumerate(SHARED) if name in getattr(item, "fixturenames", ())]
-        ranks[item.path] = min([ranks.get(item.path, len(SHARED)), *used])
-    in_order = sorted((item for _, item in ours), key=lambda item: ranks[item.path])
-    for (index, _), item in zip(ours, in_order, strict=True):
-        items[index] = item
 
 
 WAIT_SECONDS = 30.0
-"""So long a read without patience waits for what is there, however busy the cluster is."""
+"""Seconds for which a read without timeout waits for existing messages on a busy cluster."""
 
 
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in a topic is read to its end though the cluster stalls for some seconds."""
+    """Let readers reach the end of a topic even if the cluster stalls for some seconds."""
     monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", WAIT_SECONDS)
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The cluster that all workers of this run share; without one, tests fail with what to do."""
+    """The cluster shared by all workers of this run; without one, tests fail with instructions."""
     directory = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
         directory = directory.parent
@@ -72,7 +61,7 @@ def private_broker(cluster: Cluster) -> Iterator[Standalone]:
 
 @pytest.fixture
 def mortal(private_broker: Standalone) -> Standalone:
-    """A broker to be killed, and started again by whoever did it; those of a worker share it."""
+    """A broker that tests may kill and have to restart, shared by the tests of a worker."""
     if not private_broker.alive:
         private_broker.start()
     return private_broker
@@ -80,7 +69,7 @@ def mortal(private_broker: Standalone) -> Standalone:
 
 @pytest.fixture(scope="session")
 def odd_broker(cluster: Cluster) -> Iterator[Standalone]:
-    """One that takes small messages only and has transactions of its own."""
+    """A broker with a small message limit and with Pulsar's own transactions."""
     with cluster.private_standalone([*SETTINGS, f"maxMessageSize={SMALL_BYTES}"]) as broker:
         yield broker
 
@@ -95,7 +84,7 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def opening(cluster: Cluster, namespace: str) -> Iterator[Callable[..., Broker]]:
-    """Opens brokers of the test's namespace, each of which is as another process."""
+    """Opens brokers of the test's namespace, each like that of another process."""
     opened: list[Broker] = []
 
     def open_one(**options: Any) -> Broker:
@@ -117,7 +106,7 @@ def client(cluster: Cluster) -> Iterator[pulsar.Client]:
 
 @pytest.fixture
 def asking(cluster: Cluster, namespace: str) -> Callable[..., Any]:
-    """Asks the REST interface about topic `orders`."""
+    """Sends REST requests about topic `orders`."""
 
     def ask_it(method: str, question: str, body: Any = None) -> Any:
         return ask(cluster.admin, f"persistent/{namespace}/orders/{question}", method, body)

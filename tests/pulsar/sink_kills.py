@@ -1,9 +1,9 @@
-"""A relay and a materializer beside a broker that is killed, as are they and the service; retention is short.
+"""Kills of a relay, a materializer, their service and their broker, with short retention.
 
     python tests/pulsar/sink_kills.py --rounds 12 --seed 7
 
-As `tests/cursor_kills.py`, on a broker of our own: source and target of the relay are topics of one namespace. Nothing
-is written while the broker is away; what was written just before is on its way to the sinks, which have to live on.
+As `tests/cursor_kills.py`, on a private broker: source and target of the relay are topics of one namespace. Nothing is
+written while the broker is down; the sinks have to keep running and to apply the records written just before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from cursor_kills import MAX_WAIT, Rig, tell, through_kills  # noqa: E402
+from cursor_kills import MAX_WAIT, Rig, report, through_kills  # noqa: E402
 from pulsar_cluster import Cluster, choose  # noqa: E402
 from relay_kills import CLEAN  # noqa: E402
 from service_process import ServiceProcess  # noqa: E402
@@ -33,11 +33,11 @@ from txnbuffer import connect  # noqa: E402
 RETENTION = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.5")
 SMALL_LEDGERS = ("managedLedgerMaxEntriesPerLedger=100", "managedLedgerMinLedgerRolloverTimeMinutes=0")
 WAITING = 600.0
-"""Seconds that a sink waits for a broker that is started again."""
+"""Seconds for which a sink waits for a restarting broker."""
 
 
 class ClusterRig(Rig):
-    """`broker` is killed, too."""
+    """A rig whose `broker` is killed too."""
 
     kinds = ("relay", "table", "service", "broker", "broker")
 
@@ -48,7 +48,7 @@ class ClusterRig(Rig):
         self._options = {"admin_url": broker.admin, "max_unavailable": WAITING}
         with open_broker(self.address, **self._options) as opened:
             opened.create_topic(CLEAN)
-        # Whoever reads the target holds what was relayed.
+        # A subscription keeps the relayed messages.
         place = f"persistent/{self.namespace}/{CLEAN}/subscription/reader"
         ask(broker.admin, place, "PUT", {"ledgerId": -1, "entryId": -1, "partitionIndex": -1})
         super().__init__(directory, chance)
@@ -81,7 +81,7 @@ class ClusterRig(Rig):
         self.broker.kill()
         time.sleep(self.chance.uniform(0.0, 1.0))
         self.broker.start()
-        if self.service.process.poll() is not None:  # as whatever supervises services does
+        if self.service.process.poll() is not None:  # as a supervisor does
             self.service.finish()
             self.service = self.serve()
 
@@ -91,13 +91,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that child processes are ended
     with (
         tempfile.TemporaryDirectory() as directory,
         Cluster(choose(), "", "").private_standalone(SMALL_LEDGERS) as broker,
     ):
         rig = ClusterRig(Path(directory), random.Random(chosen.seed), broker)
-        return tell(rig, chosen.seed, *through_kills(rig, chosen.rounds))
+        return report(rig, chosen.seed, *through_kills(rig, chosen.rounds))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Partitions that somebody adds to topics of ours on a cluster: they are not taken for shards."""
+"""Partitions that an operator adds to internal topics of a cluster do not count as shards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.takeover import INTERNAL_TOPICS, prepare
 
 
-def test_shards_stay_as_many_as_they_were(cluster: Cluster, namespace: str) -> None:
+def test_number_of_shards_is_unchanged(cluster: Cluster, namespace: str) -> None:
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
-        broker.partition(INTERNAL_TOPICS[0], 2)  # as a crash leaves it
+        broker.partition(INTERNAL_TOPICS[0], 2)  # as after a crash
         for shard in (Shard(), Shard(0, 3)):
             with pytest.raises(InvalidConfiguration, match="has 2 shards"):
                 prepare(broker, shard)

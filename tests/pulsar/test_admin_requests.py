@@ -1,4 +1,4 @@
-"""What services and clients ask the cluster's REST interface when they start: each answer is waited for."""
+"""The REST requests of starting services and clients, which wait for each answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(broker: Broker, address: str = "") -> None:
     opened.manager.close()
 
 
-def test_a_service_that_starts_again_asks_for_the_policies_of_each_topic_once(
+def test_restarting_service_requests_policies_once_per_topic(
     opening: Callable[..., Broker], namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(opening())
@@ -45,17 +45,17 @@ def test_a_service_that_starts_again_asks_for_the_policies_of_each_topic_once(
     monkeypatch.setattr(AdminClient, "ask", counted)
     start(broker)
     changes = [(method, path) for method, path in asked if method != "GET"]
-    assert changes == [("PUT", f"{OWN[0]}/properties")]  # neither made nor held a second time
+    assert changes == [("PUT", f"{OWN[0]}/properties")]  # neither created nor subscribed again
     for topic in OWN:
         for policy in ("messageTTL", "backlogQuotaMap", "replication?applied=true"):
             assert asked.count(("GET", f"{topic}/{policy}")) == 1
 
 
 @on_a_loop
-async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_the_same(
+async def test_registration_of_a_topic_repeats_no_request(
     opening: Callable[..., Broker], namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = await Engine.start(opening(), shared=True)
+    engine = await Engine.start(opening(), cluster_mode=True)
     asked: list[str] = []
     ask = AdminClient.ask
 
@@ -70,20 +70,18 @@ async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_
         topic = engine.topics.get("orders")
         assert topic is not None
         assert topic.followed is not None
-        await eventually(lambda: topic.followed.buffer.applied is not None)  # the border
+        await eventually(lambda: topic.followed.buffer.applied is not None)  # the epoch marker
         times = Counter(asked)
     finally:
         await engine.stop()
-    assert times["GET lastMessageId"] == 0, "it was seen that the log is empty"
+    assert times["GET lastMessageId"] == 0, "the log is known to be empty"
     policies = [times[f"GET {policy}"] for policy in ("messageTTL", "backlogQuotaMap?applied=true")]
-    assert policies == [1, 1], "its border needs no second look"
+    assert policies == [1, 1], "its epoch marker needs no second check"
     assert times["GET internalStats"] <= 5
     assert times.total() <= 28
 
 
-def test_a_service_that_starts_notes_where_it_is_for_clients_that_ask_once(
-    opening: Callable[..., Broker], namespace: str
-) -> None:
+def test_starting_service_publishes_its_address_for_one_request(opening: Callable[..., Broker], namespace: str) -> None:
     broker = opening()
     for address in ("here:1", "there:2"):
         start(broker, address)

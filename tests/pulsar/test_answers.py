@@ -1,4 +1,4 @@
-"""What answers of the REST interface and results of the client library mean; no cluster is needed."""
+"""The meaning of answers of the REST interface and of results of the client library; requires no cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOPIC = "persistent://public/default/orders"
 BUNDLE = "public/default/0x80000000_0xc0000000"
 
 ANSWERS = [
-    # As PulsarWebResource, NamespaceService and BrokerService of Pulsar 4.0 say it while a topic has no owner.
+    # Texts of PulsarWebResource, NamespaceService and BrokerService of Pulsar 4.0 while a topic has no owner.
     (412, f"Can't find owner for topic {TOPIC}", AnswerKind.LOOKUP),
     (412, f"Failed to find ownership for topic:{TOPIC}", AnswerKind.LOOKUP),
     (412, f"Failed to find ownership for ServiceUnit:{BUNDLE}", AnswerKind.LOOKUP),
@@ -82,11 +82,11 @@ RESULT_MEANS = {
 
 
 @pytest.mark.parametrize(("status", "reason", "means"), ANSWERS, ids=lambda value: str(value)[:40])
-def test_an_answer_of_the_rest_interface_means_one_thing(status: int, reason: str, means: AnswerKind) -> None:
+def test_meaning_of_answers_of_the_rest_interface(status: int, reason: str, means: AnswerKind) -> None:
     assert classify_status(status, reason) is means
 
 
-def test_every_result_of_the_client_library_means_one_thing() -> None:
+def test_every_result_of_the_client_library_has_one_meaning() -> None:
     for means, names in RESULT_MEANS.items():
         for name in names.split():
             assert (name, classify_result(name)) == (name, means)
@@ -103,12 +103,12 @@ def test_the_table_has_every_result_of_the_installed_library() -> None:
     assert {*_pulsar.Result.__members__} | exceptions == RESULTS.keys()
 
 
-def test_a_result_that_nobody_knows_yet_may_pass() -> None:
+def test_unknown_result_is_retried() -> None:
     assert classify_result("Retryable").passes
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS.keys() - {"Ok"}))
-def test_opening_and_appending_fail_as_the_table_says(name: str) -> None:
+def test_errors_of_open_and_append_follow_the_table(name: str) -> None:
     error = open_error(getattr(pulsar, name)("why"), "orders", "reader")
     means = RESULTS[name]
     kinds: dict[AnswerKind, type[Error]] = {AnswerKind.FENCED: Fenced, AnswerKind.UNAUTHORIZED: NotAuthorized}
@@ -121,7 +121,7 @@ def test_opening_and_appending_fail_as_the_table_says(name: str) -> None:
     assert appending.retryable == (means not in kinds)
 
 
-def test_what_is_final_is_told_by_its_name() -> None:
+def test_final_error_names_its_cause() -> None:
     assert isinstance(open_error(pulsar.TopicNotFound("gone"), "orders", "reader"), TopicNotFound)
     refused = open_error(pulsar.TopicTerminated("ended"), "orders", "writer")
     assert isinstance(refused, ClusterRefused)

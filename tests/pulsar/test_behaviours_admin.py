@@ -1,4 +1,4 @@
-"""Questions to the REST interface: who asks, what is asked again, and what the answers mean."""
+"""Requests to the REST interface: retries, redirects, credentials and the meaning of answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from broker_io.pulsar.policies import (
     override_policies,
     policies_of,
 )
-from broker_io.retrying import RetryPolicy
+from broker_io.waits import RetryPolicy
 
 
 class Interface(ThreadingHTTPServer):
-    """Gives the answers it was told to give, and keeps the questions."""
+    """A server that returns prepared answers and records the requests."""
 
     daemon_threads = True
 
@@ -61,10 +61,10 @@ class Answering(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-        if self.server.hang_up:  # without a word, as a proxy does with a connection that idles
+        if self.server.hang_up:  # without an answer, as a proxy closes an idle connection
             self.close_connection = True
 
-    do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the library looks for these
+    do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - names required by the library
 
     def log_message(self, *args: object) -> None:
         pass
@@ -86,7 +86,7 @@ def nothing() -> None: ...
 
 @pytest.fixture
 def admin(interface: Interface) -> Iterator[Callable[..., AdminClient]]:
-    """Opens admins that are closed in the end."""
+    """Opens admin clients that are closed after the test."""
     opened: list[AdminClient] = []
 
     def open_admin(
@@ -116,7 +116,7 @@ def test_answers_are_decoded(interface: Interface, admin: Callable[..., AdminCli
     assert interface.questions[2][1] == "/admin/v2/x?c=d"
 
 
-def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_request_to_an_unavailable_cluster_is_retried(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     """A broker answers 503, or 500, while it starts or a topic moves."""
     interface.will_answer(503, {"reason": "starting"})
     interface.will_answer(500, b"<html>Error</html>")
@@ -132,10 +132,10 @@ def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Call
         f"Namespace bundle for topic ({'long' * 100}) not served by this instance. Please redo the lookup.",
     ],
 )
-def test_a_topic_without_an_owner_is_asked_for_again(
+def test_request_for_a_topic_without_an_owner_is_retried(
     interface: Interface, admin: Callable[..., AdminClient], reason: str
 ) -> None:
-    """As after its bundle was unloaded; each question begins at the address that was given, with a lookup."""
+    """As after the unload of its bundle; each retry starts at the given address, with a lookup."""
     for _ in range(3):
         interface.will_answer(412, {"reason": reason})
     interface.will_answer(307, Location=f"{interface.url}/admin/v2/owner")
@@ -149,23 +149,21 @@ def test_a_topic_without_an_owner_is_asked_for_again(
             admin(max_unavailable=0.0).ask("GET", "x")
 
 
-def test_what_brokers_send_round_in_circles_is_asked_again(
-    interface: Interface, admin: Callable[..., AdminClient]
-) -> None:
+def test_endless_redirects_are_retried(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     for _ in range(MOST_REDIRECTS):
         interface.will_answer(307, Location=f"{interface.url}/admin/v2/there")
     interface.will_answer(200, 5)
     assert admin().ask("GET", "x") == 5
 
 
-def test_a_final_answer_is_not_asked_for_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_final_answer_is_not_retried(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(412, {"reason": "Topic has active producers/subscriptions"})
     with pytest.raises(ClusterRefused, match="Topic has active"):
         admin().ask("DELETE", "x")
     assert len(interface.questions) == 1
 
 
-def test_max_unavailable_ends(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_retries_end_after_max_unavailable(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(503, {"reason": "starting"})
     with pytest.raises(ServiceUnavailable, match="starting"):
         admin(max_unavailable=0.0).ask("GET", "x")
@@ -174,19 +172,19 @@ def test_max_unavailable_ends(interface: Interface, admin: Callable[..., AdminCl
         admin().ask("GET", "x", retry=False)
 
 
-def test_nobody_there_is_said(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_missing_admin_interface_is_named(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     nobody = admin(max_unavailable=0.0, url="http://127.0.0.1:9")
     with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:9"):
         nobody.ask("GET", "x")
 
 
-def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_answers(interface: Interface) -> None:
+def test_closed_client_port_is_named_if_the_admin_interface_answers(interface: Interface) -> None:
     interface.will_answer(200, {"boundaries": []})
     with pytest.raises(ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*usually 6650"):
         open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url, max_unavailable=0.0)
 
 
-def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interface) -> None:
+def test_topic_with_the_name_of_a_partitioned_one_is_hidden(interface: Interface) -> None:
     interface.will_answer(200, {"boundaries": []})
     with open_broker(f"pulsar://127.0.0.1:{interface.server_port}/t/n", admin_url=interface.url) as broker:
         interface.will_answer(200, [f"persistent://t/n/{name}" for name in ("wide", "wide-partition-0", "plain")])
@@ -195,7 +193,7 @@ def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interf
 
 
 class LiftedMeanwhile(AdminClient):
-    """Another process lifts the quotas of a topic behind the first question about them."""
+    """Another process removes the quotas of a topic after the first request for them."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", Credentials(), RetryPolicy(0.0, nothing))
@@ -210,19 +208,19 @@ class LiftedMeanwhile(AdminClient):
         return answer
 
 
-def test_quotas_that_another_process_lifts_meanwhile_are_no_danger() -> None:
+def test_quotas_removed_by_another_process_are_no_error() -> None:
     admin, path = LiftedMeanwhile(), "persistent/t/n/wide"
     policies = override_policies(admin, "t/n", path, policies_of(admin, "t/n", path), ours=False)
     state = read_state({"lastConfirmedEntry": "1:-1", "ledgers": [], "cursors": {}})
     check_policies("wide-partition-0", "t/n", policies, state, compacted=False)
 
 
-def test_an_address_that_the_client_library_can_not_take_is_named() -> None:
+def test_error_names_an_address_that_the_client_library_rejects() -> None:
     with pytest.raises(InvalidAddress, match=r"'pulsar://\[::1\]:6650' is not a valid address"):
         open_broker("pulsar://[::1]:6650/tenant/namespace")
 
 
-def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_closed_connection_is_reopened(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     asked = admin(max_unavailable=0.0)
     interface.hang_up = True
     for number in range(3):
@@ -230,8 +228,8 @@ def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin:
         assert asked.ask("GET", "x") == number
 
 
-def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Callable[..., AdminClient]) -> None:
-    """Brokers send questions on to the one that owns the topic, with the same method and body."""
+def test_request_is_redirected_to_the_owner(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    """Brokers redirect requests to the owner of the topic, with the same method and body."""
     interface.will_answer(307, Location=f"{interface.url}/admin/v2/there?x=1")
     interface.will_answer(204)
     assert admin().ask("PUT", "here", {"a": 1}) is None
@@ -241,7 +239,7 @@ def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Call
     ]
 
 
-def test_a_refusal_says_why(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+def test_refusal_has_the_reason_of_the_cluster(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(409, {"reason": "Subscription already exists"})
     with pytest.raises(ClusterRefused, match="Subscription already exists") as caught:
         admin().ask("PUT", "x")
@@ -249,7 +247,7 @@ def test_a_refusal_says_why(interface: Interface, admin: Callable[..., AdminClie
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_wrong_credentials_are_the_callers_fault(
+def test_wrong_credentials_are_a_caller_error(
     interface: Interface, admin: Callable[..., AdminClient], status: int
 ) -> None:
     interface.will_answer(status, {"reason": "no"})
@@ -257,7 +255,7 @@ def test_wrong_credentials_are_the_callers_fault(
         admin().ask("GET", "x")
 
 
-def test_a_token_is_read_anew_from_its_file(
+def test_token_is_read_from_its_file_each_time(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
@@ -272,7 +270,7 @@ def test_a_token_is_read_anew_from_its_file(
         asked.ask("GET", "x")
 
 
-def test_a_token_of_oauth2_is_fetched_and_kept(
+def test_oauth2_token_is_fetched_and_reused(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
     secret = tmp_path / "key.json"
@@ -304,7 +302,7 @@ def test_a_token_of_oauth2_is_fetched_and_kept(
         {"token": "a", "tls_cert": "b", "tls_key": "c"},
     ],
 )
-def test_credentials_that_make_no_sense_are_refused(options: dict[str, str]) -> None:
+def test_inconsistent_credentials_are_rejected(options: dict[str, str]) -> None:
     with pytest.raises(CallerError):
         Credentials(**options)
 
@@ -313,13 +311,13 @@ def test_credentials_are_not_printed() -> None:
     assert "hush" not in repr(Credentials(token="hush"))
 
 
-def test_an_admin_address_is_looked_at() -> None:
+def test_invalid_admin_address_is_rejected() -> None:
     with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
         AdminClient("host:8080", Credentials(), RetryPolicy(0.0, nothing))
 
 
-def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> None:
-    """It may be another cluster's."""
+def test_error_of_a_missing_namespace_names_the_admin_interface(interface: Interface) -> None:
+    """The admin interface may be that of another cluster."""
     interface.will_answer(404, {"reason": "Namespace does not exist"})
     with pytest.raises(InvalidAddress) as error:
         open_broker("pulsar://127.0.0.1:1/tenant/namespace", admin_url=interface.url)
@@ -331,10 +329,10 @@ def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> 
 
 
 @pytest.mark.parametrize(("status", "again"), [(503, True), (403, False)])
-def test_the_limit_of_messages_is_asked_for_again_if_the_cluster_was_away(
+def test_message_limit_is_requested_again_after_an_outage(
     interface: Interface, monkeypatch: pytest.MonkeyPatch, status: int, again: bool
 ) -> None:
-    """By the next writers, until there is an answer; a refusal is one."""
+    """The next writers ask until there is an answer; a refusal is an answer."""
 
     def not_opened(*_: object) -> None:
         raise ClusterRefused("no writer here", 412, "")

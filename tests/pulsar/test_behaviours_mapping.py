@@ -1,4 +1,4 @@
-"""What stands between the port and a cluster without one: names, keys, jumps, ledgers, policies."""
+"""The mapping of the port to a cluster, without a cluster: names, keys, gaps, ledgers, policies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ names = st.text(st.sampled_from("a/=2F3DE.%ü "), min_size=1, max_size=8)
 
 
 @given(names)
-def test_every_name_has_a_place_of_its_own_in_the_namespace(name: str) -> None:
-    """Pulsar takes `/` in a topic's name for its own."""
+def test_names_are_mapped_to_distinct_names_of_the_namespace(name: str) -> None:
+    """Pulsar reserves `/` in topic names."""
     local = to_local_name(name)
     assert "/" not in local
     assert local not in (".", "..")
@@ -33,18 +33,18 @@ def test_every_name_has_a_place_of_its_own_in_the_namespace(name: str) -> None:
 
 
 @given(names)
-def test_a_foreign_name_is_taken_as_it_is_or_not_at_all(local: str) -> None:
+def test_foreign_name_is_listed_unchanged_or_not_at_all(local: str) -> None:
     name = from_local_name(local)
     assert name is None or to_local_name(name) == local
 
 
-def test_a_plain_name_is_the_same_there() -> None:
+def test_plain_name_is_unchanged() -> None:
     assert url_of("public/default", "orders=a ü%2F") == "persistent://public/default/orders=a ü%2F"
 
 
 @given(st.binary(max_size=12) | st.just(PREFIX.encode()) | st.binary(max_size=5).map(PREFIX.encode().__add__))
-def test_every_key_comes_back_and_no_two_share_a_partition_key(key: bytes) -> None:
-    """Partition keys are text, and Pulsar can't tell an empty one from none."""
+def test_keys_round_trip_to_distinct_partition_keys(key: bytes) -> None:
+    """Partition keys are text, and Pulsar does not distinguish an empty one from none."""
     text = key_to_text(key)
     assert text
     assert key_of_text(text) == key
@@ -53,7 +53,7 @@ def test_every_key_comes_back_and_no_two_share_a_partition_key(key: bytes) -> No
 
 
 @given(st.text(max_size=12) | st.text("AQIDBA==x", max_size=8).map(PREFIX.__add__))
-def test_a_foreign_partition_key_is_a_key_of_its_own(text: str) -> None:
+def test_foreign_partition_keys_are_distinct_keys(text: str) -> None:
     """Two partition keys are two keys to compaction, so they are two here too."""
     key = key_of_text(text)
     assert (key is None) == (not text)
@@ -70,7 +70,7 @@ def test_a_foreign_partition_key_is_a_key_of_its_own(text: str) -> None:
         ("pulsar://[::1]:6650/t/n", "pulsar://[::1]:6650", "http://[::1]:8080", "t/n"),
     ],
 )
-def test_an_address_names_cluster_and_namespace(address: str, service: str, admin: str, namespace: str) -> None:
+def test_address_is_parsed(address: str, service: str, admin: str, namespace: str) -> None:
     check_address(address)
     found = parse_address(address)
     assert (found.service, found.admin, found.namespace) == (service, admin, namespace)
@@ -88,7 +88,7 @@ def test_an_address_names_cluster_and_namespace(address: str, service: str, admi
         "pulsar://h:1/t/n/x",
     ],
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(InvalidAddress, match="pulsar://HOST:PORT/TENANT/NAMESPACE"):
         open_broker(address)
 
@@ -105,7 +105,7 @@ def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None)
         ((3, 4, -1), (3, 5, 0), True),
         ((3, 4, 7), (3, 5, 0), True),
         ((3, 4, 0), (3, 4, 1), True),
-        ((3, 4, 0), (3, 4, 3), True),  # compaction drops members of a batch
+        ((3, 4, 0), (3, 4, 3), True),  # compaction drops messages of a batch
         ((3, 4, 7), (3, 5, 1), False),
         ((3, 4, -1), (3, 6, -1), False),
         ((3, 4, -1), (3, 4, -1), False),
@@ -113,12 +113,12 @@ def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None)
         ((3, 4, -1), (4, 0, -1), False),
     ],
 )
-def test_entries_of_a_ledger_follow_one_another(last: Any, place: Any, expected: bool) -> None:
+def test_entries_of_a_ledger_are_consecutive(last: Any, place: Any, expected: bool) -> None:
     assert follows(Position(*last), Position(*place)) is expected
 
 
-def test_another_ledger_follows_what_was_read_to_its_end() -> None:
-    """A reader whose messages were trimmed jumps over them without an error."""
+def test_next_ledger_follows_a_ledger_that_was_read_to_its_end() -> None:
+    """A reader whose messages were trimmed skips them without an error."""
     ledgers = state((3, 5), (6, 0), (9, 4), (12, 2))
     assert is_next_ledger(Position(3, 4), Position(9, 0), ledgers)
     assert is_next_ledger(Position(3, 4, 7), Position(9, 0, 0), ledgers)
@@ -129,7 +129,7 @@ def test_another_ledger_follows_what_was_read_to_its_end() -> None:
     assert not is_next_ledger(Position(2, 4), Position(3, 0), ledgers)
 
 
-def test_a_start_is_gone_with_its_ledger_unless_compaction_kept_what_counts() -> None:
+def test_start_is_gone_with_its_ledger_unless_compaction_kept_its_messages() -> None:
     ledgers = state((5, 3), (9, 3))
     assert is_gone(Position(4, 0), ledgers, compacted=False, horizon=None)
     assert is_gone(Position(7, 0), ledgers, compacted=False, horizon=None)
@@ -141,8 +141,8 @@ def test_a_start_is_gone_with_its_ledger_unless_compaction_kept_what_counts() ->
     assert is_gone(Position(4, 0), ledgers, compacted=True, horizon=Position(3, 2))
 
 
-def test_the_newest_ledger_counts_by_what_is_told_of_the_current_one() -> None:
-    """The row of the ledger that is written to says nothing of its entries."""
+def test_size_of_the_open_ledger_is_that_of_the_current_one() -> None:
+    """The row of the open ledger has no number of entries."""
     found = read_state(
         {
             "ledgers": [{"ledgerId": 3, "entries": 2, "size": 80}, {"ledgerId": 5, "entries": 0, "size": 0}],
@@ -157,8 +157,8 @@ def test_the_newest_ledger_counts_by_what_is_told_of_the_current_one() -> None:
     assert found.cursors == {"a": Position(3, -1)}
 
 
-def test_an_empty_ledger_may_give_place_to_another() -> None:
-    """A broker that loads a topic removes the empty one and begins its own."""
+def test_empty_ledger_may_be_replaced() -> None:
+    """A broker that loads a topic replaces its empty ledger."""
     rows = [{"ledgerId": 3, "entries": 2, "size": 80}, {"ledgerId": 5, "entries": 0, "size": 0}]
     found = read_state(
         {
@@ -198,7 +198,7 @@ def test_an_empty_ledger_may_give_place_to_another() -> None:
         (SAFE, {COMPACTION: Position(1, 1)}, ["compact"]),
     ],
 )
-def test_a_policy_that_goes_over_our_subscription_is_refused_by_name(
+def test_policy_that_overrides_subscriptions_is_rejected_by_name(
     policies: Policies, cursors: dict[str, Position], words: list[str]
 ) -> None:
     with pytest.raises(UnsafePolicy, match="'orders'") as caught:
@@ -206,7 +206,7 @@ def test_a_policy_that_goes_over_our_subscription_is_refused_by_name(
     assert all(word in str(caught.value) for word in words)
 
 
-def test_what_does_no_harm_is_let_be() -> None:
+def test_harmless_policy_is_accepted() -> None:
     inactive = {"deleteWhileInactive": True, "inactiveTopicDeleteMode": "delete_when_no_subscriptions"}
     check_policies("orders", "t/n", SAFE._replace(inactive=inactive), state((1, 1)), compacted=False)
     caught_up = {"deleteWhileInactive": False, "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"}

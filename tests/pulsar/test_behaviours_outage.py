@@ -1,4 +1,4 @@
-"""A broker that is killed under open readers and writers, and comes back."""
+"""A broker that is killed and restarted with open readers and writers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from broker_io.testing.contract.base import numbered, positions_of, put, read_al
 from broker_io.testing.standalone import Standalone
 
 RESTART = 300.0
-"""Seconds in which a broker is up again, on a machine that is busy with other tests."""
+"""Seconds within which a broker is up again, on a machine that is busy with other tests."""
 
 
-def test_everything_goes_on_when_the_broker_is_back(mortal: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fails because of the outage: sends are sent again, readers read on, questions wait."""
+def test_everything_continues_after_a_restart_of_the_broker(
+    mortal: Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing fails because of the outage: sends are repeated, readers continue, requests wait."""
     address = f"{mortal.url}/{mortal.namespace()}"
     with open_broker(address, admin_url=mortal.admin, max_unavailable=RESTART) as broker:
         live(mortal, address, broker, monkeypatch)
@@ -69,7 +71,7 @@ def live(server: Standalone, address: str, broker: Broker, monkeypatch: pytest.M
             own += batch
         assert isinstance(fenced.append(Batch.of(numbered(1))).exception(RESTART), Fenced)
         put(owner, numbered(1, 25))
-    # Nothing acknowledged is missing; what was under way may stand there twice.
+    # Nothing acknowledged is missing; pending appends may be in the log twice.
     everything = read_all(broker, "data")
     assert {*positions} <= {*positions_of(everything)}
     assert [*dict.fromkeys(values(everything))] == [b"value-%d" % number for number in range(400)]

@@ -1,4 +1,4 @@
-"""What Pulsar does to readers, and what ours make of it."""
+"""Behaviours of Pulsar's readers, and how readers of the port handle them."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def broker(opening: Opening) -> Broker:
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let readers be sent one message after the other, so that what is behind it can still go."""
+    """Send readers one message at a time, so that later ones can still be dropped."""
     monkeypatch.setattr(broker_module, "AHEAD", 1)
     monkeypatch.setattr(broker_module, "AHEAD_OF_LARGE", 1)
 
 
 def test_messages_of_other_programs_are_read_as_they_are(broker: Broker, client: pulsar.Client, namespace: str) -> None:
-    """Batched or not, with a schema, an ordering key, compressed: what the port knows of a message comes."""
+    """Batched or not, with a schema, an ordering key, compressed: the fields of the port are read."""
     name = f"persistent://{namespace}/orders"
     batched = client.create_producer(
         name, batching_enabled=True, batching_max_messages=3, compression_type=pulsar.CompressionType.ZSTD
@@ -71,8 +71,8 @@ def test_messages_of_other_programs_are_read_as_they_are(broker: Broker, client:
         assert positions_of(behind) == positions_of(found)[index + 1 :]
 
 
-def test_a_start_without_a_batch_index_takes_the_whole_batch(broker: Broker) -> None:
-    """Pulsar gives the first member of a batch also to who starts behind its entry."""
+def test_start_without_a_batch_index_reads_the_whole_batch(broker: Broker) -> None:
+    """Pulsar returns the first message of a batch also to a reader that starts after its entry."""
     (positions,) = fill(broker, "orders", numbered(4))
     entry = positions[0]._replace(batch=-1)
     assert positions_of(read_all(broker, "orders", entry)) == positions
@@ -83,8 +83,8 @@ def test_a_start_without_a_batch_index_takes_the_whole_batch(broker: Broker) -> 
     assert positions_of(read_all(broker, "orders", past)) == more
 
 
-def test_a_gap_that_is_none_is_passed(broker: Broker, client: pulsar.Client, namespace: str) -> None:
-    """A chunked message stands at its last chunk only; a reader that was opened anew skips the others too."""
+def test_gap_of_a_chunked_message_is_accepted(broker: Broker, client: pulsar.Client, namespace: str) -> None:
+    """A chunked message is at its last chunk only; a reopened reader skips the others too."""
     producer = client.create_producer(f"persistent://{namespace}/orders", chunking_enabled=True)
     producer.send(b"before")
     producer.send(os.urandom(6 * 1024 * 1024))
@@ -95,10 +95,10 @@ def test_a_gap_that_is_none_is_passed(broker: Broker, client: pulsar.Client, nam
     assert entries[1] > entries[0] + 1
 
 
-def test_a_reader_that_truncation_moves_over_what_went_is_told(
+def test_reader_that_truncation_moves_past_dropped_messages_raises(
     broker: Broker, asking: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Truncation drops all but the newest ledger, whatever holds them, and moves open readers to the very end."""
+    """Truncation drops all ledgers but the newest, despite subscriptions, and moves open readers to the end."""
     one_by_one(monkeypatch)
     fill(broker, "orders", *([message] for message in numbered(4)))
     with broker.reader("orders") as reader:
@@ -111,10 +111,10 @@ def test_a_reader_that_truncation_moves_over_what_went_is_told(
     assert [placed.message for placed in found] == numbered(5)[: len(found)]
 
 
-def test_a_reader_that_truncation_moves_over_what_stands_reads_it(
+def test_reader_that_truncation_moves_past_existing_messages_reads_them(
     opening: Opening, asking: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader in the newest ledger is moved to its end too, over messages that are still there."""
+    """A reader in the newest ledger is moved to its end too, past messages that still exist."""
     one_by_one(monkeypatch)
     broker = opening(batching=False)
     broker.create_topic("orders")
@@ -138,7 +138,7 @@ def read_count_at_most(reader: Any, count: int) -> list[PlacedMessage]:
 
 
 class Dead:
-    """A reader of the client library after its topic was closed while it came back: connected, and silent for ever."""
+    """A reader of the client library whose topic was closed during a reconnect: connected, and silent for ever."""
 
     def next(self, milliseconds: int) -> None:
         del milliseconds
@@ -154,17 +154,17 @@ class Dead:
 
 
 @pytest.mark.parametrize("behind", ["message", "ledger", "chunks"])
-def test_a_reader_goes_on_behind_a_chunked_message_of_another_program(
+def test_reader_continues_after_a_chunked_message_of_another_program(
     broker: Broker, client: pulsar.Client, namespace: str, asking: Any, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
-    """Whoever asks for its place again is not given it, since only its last chunk stands there."""
+    """A new source does not get the chunked message again, because only its last chunk has its position."""
     monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.05)
     producer = client.create_producer(f"persistent://{namespace}/orders", chunking_enabled=True)
     producer.send(b"before")
     producer.send(os.urandom(6 * 1024 * 1024))
     with broker.reader("orders") as reader:
         read_count(reader, 2)
-        reader._source = Dead()  # type: ignore[attr-defined]  # what the library can't be brought to at will
+        reader._source = Dead()  # type: ignore[attr-defined]  # a state that can't be provoked
         if behind == "ledger":
             asking("PUT", "unload")
         size = 6 * 1024 * 1024 if behind == "chunks" else 1
@@ -175,17 +175,15 @@ def test_a_reader_goes_on_behind_a_chunked_message_of_another_program(
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_a_reader_that_died_without_a_word_is_opened_anew(
-    opening: Opening, monkeypatch: pytest.MonkeyPatch, compacted: bool
-) -> None:
-    """It says that it is connected and that there is no more, while messages lie ahead."""
+def test_silently_dead_reader_is_reopened(opening: Opening, monkeypatch: pytest.MonkeyPatch, compacted: bool) -> None:
+    """The reader reports that it is connected and has no more messages, although there are some."""
     monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.05)
     broker = opening(compacted_prefix="orders" if compacted else "own")
     broker.create_topic("orders")
     fill(broker, "orders", numbered(10), numbered(10, 10))
     with broker.reader("orders", compacted=compacted) as reader:
         found = read_count_at_most(reader, 4)
-        reader._source = Dead()  # type: ignore[attr-defined]  # what the library can't be brought to at will
+        reader._source = Dead()  # type: ignore[attr-defined]  # a state that can't be provoked
         while len(found) < 20:
             batch = reader.read(timeout=WAIT_SECONDS)
             assert batch is not None
@@ -194,7 +192,7 @@ def test_a_reader_that_died_without_a_word_is_opened_anew(
 
 
 def test_an_end_that_was_compacted_away_is_an_end(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The raw end of a compacted topic may be a delete that nobody is given."""
+    """The raw end of a compacted topic may be a delete that no reader gets."""
     monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.01)
     monkeypatch.setattr(reader_module, "LONGEST_CHECK_SECONDS", 0.02)
     broker = opening(compacted_prefix="orders")
@@ -210,10 +208,10 @@ def test_an_end_that_was_compacted_away_is_an_end(opening: Opening, monkeypatch:
         assert positions_of(read_count(reader, 1)) == more
 
 
-def test_holes_of_a_batch_that_was_compacted_are_left_out(
+def test_placeholders_of_compacted_messages_are_skipped(
     broker: Broker, client: pulsar.Client, namespace: str, asking: Callable[..., Any]
 ) -> None:
-    """Where compaction drops members of a batch Pulsar gives empty messages instead."""
+    """Pulsar returns empty messages in place of those of a batch that compaction dropped."""
     producer = client.create_producer(f"persistent://{namespace}/orders", batching_enabled=True)
     for number in range(5):
         producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"k{number % 2}")
@@ -226,8 +224,8 @@ def test_holes_of_a_batch_that_was_compacted_are_left_out(
     assert [position.batch for position in positions_of(found)] == [3, 4]
 
 
-def test_a_topic_that_another_process_made_anew_is_not_read_on(opening: Opening, broker: Broker) -> None:
-    """The client library goes on by itself in the new topic, where a reader would be given its messages."""
+def test_reader_does_not_continue_in_a_re_created_topic(opening: Opening, broker: Broker) -> None:
+    """The client library continues silently with the new topic and would return its messages."""
     fill(broker, "orders", numbered(3))
     with broker.reader("orders") as reader, broker.reader("orders", LATEST) as late, broker.reader("orders") as idle:
         assert len(read_count(reader, 3)) == 3
@@ -240,13 +238,13 @@ def test_a_topic_that_another_process_made_anew_is_not_read_on(opening: Opening,
             with pytest.raises(Error) as caught:
                 drain(each, found, timeout=WAIT_SECONDS)
             assert isinstance(caught.value, TopicNotFound | PositionTrimmed)
-            assert [placed.message for placed in found] in ([], numbered(3))  # what was read ahead may come
+            assert [placed.message for placed in found] in ([], numbered(3))  # prefetched messages may be read
 
 
 def test_a_topic_of_another_program_has_an_incarnation(
     broker: Broker, client: pulsar.Client, namespace: str, cluster: Cluster
 ) -> None:
-    """Nobody marked it; the time of its making, which trimming and unloading leave alone, tells it apart."""
+    """It has no incarnation property; its creation time identifies it, unchanged by trimming and unloading."""
 
     def make() -> str:
         producer = client.create_producer(f"persistent://{namespace}/foreign")
@@ -265,16 +263,16 @@ def test_a_topic_of_another_program_has_an_incarnation(
     assert make() != first
 
 
-def test_first_and_last_tell_of_batches(broker: Broker) -> None:
-    """The REST interface says of the last entry how many members it has, of others nothing."""
+def test_first_and_last_position_have_batch_indexes(broker: Broker) -> None:
+    """The REST interface returns the batch size of the last entry only."""
     first, second = fill(broker, "orders", numbered(3), numbered(4, 3))
     assert broker.first_position("orders") == first[0] == Position(first[0].ledger, 0, 0)
     assert broker.last_position("orders") == second[-1] == Position(second[0].ledger, 0, 3)
     assert broker.position_at("orders", 0) == first[0]
 
 
-def test_the_end_is_remembered_where_no_message_is_left(opening: Opening, broker: Broker) -> None:
-    """Reloaded, an empty topic has forgotten the entry, and even before that how many members it had."""
+def test_last_position_is_known_without_messages(opening: Opening, broker: Broker) -> None:
+    """An empty topic loses its last position when it is reloaded, and the batch index even before."""
     (positions,) = fill(broker, "orders", numbered(3))
     broker.roll("orders")
     broker.trim("orders", 2**62)
@@ -284,10 +282,10 @@ def test_the_end_is_remembered_where_no_message_is_left(opening: Opening, broker
         broker._cluster.ask("PUT", "orders", "unload")  # type: ignore[attr-defined]  # an empty ledger is not rolled
 
 
-def test_what_is_promised_and_does_not_come_is_waited_for_once(
+def test_reader_waits_once_for_messages_that_never_arrive(
     broker: Broker, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library says of a topic that was loaded anew that there is more, when all was read."""
+    """The library reports more messages of a reloaded topic after all were read."""
     fill(broker, "orders", numbered(1))
     with broker.reader("orders", LATEST) as reader:
         assert isinstance(reader, reader_module.PulsarReader)

@@ -1,4 +1,4 @@
-"""What Pulsar does to writers, and to what they wrote."""
+"""Behaviours of Pulsar's writers, and of stored messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def append(writer: Any, number: int = 0) -> BaseException | None:
 
 
 def test_an_owner_in_another_process_fences(opening: Opening, broker: Broker) -> None:
-    """Exclusive with fencing always wins, and who was fenced is dead for ever, also when the winner is gone."""
+    """An exclusive writer with fencing always wins; a fenced writer stays fenced after the winner has ended."""
     older = broker.writer("orders", exclusive=True)
     assert append(older, 0) is None
     with opening().writer("orders", exclusive=True) as owner:
@@ -67,8 +67,8 @@ def test_an_owner_in_another_process_fences(opening: Opening, broker: Broker) ->
     assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
 
 
-def test_who_waits_gets_in_when_the_other_process_is_gone(opening: Opening, broker: Broker) -> None:
-    """The library's own waiting ends with its time-out, and at once when somebody fences meanwhile."""
+def test_waiting_writer_opens_after_the_end_of_the_other_process(opening: Opening, broker: Broker) -> None:
+    """The library's own wait ends with its timeout, and at once if another writer fences meanwhile."""
     owning = opening()
     owner = owning.writer("orders", exclusive=True)
     with pytest.raises(StillHeld):
@@ -82,8 +82,8 @@ def test_who_waits_gets_in_when_the_other_process_is_gone(opening: Opening, brok
     assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
 
 
-def test_an_owner_goes_on_when_its_topic_was_unloaded(broker: Broker) -> None:
-    """Exclusiveness is no lease over a disconnect; nobody contests it here."""
+def test_owner_continues_after_an_unload(broker: Broker) -> None:
+    """Exclusive access is lost at a disconnect if another writer claims it; here none does."""
     with broker.writer("orders", exclusive=True) as writer:
         for number in range(4):
             put(writer, numbered(1, number))
@@ -91,8 +91,8 @@ def test_an_owner_goes_on_when_its_topic_was_unloaded(broker: Broker) -> None:
     assert values(read_all(broker, "orders")) == [b"value-%d" % number for number in range(4)]
 
 
-def test_a_topic_that_another_process_made_anew_is_not_written_to(opening: Opening, broker: Broker) -> None:
-    """The client library goes on by itself in the new topic: nothing there is acknowledged."""
+def test_writer_does_not_continue_in_a_re_created_topic(opening: Opening, broker: Broker) -> None:
+    """The client library continues silently with the new topic: nothing written there is acknowledged."""
     writer = broker.writer("orders")
     put(writer, numbered(1))
     other = opening()
@@ -103,10 +103,10 @@ def test_a_topic_that_another_process_made_anew_is_not_written_to(opening: Openi
     assert append(writer, 2) is error
 
 
-def test_the_first_failure_ends_a_writer(broker: Broker) -> None:
-    """The library sends on behind a message that failed, which would be a hole."""
+def test_first_failure_ends_a_writer(broker: Broker) -> None:
+    """The library sends later messages after a failed one, which would be a gap."""
     writer = broker.writer("orders")
-    writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it, as one with a lower limit
+    writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster rejects it, as with a lower limit
     futures = [writer.append(Batch.of([Message(b"k", b"x" * size)])) for size in (5, 6 * 1024 * 1024, 7)]
     errors = [future.exception(WAIT_SECONDS) for future in futures]
     assert isinstance(errors[1], MessageTooLarge)
@@ -117,23 +117,23 @@ def test_the_first_failure_ends_a_writer(broker: Broker) -> None:
     assert {*values(read_all(broker, "orders"))} <= {b"x" * 5, b"x" * 7}
 
 
-def test_an_append_that_was_swallowed_is_no_success(broker: Broker) -> None:
-    """Deduplication acknowledges what it drops, with an id that is none."""
+def test_dropped_append_is_an_error(broker: Broker) -> None:
+    """Deduplication acknowledges a dropped message with an invalid id."""
     with broker.writer("orders") as writer:
         outcome = writer.outcome([pulsar.MessageId(-1, -1, -1, -1)])  # type: ignore[attr-defined]  # see above
         assert isinstance(outcome, AppendUnknown)
         assert append(writer) is outcome
 
 
-def test_more_than_may_be_under_way_waits_and_makes_no_hole(broker: Broker) -> None:
-    """By default the library refuses what its queue has no room for, and takes what comes behind."""
+def test_append_over_the_pending_limit_waits_without_a_gap(broker: Broker) -> None:
+    """By default the library rejects messages while its queue is full, and accepts later ones."""
     with broker.writer("orders") as writer:
         futures = [writer.append(Batch.of(numbered(1000, start))) for start in range(0, 12_000, 1000)]
     assert [position for future in futures for position in future.result()] == positions_of(read_all(broker, "orders"))
 
 
 def test_callbacks_of_appends_may_call_anything(broker: Broker) -> None:
-    """A call into the client library from its own thread stops all of it for ever."""
+    """A call into the client library from its own thread would block it for ever."""
     done = threading.Event()
     with broker.writer("orders") as writer:
 
@@ -151,7 +151,7 @@ def test_callbacks_of_appends_may_call_anything(broker: Broker) -> None:
 def test_a_writer_that_is_opened_while_its_broker_is_closed_fails_its_appends(
     opening: Opening, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library resolves them in a thread of ours, which has ended by then."""
+    """A thread of this package resolves them, which has ended by then."""
     closed: Any = opening()
     opened, writers = closed._cluster.opened, []
 
@@ -167,12 +167,12 @@ def test_a_writer_that_is_opened_while_its_broker_is_closed_fails_its_appends(
     assert read_all(broker, "orders") == []
 
 
-def test_what_retention_would_drop_is_held(
+def test_subscription_keeps_messages_without_retention(
     opening: Opening, broker: Broker, client: pulsar.Client, namespace: str, cluster: Cluster
 ) -> None:
-    """Without retention Pulsar drops each ledger that no durable subscription is at, whoever reads it."""
+    """Without retention Pulsar drops each ledger that no durable subscription keeps, even while it is read."""
     producer = client.create_producer(f"persistent://{namespace}/foreign")
-    producer.send(b"foreign")  # before ours was held
+    producer.send(b"foreign")  # before the subscription was created
     positions = []
     with broker.writer("foreign") as writer:
         for number in range(3):
@@ -191,10 +191,10 @@ def test_what_retention_would_drop_is_held(
         ("compactionThreshold", 1000, "compaction"),
     ],
 )
-def test_a_policy_that_drops_what_is_held_is_refused(
+def test_policy_that_drops_kept_messages_is_rejected(
     broker: Broker, namespace: str, cluster: Cluster, policy: str, body: Any, word: str
 ) -> None:
-    """An expiry goes over the head of every subscription; compaction over transactions."""
+    """An expiry ignores subscriptions; compaction ignores transactions."""
     fill(broker, "orders", numbered(1))
     method = "PUT" if policy == "compactionThreshold" else "POST"
     ask(cluster.admin, f"namespaces/{namespace}/{policy}", method, body)
@@ -214,8 +214,8 @@ def test_a_policy_that_drops_what_is_held_is_refused(
     assert values(read_all(broker, "orders")) == [b"value-0"]
 
 
-def test_a_topic_of_data_that_was_compacted_is_not_written_to(broker: Broker, asking: Callable[..., Any]) -> None:
-    """Compaction knows no transactions: an aborted record may have taken the place of a committed one."""
+def test_compacted_data_topic_is_not_written_to(broker: Broker, asking: Callable[..., Any]) -> None:
+    """Compaction ignores transactions: an aborted record may have replaced a committed one."""
     fill(broker, "orders", numbered(3))
     with pytest.raises(NotSupported, match="__txnbuffer"):
         broker.compact("orders")
@@ -225,8 +225,8 @@ def test_a_topic_of_data_that_was_compacted_is_not_written_to(broker: Broker, as
         broker.writer("orders")
 
 
-def test_compactions_at_once_are_all_done(opening: Opening) -> None:
-    """The cluster refuses one while another is under way."""
+def test_concurrent_compactions_all_succeed(opening: Opening) -> None:
+    """The cluster rejects a compaction while another one runs."""
     broker = opening(compacted_prefix="orders")
     broker.create_topic("orders")
     fill(broker, "orders", numbered(500))
@@ -236,7 +236,7 @@ def test_compactions_at_once_are_all_done(opening: Opening) -> None:
 
 
 def test_a_compacted_topic_keeps_a_steady_size(opening: Opening) -> None:
-    """What compaction has seen is held no longer, but for the ledger of the last message and one more."""
+    """Compacted ledgers are dropped, except that of the last message and one more."""
     broker = opening(compacted_prefix="orders")
     broker.create_topic("orders")
     last = None
@@ -250,7 +250,7 @@ def test_a_compacted_topic_keeps_a_steady_size(opening: Opening) -> None:
     assert len(read_all(broker, "orders", compacted=True)) == 7
 
 
-def test_our_subscription_is_there_before_the_first_message(broker: Broker, asking: Callable[..., Any]) -> None:
+def test_subscription_exists_before_the_first_message(broker: Broker, asking: Callable[..., Any]) -> None:
     cursor = asking("GET", "internalStats")["cursors"][SUBSCRIPTION]
     assert cursor["markDeletePosition"].endswith(":-1")
     fill(broker, "orders", numbered(2))
@@ -269,8 +269,8 @@ for _ in range(50):
 """
 
 
-def test_a_process_that_just_ends_ends_well(cluster: Cluster, namespace: str) -> None:
-    """With sends under way and nothing closed the client library aborts the process."""
+def test_process_exits_cleanly_without_closing(cluster: Cluster, namespace: str) -> None:
+    """With pending sends and nothing closed the client library would abort the process."""
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", LEAVING, f"{cluster.url}/{namespace}", cluster.admin],

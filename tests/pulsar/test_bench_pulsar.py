@@ -1,4 +1,4 @@
-"""The figures of a real broker, each run once on little work, so that none rots until somebody measures."""
+"""The figures of a real broker, each run once with little work, so that a broken one is noticed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMORY = "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=3999m"
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandaloneProcess]:
-    """The broker of the figures, with such memory, which ends with the test."""
+    """The broker of the figures, with `MEMORY`, which ends with the test."""
     monkeypatch.setenv("PULSAR_MEM", MEMORY)
     try:
         home = distribution()

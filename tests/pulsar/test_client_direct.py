@@ -1,4 +1,4 @@
-"""Applications on a real cluster: their records go there straight, a service beside it decides."""
+"""Applications on a real cluster: they write records to it directly, and a service coordinates transactions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from txnbuffer import (
 from txnbuffer.client.connection import PendingConnection
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.limits import Limits
 
 LONG = 300.0
-"""Seconds after which a test that hangs has failed."""
+"""Seconds after which a hanging test fails."""
 
 
 class Place:
@@ -51,7 +51,7 @@ class Place:
         return connect(self.address, broker_options=self.options, **more)
 
     def read(self, topic: str, count: int) -> list[Record]:
-        """So many committed records, as a process of its own would read them."""
+        """The first `count` committed records, read as by another process."""
         records: list[Record] = []
         with open_broker(self.address, **self.options) as broker:
             while topic not in broker.topics():
@@ -65,17 +65,17 @@ class Place:
 
     @asynccontextmanager
     async def service(self) -> AsyncIterator[Engine]:
-        """A service that tells its address in the decision log."""
+        """A service that publishes its address in the decision log."""
         broker = await asyncio.to_thread(lambda: open_broker(self.address, **self.options))
         server = GrpcServer(Limits(), max_clients=10)
         await server.start("127.0.0.1:0")
-        engine = await Engine.start(broker, shared=True, address=f"127.0.0.1:{server.port}")
+        engine = await Engine.start(broker, cluster_mode=True, address=f"127.0.0.1:{server.port}")
         await server.serve(engine, ServiceAdmin(engine))
         try:
             yield engine
         finally:
             await server.stop()
-            with contextlib.suppress(OwnershipLost):  # where another one took over
+            with contextlib.suppress(OwnershipLost):  # if another one took over
                 await engine.stop()
             await asyncio.to_thread(broker.close)
 
@@ -93,7 +93,7 @@ def beside_a_service(place: Place, test: Callable[[Client], Coroutine[Any, Any, 
     asyncio.run(run())
 
 
-def test_a_transaction_over_topics_is_seen_whole_elsewhere(place: Place) -> None:
+def test_transaction_over_topics_is_visible_whole(place: Place) -> None:
     async def test(client: Client) -> None:
         async with client.transaction() as txn:
             await txn.send_many("orders", [b"1", b"2"], keys=["a", None])
@@ -114,7 +114,7 @@ def test_a_transaction_over_topics_is_seen_whole_elsewhere(place: Place) -> None
     beside_a_service(place, test)
 
 
-def test_an_aborted_transaction_is_seen_by_nobody(place: Place) -> None:
+def test_aborted_transaction_is_invisible(place: Place) -> None:
     async def test(client: Client) -> None:
         async with client.transaction() as first:
             await first.send("orders", b"1")
@@ -133,7 +133,7 @@ def test_an_aborted_transaction_is_seen_by_nobody(place: Place) -> None:
     beside_a_service(place, test)
 
 
-def test_another_programs_consumer_sees_a_record_as_one_message(place: Place) -> None:
+def test_plain_consumer_gets_a_record_as_one_message(place: Place) -> None:
     async def test(client: Client) -> None:
         async with client.transaction() as txn:
             await txn.send("orders", "3 apples", key="order-1", properties={"of": "apples"}, event_time=77)
@@ -149,7 +149,7 @@ def test_another_programs_consumer_sees_a_record_as_one_message(place: Place) ->
 
 
 def consume(place: Place, count: int) -> tuple[int, list[tuple[str, bytes, int, dict[str, str]]]]:
-    """What a plain consumer of topic `orders` is given: how many markers, and the other messages."""
+    """The messages that a plain consumer of topic `orders` gets: the number of markers, and the others."""
     other = pulsar.Client(place.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     try:
         consumer = other.subscribe(
@@ -173,7 +173,7 @@ def test_each_record_is_processed_exactly_once(place: Place) -> None:
         await client.send("numbers", b"not a number")
         async with client.transaction() as txn:
             await txn.send_many("numbers", [str(number) for number in range(25, 50)])
-        for count in (30, 51):  # as two processes, the second of which goes on behind the first
+        for count in (30, 51):  # as two processes, the second of which continues after the first
             work = asyncio.create_task(client.process("numbers", "doubling", double, on_error="skip", batch=10))
             await asyncio.to_thread(place.read, "doubled", count - 1)
             if count == 51:
@@ -199,14 +199,16 @@ def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_
                 assert [record.value for record in batch] == [b"1"]
             async with place.service():
                 await until(lambda: client.session.core.welcomed)
-                client.session.max_unavailable = LONG  # to register a topic may take a busy cluster more than a second
+                client.session.max_unavailable = (
+                    LONG  # registering a topic may take more than a second on a busy cluster
+                )
                 async with client.transaction() as txn:
                     await txn.send("orders", b"2")
 
     asyncio.run(test())
 
 
-def test_a_client_goes_over_to_the_next_owner(place: Place) -> None:
+def test_client_switches_to_the_next_owner(place: Place) -> None:
     async def test() -> None:
         async with asyncio.timeout(LONG), place.service() as first, place.connect() as client:
             async with client.transaction() as before:
@@ -224,7 +226,7 @@ def test_a_client_goes_over_to_the_next_owner(place: Place) -> None:
     asyncio.run(test())
 
 
-def test_a_client_is_told_the_services_address_where_it_wants(place: Place) -> None:
+def test_client_accepts_the_address_of_the_service(place: Place) -> None:
     async def test() -> None:
         async with asyncio.timeout(LONG), place.service() as engine:
             address = newest_address(engine)
@@ -241,7 +243,7 @@ def newest_address(engine: Engine) -> str:
     return ServiceDiscovery(engine.broker, "").newest_address()
 
 
-def test_the_service_of_another_namespace_decides_nothing_here(cluster: Cluster, place: Place) -> None:
+def test_service_of_another_namespace_is_rejected(cluster: Cluster, place: Place) -> None:
     async def run() -> None:
         namespace = cluster.namespace()
         other = Place(cluster, namespace)
@@ -260,7 +262,7 @@ def test_the_service_of_another_namespace_decides_nothing_here(cluster: Cluster,
     asyncio.run(run())
 
 
-def test_a_record_that_the_cluster_would_refuse_harms_no_other(place: Place) -> None:
+def test_rejected_record_affects_no_other(place: Place) -> None:
     async def test(client: Client) -> None:
         async with client.transaction() as txn:
             await txn.send("orders", b"1")
@@ -274,7 +276,7 @@ def test_a_record_that_the_cluster_would_refuse_harms_no_other(place: Place) -> 
     beside_a_service(place, test)
 
 
-def test_many_transactions_at_once_from_plain_threads(place: Place) -> None:
+def test_many_concurrent_transactions_from_threads(place: Place) -> None:
     def work() -> None:
         with place.connect() as client:
             for number in range(10):

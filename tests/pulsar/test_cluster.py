@@ -1,4 +1,4 @@
-"""The cluster that tests run on is there, is one for all, and can be killed where a test has its own."""
+"""The cluster of the tests is available and shared, and a private broker can be killed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def write_and_read(url: str, topic: str) -> bytes:
         client.close()
 
 
-def test_a_message_comes_back(cluster: Cluster, namespace: str) -> None:
+def test_message_round_trip(cluster: Cluster, namespace: str) -> None:
     assert len(write_and_read(cluster.url, f"persistent://{namespace}/orders")) == 16
     assert ask(cluster.admin, f"persistent/{namespace}") == [f"persistent://{namespace}/orders"]
 
 
-def test_the_way_that_is_required_was_taken(cluster: Cluster) -> None:
+def test_required_way_is_used(cluster: Cluster) -> None:
     assert cluster.way in WAYS
     assert os.environ.get("TXNBUFFER_PULSAR_REQUIRE", cluster.way) == cluster.way
 
@@ -44,10 +44,10 @@ def test_each_namespace_is_fresh(cluster: Cluster) -> None:
     cluster.drop(other)
 
 
-def test_a_killed_broker_comes_back_with_its_data(mortal: Standalone) -> None:
+def test_killed_broker_restarts_with_its_data(mortal: Standalone) -> None:
     namespace = mortal.namespace()
     forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-    ask(mortal.admin, f"namespaces/{namespace}/retention", "POST", forever)  # or the restart trims the message
+    ask(mortal.admin, f"namespaces/{namespace}/retention", "POST", forever)  # else the restart trims the message
     first = write_and_read(mortal.url, f"{namespace}/orders")
     assert mortal.alive
     with address_taken(mortal):
@@ -75,7 +75,7 @@ sys.exit(7)
 
 
 def ends_while_it_hangs(broker: Standalone) -> None:
-    """A program with sends under way that closes nothing ends by itself, with its own code: the library would abort."""
+    """A program with pending sends that closes nothing exits with its own code; the library would abort it."""
     command = [sys.executable, "-c", SENDING, f"{broker.url}/{broker.namespace()}", broker.admin]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         try:

@@ -1,4 +1,4 @@
-"""What else a cluster does with topics, while they have transactions: schemas, deduplication, delayed delivery."""
+"""Features of a cluster on topics with transactions: schemas, deduplication, delayed delivery."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def committed(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
 
 
 def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: str) -> None:
-    """Values are bytes of that schema, which is the sender's care; a consumer with the schema passes over markers."""
+    """Values are bytes of the schema, encoded by the sender; a consumer with the schema skips markers."""
     ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
     ask(cluster.admin, f"schemas/{namespace}/orders/schema", "POST", SCHEMA)
     url, schema = f"persistent://{namespace}/orders", AvroSchema(Order)
@@ -83,8 +83,8 @@ def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: s
 
 
 @pytest.mark.parametrize("topic", ["orders", "orders-partition-1"])
-def test_a_schema_goes_with_what_is_sent(cluster: Cluster, namespace: str, topic: str) -> None:
-    """The cluster registers it, and each message has its version, by which consumers know what wrote it."""
+def test_messages_have_the_schema_version(cluster: Cluster, namespace: str, topic: str) -> None:
+    """The cluster registers the schema, and each message has its version for consumers."""
     if topic != "orders":
         ask(cluster.admin, f"persistent/{namespace}/orders/partitions", "PUT", 2)
     with (
@@ -102,14 +102,14 @@ def test_a_schema_goes_with_what_is_sent(cluster: Cluster, namespace: str, topic
         while len(records) < 3:
             message = consumer.receive(int(LONG * 1000))
             if "tb.marker" not in message.properties():
-                version = message._message.int_schema_version()  # the wrapper does not show it
+                version = message._message.int_schema_version()  # the wrapper has no accessor
                 records.append((version, message.value().apples))
         assert records == [(0, 2), (0, 3), (0, 4)]
         decoded = [AvroSchema(Order).decode(value).apples for value in committed(client, topic, 3)]
         assert decoded == [2, 3, 4]
 
 
-def test_what_a_schema_can_not_have_is_refused_by_name(cluster: Cluster, namespace: str) -> None:
+def test_invalid_use_of_schemas_is_rejected_by_name(cluster: Cluster, namespace: str) -> None:
     ask(cluster.admin, f"persistent/{namespace}/counts", "PUT", {})
     ask(cluster.admin, f"schemas/{namespace}/counts/schema", "POST", {"type": "INT32", "schema": "", "properties": {}})
     schemas = {"orders": AvroSchema(Order), "counts": AvroSchema(Order)}
@@ -129,7 +129,7 @@ def test_what_a_schema_can_not_have_is_refused_by_name(cluster: Cluster, namespa
         assert [AvroSchema(Order).decode(value).apples for value in committed(client, "orders", 1)] == [1]
 
 
-def test_a_namespace_that_enforces_schemas_is_refused_by_name(cluster: Cluster, namespace: str) -> None:
+def test_namespace_that_enforces_schemas_is_rejected_by_name(cluster: Cluster, namespace: str) -> None:
     ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
     ask(cluster.admin, f"schemas/{namespace}/orders/schema", "POST", SCHEMA)
     with beside_a_service(cluster, namespace) as client:
@@ -149,8 +149,8 @@ def test_deduplication_by_the_broker_changes_nothing(cluster: Cluster, namespace
         ]
 
 
-def test_what_another_program_delays_is_read_where_it_stands(cluster: Cluster, namespace: str) -> None:
-    """A delay is kept for shared subscriptions only; the log has the message at once."""
+def test_delayed_message_is_read_at_its_position(cluster: Cluster, namespace: str) -> None:
+    """A delay applies to shared subscriptions only; the log has the message at once."""
     with another(cluster) as other, beside_a_service(cluster, namespace) as client:
         with client.transaction() as txn:
             txn.send("orders", b"1")

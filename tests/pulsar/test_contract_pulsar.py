@@ -1,4 +1,4 @@
-"""The contract, kept by a Pulsar cluster: by topics of applications, and by those that are compacted."""
+"""The contract for a Pulsar cluster: data topics, and compacted topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from broker_io.testing.contract.trimming import LedgersContract, TrimmingContrac
 
 @pytest.fixture(scope="module")
 def shared_namespace(cluster: Cluster) -> Iterator[str]:
-    """One for all of these tests, each of which makes topics of its own."""
+    """A namespace for all of these tests, each with its own topics."""
     name = cluster.namespace()
     yield name
     cluster.drop(name)
@@ -64,4 +64,4 @@ class TestDataTopics(
     TrimmingContract,
     OwningContract,
 ):
-    """Batched; compaction is not offered for them."""
+    """Data topics are batched and can't be compacted."""

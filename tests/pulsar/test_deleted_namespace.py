@@ -1,4 +1,4 @@
-"""A namespace that somebody deletes while services and clients use it, and that is made anew."""
+"""A namespace that is deleted and re-created while services and clients use it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def delete_namespace(cluster: Cluster, namespace: str) -> None:
-    """With all that is in it, and that comes back meanwhile."""
+    """Delete a namespace with all topics, including those re-created meanwhile."""
 
     def gone() -> bool:
         with suppress(urllib.error.HTTPError):
             ask(cluster.admin, f"namespaces/{namespace}?force=true", "DELETE")
-        with suppress(urllib.error.HTTPError):  # a cluster may refuse to do both at once
+        with suppress(urllib.error.HTTPError):  # a cluster may refuse both in one request
             for topic in ask(cluster.admin, f"persistent/{namespace}"):
                 ask(cluster.admin, f"{topic.replace('://', '/')}?force=true", "DELETE")
             ask(cluster.admin, f"namespaces/{namespace}", "DELETE")
@@ -53,7 +53,7 @@ def seen(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
 
 
 def tell_errors(client: SyncClient, told: list[Error]) -> None:
-    """Go on until one is told: no call waits for ever."""
+    """Commit until a call fails; no call waits for ever."""
     while not told:
         try:
             with client.transaction() as txn:
@@ -62,7 +62,7 @@ def tell_errors(client: SyncClient, told: list[Error]) -> None:
             told.append(error)
 
 
-def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cluster: Cluster, namespace: str) -> None:
+def test_deletion_ends_services_and_clients_and_the_new_namespace_works(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
 
     def service(*flags: str) -> ServiceProcess:
@@ -95,6 +95,6 @@ def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cl
                     txn.send("newer", number)
                     of_newer = txn.id
             assert of_newer > of_older
-            with pytest.raises(Error), older.transaction() as txn:  # that one has to connect anew
+            with pytest.raises(Error), older.transaction() as txn:  # the older client has to reconnect
                 txn.send("newer", b"older")
             assert seen(client, "newer", len(numbers)) == numbers

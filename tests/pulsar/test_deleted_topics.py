@@ -1,4 +1,4 @@
-"""Data topics that somebody deletes on the cluster while a service and clients have them open."""
+"""Data topics that are deleted on the cluster while a service and clients have them open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txnbuffer.client import routing
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, namespace: str) -> None:
+def test_later_transactions_re_create_a_deleted_topic(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with (
         ServiceProcess(address, "--admin-url", cluster.admin),
@@ -31,7 +31,7 @@ def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, na
         ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
 
         def commits(value: bytes) -> bool:
-            """Whether it did: nothing of it happens while the topic that was deleted is still taken for registered."""
+            """Whether a transaction committed; none does while the deleted topic still counts as registered."""
             try:
                 with client.transaction() as txn:
                     txn.send("orders", value)
@@ -54,7 +54,7 @@ def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, na
             assert values == [b"new", b"newer"]
 
 
-def test_a_deleted_topic_is_made_anew_with_partitions(
+def test_deleted_topic_is_re_created_with_partitions(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routing, "REFRESH", 0.0)
@@ -67,7 +67,7 @@ def test_a_deleted_topic_is_made_anew_with_partitions(
             txn.send("orders", b"old")
 
         def partitioned() -> bool:
-            """Whoever had it open may make it again in between."""
+            """Re-create the topic with partitions; a client that had it open may re-create it before."""
             with suppress(urllib.error.HTTPError):
                 ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
             with suppress(urllib.error.HTTPError):
@@ -78,7 +78,7 @@ def test_a_deleted_topic_is_made_anew_with_partitions(
         eventually(partitioned)
 
         def commits() -> bool:
-            """Whether it did; the old topic may come back for a while, by whoever had it open."""
+            """Whether a transaction committed; a client that had the old topic open may re-create it for a while."""
             try:
                 with client.transaction() as txn:
                     txn.send("orders", b"new")

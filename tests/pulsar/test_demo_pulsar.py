@@ -1,4 +1,4 @@
-"""The demo beside a broker of its own, which is killed as well."""
+"""The demo on its own broker, which is killed as well."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pulsar_container import distribution
 from broker_io.testing.standalone import NoPulsar
 
 SECONDS = 800
-"""Less than a test has: the demo is asked to end, and ends what it started, before the test is given up."""
+"""Timeout below that of the test, so that the demo can still end its processes."""
 
 
 def run_demo(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
+    """Run the demo; exit code, stdout and stderr."""
     try:
         home = distribution()
     except NoPulsar as failure:
@@ -33,7 +33,7 @@ def run_demo(*arguments: str) -> tuple[int, str, str]:
     return demo.returncode, out, err
 
 
-def test_a_short_year_ends_as_the_source_says_though_the_broker_is_killed_too() -> None:
+def test_short_demo_with_kills_of_the_broker_finds_no_difference() -> None:
     code, out, err = run_demo(
         "--transactions", "600", "--kills", "4", "--broker-kills", "1", "--seed", "5", "--output", "json"
     )

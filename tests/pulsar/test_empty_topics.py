@@ -1,4 +1,4 @@
-"""Topics that are registered and hold no message of anybody: the cluster replaces their ledgers when it loads them."""
+"""Registered topics without messages, whose ledgers the cluster replaces when it loads them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ async def register(port: int, topic: str) -> None:
     await link.cut()
 
 
-def test_a_topic_goes_on_that_nobody_wrote_to_before_the_cluster_loaded_it_anew(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_empty_topic_works_after_a_reload(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with ServiceProcess(address, "--admin-url", cluster.admin) as service:
         register(service.port, "orders")

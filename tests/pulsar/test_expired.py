@@ -1,4 +1,4 @@
-"""Records that went over the head of our subscription, as by a message TTL: nobody takes the rest for the whole."""
+"""Records that expired despite the subscription, as by a message TTL: service and readers report the gap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 120.0
 
 
 def expire(cluster: Cluster, namespace: str, broker: Broker) -> None:
-    """What a TTL does to a topic that nobody looks after: the broker itself does so every some minutes only."""
+    """Expire messages as a TTL does; the broker itself checks only every few minutes."""
     path = f"persistent/{namespace}/orders"
     first = broker.ledgers("orders")[0].ledger
     ask(cluster.admin, f"{path}/subscription/__txnbuffer/skip_all", "POST")
@@ -30,14 +30,14 @@ def expire(cluster: Cluster, namespace: str, broker: Broker) -> None:
         put(writer, [Message(None, b"behind")])
 
     def gone() -> bool:
-        with contextlib.suppress(OSError):  # a topic that is being loaded says so
+        with contextlib.suppress(OSError):  # refused while the topic is being loaded
             ask(cluster.admin, f"{path}/trim", "POST")
         return broker.ledgers("orders")[0].ledger > first
 
     eventually(gone)
 
 
-def test_what_expired_unread_is_told_by_service_and_reader(cluster: Cluster, namespace: str) -> None:
+def test_service_and_reader_report_expired_messages(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with ServiceProcess(address, "--admin-url", cluster.admin) as service:
         with connect(address, broker_options=options) as client, client.transaction() as txn:

@@ -1,4 +1,4 @@
-"""Readers of a cluster whose client library, or whose questions, fail for a moment; no cluster is needed."""
+"""Readers of a cluster with transient failures of the client library or of requests; requires no cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Id:
 
 
 class Received:
-    """A message as the client library gives it."""
+    """A message as the client library returns it."""
 
     def __init__(self, ledger: int, entry: int) -> None:
         self._place = Position(ledger, entry)
@@ -55,7 +55,7 @@ class Received:
 
 
 class Topic:
-    """A cluster with one topic, and the sources that were opened of it; `failures` are what comes of the next calls."""
+    """A cluster with one topic, and its opened sources; `failures` are the results of the next calls."""
 
     closed = False
 
@@ -138,17 +138,17 @@ def read_on(reader: PulsarReader) -> list[tuple[int, int]]:
 
 
 def read_nothing() -> PlacedBatch:
-    raise AssertionError("what is there does not come")
+    raise AssertionError("the existing messages are not returned")
 
 
-def test_a_source_that_fails_for_a_moment_is_replaced_by_one_that_goes_on_there(topic: Topic) -> None:
+def test_source_with_a_transient_failure_is_replaced_at_its_position(topic: Topic) -> None:
     reader = reader_of(topic)
     topic.failures = [None, None, AWAY, AWAY, None, None, AWAY]
     assert read_on(reader) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
     assert topic.opened == [EARLIEST, Position(1, 1), Position(1, 1), Position(1, 2)]
 
 
-def test_a_source_that_closed_by_itself_is_replaced_too_and_one_of_ours_is_not(topic: Topic) -> None:
+def test_source_that_closed_by_itself_is_replaced_unless_the_reader_closed(topic: Topic) -> None:
     reader = reader_of(topic)
     topic.failures = [None, AWAY]
     topic.opening = [AWAY, AWAY]
@@ -162,7 +162,7 @@ def test_a_source_that_closed_by_itself_is_replaced_too_and_one_of_ours_is_not(t
         reader.read()
 
 
-def test_what_is_final_is_told_and_not_remembered(topic: Topic) -> None:
+def test_final_error_is_raised_and_not_stored(topic: Topic) -> None:
     reader = reader_of(topic)
     topic.failures = [TopicNotFound("gone")]
     with pytest.raises(TopicNotFound):
@@ -170,7 +170,7 @@ def test_what_is_final_is_told_and_not_remembered(topic: Topic) -> None:
     assert len(read_on(reader)) == 5
 
 
-def test_a_ledger_that_can_not_be_asked_about_is_asked_about_again(topic: Topic) -> None:
+def test_failed_request_about_a_ledger_is_retried(topic: Topic) -> None:
     reader = reader_of(topic)
     topic.asking = [None, AWAY, None, AWAY]  # at its beginning, and where a ledger ends
     found: list[tuple[int, int]] = []
@@ -184,8 +184,8 @@ def test_a_ledger_that_can_not_be_asked_about_is_asked_about_again(topic: Topic)
     assert failures == 2
 
 
-def test_nothing_is_skipped_because_a_second_look_could_not_be_had(topic: Topic) -> None:
-    """A source that leaves something out is asked a second time: one that could not be opened has answered nothing."""
+def test_nothing_is_skipped_if_a_second_source_fails(topic: Topic) -> None:
+    """A skip counts only if a second source confirms it; one that could not be opened confirms nothing."""
     reader = reader_of(topic)
     assert reader.read(limit=1) is not None
     topic.hidden = {Position(1, 1)}

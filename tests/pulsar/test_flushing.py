@@ -1,4 +1,4 @@
-"""Writers that send at once what is alone, and as one entry what was appended together."""
+"""Writers send a single append at once, and an append as one entry."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def all_positions(broker: Broker, topic: str) -> list[Position]:
     return found
 
 
-def test_nothing_flushes_while_it_keeps_other_threads_from_python() -> None:
-    """The library's `flush_async` does: once in some thousand calls it waits for a thread that waits for Python."""
+def test_flush_does_not_hold_the_global_lock() -> None:
+    """The library's `flush_async` can deadlock with a thread that waits for Python's global lock."""
     calls = [path.name for path in (ROOT / "broker_io/pulsar").glob("*.py") if ".flush_async(" in path.read_text()]
     assert calls == []
 
 
-def test_the_last_place_in_an_entry_tells_all_others() -> None:
+def test_last_position_of_an_entry_gives_all_others() -> None:
     assert [*(places_in_entry(Position(7, 5, 2), 3) or ())] == [
         Position(7, 5, 0),
         Position(7, 5, 1),
@@ -52,11 +52,11 @@ def test_the_last_place_in_an_entry_tells_all_others() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 0, 1, 3])
-def test_an_entry_that_holds_less_or_more_tells_nothing(index: int) -> None:
+def test_entry_of_another_size_gives_no_positions(index: int) -> None:
     assert places_in_entry(Position(7, 5, index), 3) is None
 
 
-def test_appends_that_are_alone_wait_for_no_timer(
+def test_single_appends_do_not_wait_for_the_timer(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "BATCH_DELAY_MS", LATE_MS)
@@ -68,12 +68,12 @@ def test_appends_that_are_alone_wait_for_no_timer(
                 positions = writer.append(values(size)).result(SECONDS)
                 assert len({position[:2] for position in positions}) == 1
                 assert positions.indexes.tolist() == list(range(size))
-            delete = writer.append(Batch.of([Message(b"k", None)]))  # a batch without a byte is full too
+            delete = writer.append(Batch.of([Message(b"k", None)]))  # a batch of zero bytes is full too
             assert len(delete.result(SECONDS)) == 1
 
 
-def test_any_mixture_of_appends_stands_where_it_was_told(cluster: Cluster, namespace: str) -> None:
-    """Entries of their own, appends that go together, and those too large for one, with many of them under way."""
+def test_any_mixture_of_appends_is_at_the_acknowledged_positions(cluster: Cluster, namespace: str) -> None:
+    """Appends in separate entries, in shared ones, and too large for one entry, with many pending."""
     shape = np.random.default_rng(5)
     counts = [int(count) for count in shape.choice([1, 2, 5, 64, 500, 1001], 120, p=[0.4, 0.2, 0.2, 0.1, 0.05, 0.05])]
     told: list[Position] = []
@@ -91,9 +91,7 @@ def test_any_mixture_of_appends_stands_where_it_was_told(cluster: Cluster, names
         assert all_positions(broker, "t") == told
 
 
-def test_an_append_that_was_split_on_its_way_is_no_success(
-    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_append_is_an_error(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:
@@ -107,8 +105,8 @@ def test_an_append_that_was_split_on_its_way_is_no_success(
             assert writer.append(values(1)).exception(SECONDS) is error
 
 
-def test_who_does_not_wait_at_the_end_flushes_nothing(cluster: Cluster, namespace: str) -> None:
-    """A client has waited before. While a broker hangs flushing would take as long as its patience."""
+def test_close_without_a_timeout_does_not_flush(cluster: Cluster, namespace: str) -> None:
+    """While a broker hangs a flush would take as long as `max_unavailable`."""
     calls: list[str] = []
 
     class Hanging:
@@ -127,12 +125,12 @@ def test_who_does_not_wait_at_the_end_flushes_nothing(cluster: Cluster, namespac
         with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, close_timeout=close_timeout) as broker:
             broker.create_topic("t")
             with broker.writer("t") as writer:
-                writer._producer = Hanging(writer._producer)  # type: ignore[attr-defined]  # one that tells
+                writer._producer = Hanging(writer._producer)  # type: ignore[attr-defined]  # it records its calls
         assert calls == wanted
 
 
-def test_an_append_that_the_library_takes_after_its_end_fails_like_the_others(cluster: Cluster, namespace: str) -> None:
-    """It looks whether it has ended before it waits for its lock, behind which the end then fails what it finds."""
+def test_append_accepted_after_the_end_fails_like_the_others(cluster: Cluster, namespace: str) -> None:
+    """The library checks for the end before it takes its lock, under which the end fails the pending appends."""
 
     class Late:
         def __init__(self, writer: Any) -> None:
@@ -151,10 +149,10 @@ def test_an_append_that_the_library_takes_after_its_end_fails_like_the_others(cl
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:
-            writer._producer = Late(writer)  # type: ignore[attr-defined]  # one that takes an append when it has ended
+            writer._producer = Late(writer)  # type: ignore[attr-defined]  # it accepts an append after its end
             assert isinstance(writer.append(values(1)).exception(SECONDS), Fenced)
 
 
-def test_who_leaves_waits_longer_than_the_library_may_take_to_close() -> None:
-    """With a broker that hangs it takes an operation's time; its threads abort a Python that has ended by then."""
+def test_exit_waits_longer_than_the_library_takes_to_close() -> None:
+    """With a hanging broker closing takes as long as an operation; its threads would abort an ended Python."""
     assert CLOSE_SECONDS > OPERATION_SECONDS

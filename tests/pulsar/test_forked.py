@@ -1,4 +1,4 @@
-"""Children that are forked by who has a cluster open: they leave it alone, and end by themselves."""
+"""Forked children of a process with an open cluster do not use it, and exit normally."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ codes = []
 for how in sys.argv[3:]:
     if not (pid := os.fork()):
         child(how)
-        sys.exit(7)  # with all that Python does at its end
+        sys.exit(7)  # with Python's normal exit
     codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 put(writer, b"two")
 found = []
@@ -47,7 +47,7 @@ print(codes, found)
 """
 
 
-def test_children_end_by_themselves_and_leave_the_cluster_to_their_parent(cluster: Cluster, namespace: str) -> None:
+def test_forked_children_exit_and_do_not_use_the_cluster(cluster: Cluster, namespace: str) -> None:
     command = [sys.executable, "-c", FORKING, f"{cluster.url}/{namespace}", cluster.admin]
     command += ["ends", "uses", "closes"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -6,7 +6,7 @@ from groups_soak import beside_pulsar, made_up
 from pulsar_cluster import Cluster
 
 
-def test_each_record_of_a_cluster_counts_once_while_members_come_and_go(cluster: Cluster, namespace: str) -> None:
+def test_each_record_is_processed_once_while_members_change(cluster: Cluster, namespace: str) -> None:
     report = beside_pulsar((cluster.url, cluster.admin, namespace), events=4, seed=5, flights=made_up())
     assert report.wrong == []
     assert report.records == 160

@@ -1,4 +1,4 @@
-"""What the guide says of clusters is true on one."""
+"""The guide's section on clusters works on a real cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import txnbuffer
 from broker_io import open_broker
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.limits import Limits
 
 ADDRESS = "pulsar://localhost:6650/public/default"
 
@@ -42,7 +42,7 @@ def test_the_snippet_of_the_guide(
         broker = await asyncio.to_thread(partial(open_broker, address, **options))
         server = GrpcServer(Limits(), max_clients=10)
         await server.start("127.0.0.1:0")
-        engine = await Engine.start(broker, shared=True, address=f"127.0.0.1:{server.port}")
+        engine = await Engine.start(broker, cluster_mode=True, address=f"127.0.0.1:{server.port}")
         await server.serve(engine, ServiceAdmin(engine))
         assert ServiceDiscovery(broker, namespace).newest_address() == f"127.0.0.1:{server.port}"
         code = compile(source.replace(ADDRESS, address), "guide.md", "exec")

@@ -28,13 +28,13 @@ def measured(batch: Batch) -> tuple[int, int]:
     return measure(batch, check_batch(batch, LIMIT))
 
 
-def test_a_text_that_many_messages_have_counts_for_each() -> None:
+def test_shared_text_counts_for_each_message() -> None:
     size, unseen = measured(with_property(1000, 6000))
     assert size == 1000 * (len("vtrace") + 6000)
     assert 6005 <= unseen <= 6005 + 100
 
 
-def test_payloads_are_not_what_the_library_does_not_count() -> None:
+def test_payloads_are_not_uncounted_bytes() -> None:
     for count in (1, 2):
         size, unseen = measured(
             Batch.of([Message(b"k" * 20, b"v" * 50_000, {"n": str(number)}) for number in range(count)])
@@ -45,7 +45,7 @@ def test_payloads_are_not_what_the_library_does_not_count() -> None:
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), max_size=40))
-def test_the_peak_is_that_of_all_that_is_not_done_until_it_is(steps: list[tuple[int, int]]) -> None:
+def test_peak_is_that_of_the_pending_appends(steps: list[tuple[int, int]]) -> None:
     recent, numbers, done = RecentMaximum(), [], 0
     for number, more in steps:
         done = min(done + more, len(numbers))
@@ -58,7 +58,7 @@ def test_the_peak_is_that_of_all_that_is_not_done_until_it_is(steps: list[tuple[
 
 
 def entries_of(appends: list[tuple[int, int, int]], acknowledged: list[bool]) -> list[list[int]]:
-    """Bytes of the messages of each entry that the library makes of appends if its timer never goes off before."""
+    """Bytes of the messages of each entry into which the library combines appends if its timer never fires."""
     batching = Batching(pulsar.ProducerAccessMode.Shared, LIMIT, enabled=True)
     made = batching.configuration
     entries: list[list[int]] = [[]]
@@ -97,17 +97,17 @@ def entries_of(appends: list[tuple[int, int, int]], acknowledged: list[bool]) ->
         max_size=10,
     )
 )
-def test_no_mixture_makes_an_entry_too_large(appends: list[tuple[int, int, int, bool]]) -> None:
+def test_no_mixture_of_appends_exceeds_the_entry_limit(appends: list[tuple[int, int, int, bool]]) -> None:
     entries = entries_of([append[:3] for append in appends], [append[3] for append in appends])
     assert all(sum(entry) <= LIMIT for entry in entries)
 
 
-def test_as_many_go_together_as_before_where_there_is_little_of_them() -> None:
+def test_small_properties_do_not_reduce_the_batch() -> None:
     assert [len(entry) for entry in entries_of([(BATCH_MESSAGES, 1, 100)] * 2, [False, False])] == [BATCH_MESSAGES] * 2
 
 
-def test_a_large_append_and_many_at_once_are_taken(cluster: Cluster, namespace: str) -> None:
-    """7 MB each way: as one entry it would be refused."""
+def test_large_and_many_concurrent_appends_succeed(cluster: Cluster, namespace: str) -> None:
+    """7 MB in each form: as one entry the cluster would reject it."""
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:
@@ -122,18 +122,18 @@ def test_a_large_append_and_many_at_once_are_taken(cluster: Cluster, namespace: 
     assert found == told
 
 
-def test_only_what_stands_nowhere_is_refused_as_too_large(cluster: Cluster, namespace: str) -> None:
-    """A cluster with a lower limit than ours: what was under way beside may stand, also other parts of an append."""
+def test_only_unwritten_messages_are_rejected_as_too_large(cluster: Cluster, namespace: str) -> None:
+    """A cluster with a lower limit than the writer's: other pending appends, or parts of them, may be in the log."""
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, max_message_bytes=2 * LARGE) as broker:
-        broker._limit_asked = broker._limit_answered = True  # type: ignore[attr-defined]  # as where we may not administer the cluster
+        broker._limit_asked = broker._limit_answered = True  # type: ignore[attr-defined]  # as without the permission to administer the cluster
         broker.create_topic("t")
         for batch, kind in ((with_property(1, LARGE), MessageTooLarge), (with_property(2, LARGE), EntryTooLarge)):
             with broker.writer("t") as writer:
-                writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it
+                writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster rejects it
                 assert type(writer.append(batch).exception(SECONDS)) is kind
                 acknowledged = writer.outcome([pulsar.MessageId(-1, 7, 1, 0)])  # type: ignore[attr-defined]  # see above
                 later = writer.append(with_property(1, 1)).exception(SECONDS)
             assert type(acknowledged) is type(later) is EntryTooLarge
             assert "max_message_bytes" in str(later)
         assert values(read_all(broker, "t")) == []
-        assert LARGE <= broker.max_message_bytes < LARGE + 1000  # what was refused alone
+        assert LARGE <= broker.max_message_bytes < LARGE + 1000  # the size of the rejected single message

@@ -1,4 +1,4 @@
-"""Keys that count twice where the client library makes batches."""
+"""Keys that count twice in batches of the client library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = MAX_MESSAGE_BYTES - OVERHEAD_BYTES
 @pytest.mark.parametrize(
     ("key", "value"), [(100_000, 5_070_000), (200_000, 4_900_000), (2_700_000, 10), (5_100_000, 1)]
 )
-def test_a_message_that_only_fits_without_a_second_key_is_refused(key: int, value: int) -> None:
+def test_message_that_fits_only_without_a_second_key_is_rejected(key: int, value: int) -> None:
     batch = Batch.of([Message(b"a", b""), Message(b"k" * key, b"v" * value)])
     assert len(encode_messages(batch, LIMIT)) == 2
     with pytest.raises(MessageTooLarge, match=r"message 1 .* sent twice"):

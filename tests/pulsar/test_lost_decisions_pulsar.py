@@ -1,4 +1,4 @@
-"""The decision log of a namespace, deleted or truncated by somebody: refused by name, and begun anew."""
+"""A deleted or truncated decision log of a namespace is reported by name, and can be repaired."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ pytestmark = pytest.mark.timeout(300)
 
 @on_a_loop_for(240.0)
 async def commit_one(broker: Broker, value: bytes) -> None:
-    async with engine_on(broker, shared=True) as engine:
+    async with engine_on(broker, cluster_mode=True) as engine:
         app = await app_on(engine, broker, "orders")
         txn = next(app.ids)
         await app.write("orders", [txn], value)
         assert await app.commit(txn, "orders") is Outcome.COMMIT
-        states = engine.topics.by_name["orders"].followed.buffer.coordinators  # type: ignore[union-attr]  # it is there
+        states = engine.topics.by_name["orders"].followed.buffer.coordinators  # type: ignore[union-attr]  # it exists
         await eventually(lambda: 0 in states and txn in states[0].committed, 120.0)
 
 
 @on_a_loop_for(120.0)
 async def serve(broker: Broker) -> None:
-    await (await Engine.start(broker, shared=True)).stop()
+    await (await Engine.start(broker, cluster_mode=True)).stop()
 
 
 @pytest.mark.parametrize("how", ["deleted", "truncated"])
-def test_a_decision_log_that_is_gone(cluster: Cluster, namespace: str, how: str) -> None:
+def test_lost_decision_log(cluster: Cluster, namespace: str, how: str) -> None:
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         commit_one(broker, b"old")
         path = f"persistent/{namespace}/{TOPIC}"

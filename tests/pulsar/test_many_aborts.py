@@ -1,4 +1,4 @@
-"""A topic with more aborts than Pulsar's own transactions can keep; `make soak` makes a million of them.
+"""A topic with more aborts than Pulsar's own transactions can store; `make soak` writes a million.
 
 Pulsar writes all aborts of a topic in one message, which no longer fits from about 640,000 on.
 """
@@ -18,7 +18,7 @@ from service_setup import on_a_loop_for, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, ClientFrame
@@ -27,9 +27,9 @@ FULL = os.environ.get("SOAK") == "full"
 ABORTS = 1_000_001 if FULL else 24_001
 AT_ONCE = 8_000
 MORE = 2_500
-"""Aborts after a recovery: snapshots are written for them too, which cost what is new."""
+"""Aborts after a recovery, whose snapshots contain only the changes."""
 ABORT_BYTES, SNAPSHOT_BYTES = 8, 2**20
-"""What an abort, and one snapshot of many aborts, may add to the snapshot topic."""
+"""Maximum bytes that an abort, and one snapshot of many aborts, may add to the snapshot topic."""
 SECONDS = 600.0
 
 
@@ -41,7 +41,7 @@ async def app_at(service: ServiceProcess, broker: Broker) -> App:
 
 
 async def abort(app: App, count: int) -> None:
-    """So many transactions of one record, each aborted."""
+    """Abort `count` transactions of one record."""
     for done in range(0, count, AT_ONCE):
         ids = await app.session.lease(min(AT_ONCE, count - done))
         await app.write("a", ids)
@@ -64,7 +64,7 @@ async def commit(app: App) -> None:
 
 
 async def reached(service: ServiceProcess, name: str, least: float) -> float:
-    """What the service tells of itself, once it's as much as that."""
+    """Wait until a metric of the service reaches a value; the metric."""
     async with asyncio.timeout(SECONDS):
         while (value := await asyncio.to_thread(metric, service.http, name)) < least:
             await asyncio.sleep(0.1)
@@ -82,7 +82,7 @@ def snapshot_bytes(broker: Broker) -> int:
 
 
 @on_a_loop_for(SECONDS * (3 if FULL else 1))
-async def test_a_topic_with_many_aborts_loads_and_goes_on_taking_snapshots(cluster: Cluster, namespace: str) -> None:
+async def test_topic_with_many_aborts_recovers_and_takes_snapshots(cluster: Cluster, namespace: str) -> None:
     address, flags = f"{cluster.url}/{namespace}", ("--admin-url", cluster.admin)
     with open_broker(address, admin_url=cluster.admin) as broker:
         with ServiceProcess(address, *flags) as first:

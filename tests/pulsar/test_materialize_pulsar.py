@@ -21,7 +21,7 @@ MAX_WAIT = 200.0
 
 
 def table(path: Path) -> tuple[int, dict[str, str]]:
-    """Seqno and rows; 0 and none while there is no complete table."""
+    """Seqno and rows of a table; 0 and none while it is incomplete."""
     with contextlib.closing(sqlite3.connect(path, timeout=MAX_WAIT, isolation_level=None)) as database:
         database.execute("BEGIN")
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 't'").fetchone():
@@ -40,7 +40,7 @@ async def until(path: Path, seqno: int) -> dict[str, str]:
 
 
 async def write_all(client: Client, number: int, truth: dict[str, str]) -> None:
-    """About 20 mutations that are visible, and one that is not."""
+    """Write about 20 visible mutations, and one invisible one."""
     rows: dict[str, str | None] = {str((number * 7 + at) % 60): f"{number}" for at in range(20)}
     await write(client, "t", rows | {str(number): None})
     truth |= {key: value for key, value in rows.items() if value is not None}
@@ -51,7 +51,7 @@ async def write_all(client: Client, number: int, truth: dict[str, str]) -> None:
 
 
 @on_a_loop_for(600.0)
-async def test_a_table_outlives_kills_of_both_sides_on_a_real_broker(
+async def test_table_survives_kills_of_both_sides_on_a_real_broker(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     address, path = f"{cluster.url}/{namespace}", tmp_path / "t.db"

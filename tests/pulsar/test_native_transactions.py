@@ -1,4 +1,4 @@
-"""Pulsar's own transactions on a topic of ours: what readers and services make of them is what the manual says."""
+"""Pulsar's own transactions on a topic of a service: readers and services treat them as documented."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from txnbuffer.recovery import followed_topic
 
 SECONDS = 120.0
 QUIET = 1.0
-"""Seconds in which a reader gets nothing, as there is nothing for it."""
+"""Seconds for which a reader without new records is observed."""
 
 
 class Native:
-    """Transactions of one record, `native`, which stay open until they are told how to end."""
+    """Transactions of one record, `native`, which stay open until the test ends them."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def do(self, what: str) -> None:
-        """`open`, then `commit` or `abort`."""
+        """Send a command to the driver: `open`, then `commit` or `abort`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
-        assert any(line == f"{what}\n" for line in self._process.stdout), "the driver ended"  # it logs there too
+        assert any(line == f"{what}\n" for line in self._process.stdout), (
+            "the driver ended"
+        )  # the driver also logs to stdout
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def native(url: str, topic: str) -> Iterator[Native]:
 
 
 def read(broker: Broker, count: int) -> list[tuple[bytes | None, int]]:
-    """The first so many committed records, and whatever comes at once behind them."""
+    """The first `count` committed records, and those that follow at once."""
     found: list[tuple[bytes | None, int]] = []
     with CommittedReader(broker, "orders") as reader:
         while (batch := reader.read(timeout=SECONDS if len(found) < count else QUIET)) is not None:
@@ -74,7 +76,7 @@ async def commit(app: App, value: bytes) -> None:
 
 
 async def problem_at_start(broker: Broker) -> Exception | None:
-    async with engine_on(broker, shared=True) as engine:
+    async with engine_on(broker, cluster_mode=True) as engine:
         return engine.topics.get("orders").problem
 
 
@@ -83,13 +85,13 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
     address, run = f"{url}/{namespace}", asyncio.to_thread
     first, second, third = (b"first", 1), (b"native", 2), (b"third", 3)
     with open_broker(address, admin_url=admin) as own, open_broker(address, admin_url=admin) as broker:
-        async with engine_on(own, shared=True) as engine:
+        async with engine_on(own, cluster_mode=True) as engine:
             app = await app_on(engine, broker, "orders")
             await commit(app, b"first")
             with native(url, f"persistent://{namespace}/orders") as other:
                 await run(other.do, "open")
                 await commit(app, b"third")
-                assert await run(read, broker, 1) == [first]  # the broker shows nobody what stands behind an open one
+                assert await run(read, broker, 1) == [first]  # the broker hides all messages after an open transaction
                 await run(other.do, "commit")
                 assert await run(read, broker, 3) == [first, second, third]
                 await run(other.do, "open")
@@ -99,14 +101,14 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
             impatient.setattr(followed_topic, "REPLAY_TIMEOUT", QUIET)
             problem = await problem_at_start(own)
         assert isinstance(problem, StorageError)
-        assert "no transactions of its own end the log" in str(problem)
+        assert "does not end with native Pulsar transactions" in str(problem)
         with broker.writer("orders") as writer:
             writer.append(Batch.of([Message(None, b"behind")])).result(SECONDS)
         assert await problem_at_start(own) is None
         assert await run(read, broker, 4) == [first, second, third, (b"behind", 4)]
 
 
-def test_transactions_of_the_broker_are_read_as_it_shows_them(
+def test_native_transactions_are_read_as_the_broker_delivers_them(
     odd_broker: Standalone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixed(odd_broker.url, odd_broker.admin, odd_broker.namespace(), monkeypatch)

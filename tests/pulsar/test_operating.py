@@ -1,4 +1,4 @@
-"""What works while a component is down, and what other programs see: a test for each row in `docs/operating.md`."""
+"""Behaviour while a component is down, and the view of other programs: a test per row in `docs/operating.md`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TESTED: list[str] = []
 
 
 def row(name: str) -> Callable[[Any], Any]:
-    """The row of the page that a test shows, by its first cell."""
+    """Mark a test with the row of the page that it proves, by its first cell."""
     TESTED.append(name)
     return lambda test: test
 
 
 class Place:
-    """A namespace, with programs of ours and of others."""
+    """A namespace with services, clients and plain Pulsar programs."""
 
     def __init__(self, url: str, admin: str, namespace: str) -> None:
         self.address, self.namespace = f"{url}/{namespace}", namespace
@@ -63,7 +63,7 @@ class Place:
         return await connect(self.address, broker_options=self.options, **{"max_unavailable": SECONDS, **more})
 
     def send_plainly(self, value: bytes, properties: dict[str, str] | None = None) -> Future[Any]:
-        """What any producer does; the future is done when the broker has acknowledged it."""
+        """Send as a plain producer; the future is done once the broker has acknowledged the message."""
         if self._producer is None:
             self._producer = self.others.create_producer(self.topic, send_timeout_millis=0)
         sent: Future[Any] = Future()
@@ -75,7 +75,7 @@ class Place:
         return [consumer.receive(int(SECONDS * 1000)) for _ in range(count)]
 
     async def read(self, *wanted: bytes) -> None:
-        """A new reader sees just that, and then nothing more for now."""
+        """Assert that a new reader sees exactly these records now."""
         assert await asyncio.to_thread(self._read, len(wanted)) == [*wanted]
 
     def _read(self, count: int) -> list[bytes | None]:
@@ -89,7 +89,7 @@ class Place:
         return found
 
     def wait_for(self, value: bytes) -> None:
-        """Return when a record with this value stands in the log, decided or not."""
+        """Wait until a record with this value is in the log, decided or not."""
         with (
             open_broker(self.address, **self.options) as broker,
             CommittedReader(broker, "orders", isolation="read_uncommitted") as reader,
@@ -115,14 +115,14 @@ def place(cluster: Cluster, namespace: str) -> Iterator[Place]:
 
 @pytest.fixture
 def apart(mortal: Standalone) -> Iterator[Place]:
-    """A place on that broker."""
+    """A place on a private broker."""
     made = Place(mortal.url, mortal.admin, mortal.namespace())
     yield made
     made.close()
 
 
 async def one_record(place: Place, client: Client, value: bytes) -> Transaction:
-    """An open transaction with a record that stands in the log."""
+    """An open transaction with a record in the log."""
     txn = await client.transaction(timeout=SECONDS).begin()
     await txn.send("orders", value)
     await asyncio.to_thread(place.wait_for, value)
@@ -130,7 +130,7 @@ async def one_record(place: Place, client: Client, value: bytes) -> Transaction:
 
 
 async def finish(txn: Transaction, value: bytes) -> None:
-    """One more record, and the end."""
+    """Send one more record and commit."""
     await txn.send("orders", value)
     await txn.commit(wait_visible=True)
 
@@ -145,7 +145,7 @@ def begun(*waiting: Awaitable[Any]) -> list[asyncio.Future[Any]]:
 
 @row("the standby")
 @on_a_loop_for(SECONDS)
-async def test_without_a_standby_everything_goes_on(place: Place) -> None:
+async def test_everything_works_without_the_standby(place: Place) -> None:
     await place.serve()
     standby = await place.stand_by()
     client = await place.connect()
@@ -158,7 +158,7 @@ async def test_without_a_standby_everything_goes_on(place: Place) -> None:
 
 @row("the service, with a standby")
 @on_a_loop_for(SECONDS)
-async def test_the_standby_answers_what_the_service_was_asked(place: Place) -> None:
+async def test_standby_answers_pending_requests_of_the_service(place: Place) -> None:
     active = await place.serve()
     standby = await place.stand_by()
     client = await place.connect()
@@ -173,7 +173,7 @@ async def test_the_standby_answers_what_the_service_was_asked(place: Place) -> N
 
 @row("the service, without a standby")
 @on_a_loop_for(SECONDS)
-async def test_without_a_service_plain_records_are_written_and_what_is_decided_is_read(place: Place) -> None:
+async def test_plain_writes_and_reads_of_decided_records_work_without_a_service(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()
     await (await one_record(place, client, b"decided")).commit(wait_visible=True)
@@ -196,7 +196,7 @@ async def test_without_a_service_plain_records_are_written_and_what_is_decided_i
 
 @row("the service hangs")
 @on_a_loop_for(SECONDS)
-async def test_a_service_that_hangs_is_fenced_by_one_that_is_told_to(place: Place) -> None:
+async def test_hanging_service_is_fenced_with_the_flag(place: Place) -> None:
     hanging = await place.serve()
     client = await place.connect()
     txn = await one_record(place, client, b"1")
@@ -213,13 +213,13 @@ async def test_a_service_that_hangs_is_fenced_by_one_that_is_told_to(place: Plac
 
 @row("the broker that serves a topic: the topic, its bundle or its namespace was unloaded")
 @on_a_loop_for(SECONDS)
-async def test_what_is_for_a_topic_without_an_owner_waits_for_the_next_one(place: Place) -> None:
+async def test_calls_for_a_topic_without_an_owner_wait_for_the_next_one(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()
     reader = await client.reader("orders", start="end")
     txn = await one_record(place, client, b"1")
     with open_broker(place.address, **place.options) as broker:
-        await asyncio.to_thread(broker.roll, "orders")  # which unloads it
+        await asyncio.to_thread(broker.roll, "orders")  # this unloads it
     await txn.send("orders", b"2")
     await asyncio.to_thread(ask, place.options["admin_url"], f"namespaces/{place.namespace}/unload", "PUT")
     await txn.send("orders", b"3")
@@ -237,7 +237,7 @@ async def test_what_is_for_a_topic_without_an_owner_waits_for_the_next_one(place
 
 @row("the broker")
 @on_a_loop_for(2 * SECONDS)
-async def test_without_a_broker_everything_waits(mortal: Standalone, apart: Place) -> None:
+async def test_everything_waits_without_a_broker(mortal: Standalone, apart: Place) -> None:
     service = await apart.serve()
     client = await apart.connect()
     await (await one_record(apart, client, b"decided")).commit(wait_visible=True)
@@ -261,9 +261,7 @@ async def test_without_a_broker_everything_waits(mortal: Standalone, apart: Plac
 
 @row("the broker and the service")
 @on_a_loop_for(2 * SECONDS)
-async def test_a_service_ends_where_it_finds_no_broker_and_a_standby_waits_for_it(
-    mortal: Standalone, apart: Place
-) -> None:
+async def test_service_ends_without_a_broker_and_a_standby_waits_for_it(mortal: Standalone, apart: Place) -> None:
     service = await apart.serve()
     client = await apart.connect()
     txn = await one_record(apart, client, b"1")
@@ -288,7 +286,7 @@ def test_every_row_of_the_page_has_a_test() -> None:
 
 
 @on_a_loop_for(SECONDS)
-async def test_plain_consumers_see_markers_and_records_that_are_undecided_or_aborted(place: Place) -> None:
+async def test_plain_consumers_get_markers_and_undecided_and_aborted_records(place: Place) -> None:
     await place.serve()
     client = await place.connect()
     aborted = await one_record(place, client, b"aborted")
@@ -303,7 +301,7 @@ async def test_plain_consumers_see_markers_and_records_that_are_undecided_or_abo
 
 
 @on_a_loop_for(SECONDS)
-async def test_whoever_may_produce_to_a_topic_can_forge_a_marker(place: Place) -> None:
+async def test_any_producer_of_a_topic_can_forge_a_marker(place: Place) -> None:
     service = await place.serve()
     client = await place.connect()
     txn = await one_record(place, client, b"taken away")

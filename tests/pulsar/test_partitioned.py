@@ -1,4 +1,4 @@
-"""Partitioned topics of a real cluster: written, read, consumed; beside Pulsar's own clients, and while they grow."""
+"""Partitioned topics of a real cluster: written, read and consumed, together with Pulsar's clients, while they grow."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
         ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "POST", 4)
         with client.transaction() as txn:
             txn.send("wide", b"after", partition=3)
-        for _ in range(100):  # however busy the machine is: one that ends too soon goes on
+        for _ in range(100):  # on a busy machine a consumer may end too early and is continued
             client.process("wide", "group", copy, idle_timeout=0.5)
             with client.reader("copied") as reader:
                 if sum(map(len, iter(reader.read, None))) >= 4:
@@ -96,7 +96,7 @@ def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
         assert copied == [*WIDE, partition_name("wide", 3)]
 
 
-def test_another_programs_records_are_read_and_it_reads_ours(cluster: Cluster, namespace: str) -> None:
+def test_records_are_exchanged_with_plain_clients(cluster: Cluster, namespace: str) -> None:
     with beside_a_service(cluster, namespace) as client:
         other = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
         try:
@@ -118,7 +118,7 @@ def test_another_programs_records_are_read_and_it_reads_ours(cluster: Cluster, n
             other.close()
 
 
-def test_a_policy_of_the_topic_is_seen_at_its_partitions(cluster: Cluster, namespace: str) -> None:
+def test_policy_of_the_topic_applies_to_its_partitions(cluster: Cluster, namespace: str) -> None:
     path = f"persistent/{namespace}/wide"
 
     def limits() -> set[int]:

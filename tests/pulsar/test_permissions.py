@@ -1,4 +1,4 @@
-"""What may be done with which permissions, as `docs/operating.md` says, on a broker that asks who one is."""
+"""The permissions of `docs/operating.md`, on a broker with authentication and authorization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
 from broker_io.port import AnnotatedBroker, Broker
 from broker_io.testing.standalone import Standalone, ask
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
@@ -36,12 +36,12 @@ from txnbuffer.rpc.discovery import ServiceDiscovery
 SECRET = bytes(range(32))
 TENANT = "acme"
 NAMESPACE = f"{TENANT}/shop"
-SUPER = "super"  # also whoever has no token, so that tests set up without one
+SUPER = "super"  # also clients without a token, so that tests need none for their setup
 SECONDS = 120.0
 
 
 def token(role: str) -> str:
-    """A JSON Web Token that says who one is."""
+    """A JSON Web Token for a role."""
     parts = [b'{"alg":"HS256"}', json.dumps({"sub": role}).encode()]
     text = b".".join(map(encoded, parts))
     return (text + b"." + encoded(hmac.new(SECRET, text, hashlib.sha256).digest())).decode()
@@ -70,10 +70,10 @@ SETTINGS = [
 
 
 class Place(NamedTuple):
-    """The namespace, with a service that runs as an administrator of its tenant and made topic `orders`.
+    """The namespace, with a service that is an administrator of its tenant and created topic `orders`.
 
-    Plain at `address` and `admin`, over TLS, as the service, at `tls_address` and `tls_admin` by who has `trust`.
-    `client` is the certificate and key of role `app`, `stranger` the file of an authority that signed nothing here.
+    `address` and `admin` are without TLS, `tls_address` and `tls_admin` with TLS and the CA file `trust`. `client` has
+    certificate and key of role `app`, `stranger` is the file of an authority that signed none of the certificates.
     """
 
     address: str
@@ -124,13 +124,13 @@ def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def grant(broker: Standalone) -> None:
-    """The table of permissions."""
+    """Grant the permissions of the table."""
     clusters = ask(broker.admin, "clusters")
     ask(broker.admin, f"tenants/{TENANT}", "PUT", {"adminRoles": ["service"], "allowedClusters": clusters})
     ask(broker.admin, f"namespaces/{NAMESPACE}", "PUT", {})
     for role in ("app", "reader"):
         ask(broker.admin, f"namespaces/{NAMESPACE}/permissions/{role}", "POST", ["consume"])
-    ask(broker.admin, f"persistent/{NAMESPACE}/orders", "PUT", {})  # a topic that is not there can't be granted
+    ask(broker.admin, f"persistent/{NAMESPACE}/orders", "PUT", {})  # permissions require an existing topic
     ask(broker.admin, f"persistent/{NAMESPACE}/orders/permissions/app", "POST", ["produce"])
     ask(broker.admin, f"namespaces/{NAMESPACE}/permissions/subscription/__txnbuffer", "POST", ["service"])
 
@@ -146,7 +146,7 @@ def commit_at(address: str, options: dict[str, Any], value: bytes) -> None:
 
 
 def assert_read(address: str, options: dict[str, Any], value: bytes) -> None:
-    """Reads committed records until this one comes."""
+    """Read committed records up to this value."""
     with open_broker(address, **options) as broker, CommittedReader(broker, "orders") as reader:
         values: list[bytes | None] = []
         while value not in values:
@@ -155,14 +155,14 @@ def assert_read(address: str, options: dict[str, Any], value: bytes) -> None:
             values += [record.value for record in batch]
 
 
-def test_an_application_needs_to_consume_the_namespace_and_to_produce_to_its_topics(place: Place) -> None:
+def test_application_requires_consume_on_the_namespace_and_produce_on_its_topics(place: Place) -> None:
     with place.open("app") as broker, CommittedReader(broker, "orders") as reader:
         batch = reader.read(timeout=SECONDS)
         assert batch is not None
         assert next(iter(batch)).value == b"1"
 
 
-def test_a_reader_needs_to_consume_the_namespace(place: Place) -> None:
+def test_reader_requires_consume_on_the_namespace(place: Place) -> None:
     with place.open("reader") as broker:
         with CommittedReader(broker, "orders") as reader:
             assert reader.read(timeout=SECONDS) is not None
@@ -170,7 +170,7 @@ def test_a_reader_needs_to_consume_the_namespace(place: Place) -> None:
             broker.writer("orders")
 
 
-def test_applications_write_to_none_of_our_topics(place: Place) -> None:
+def test_applications_cannot_write_to_internal_topics(place: Place) -> None:
     with place.open("app") as broker:
         for topic in (DECISIONS, SNAPSHOT_TOPIC):
             with pytest.raises(NotAuthorized):
@@ -180,7 +180,7 @@ def test_applications_write_to_none_of_our_topics(place: Place) -> None:
     assert place.service.process.poll() is None
 
 
-def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place) -> None:
+def test_applications_can_read_but_not_publish_the_service_address(place: Place) -> None:
     with place.open("app") as broker:
         assert isinstance(broker, AnnotatedBroker)
         assert ServiceDiscovery(broker, NAMESPACE).property_address() == f"127.0.0.1:{place.service.port}"
@@ -188,7 +188,7 @@ def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place)
             broker.annotate(DECISIONS, "9 elsewhere:1")
 
 
-def test_applications_cannot_take_away_what_holds_the_data(place: Place) -> None:
+def test_applications_cannot_remove_the_subscription(place: Place) -> None:
     url = f"persistent/{NAMESPACE}/orders/subscription/__txnbuffer"
     with place.open("app") as broker:
         assert broker.last_position("orders") is not None
@@ -207,21 +207,21 @@ def test_a_service_has_to_be_an_administrator_of_the_tenant(place: Place, tmp_pa
     commit(place, "app", b"2")
 
 
-def test_who_may_nothing_is_told_so_at_once(place: Place) -> None:
+def test_role_without_permissions_is_rejected_at_once(place: Place) -> None:
     with pytest.raises(NotAuthorized, match="use credentials with that permission"):
         place.open("stranger")
 
 
-# --- over TLS, and by other ways to say who one is ---
+# --- TLS and other authentication ---
 
 
-def test_a_token_is_told_over_tls(place: Place) -> None:
+def test_token_over_tls(place: Place) -> None:
     options = place.over_tls(token=token("app"))
     commit_at(place.tls_address, options, b"by token")
     assert_read(place.tls_address, options, b"by token")
 
 
-def test_a_certificate_of_the_client_tells_who_it_is(place: Place) -> None:
+def test_client_certificate(place: Place) -> None:
     certificate, key = place.client
     options = place.over_tls(tls_cert=certificate, tls_key=key)
     commit_at(place.tls_address, options, b"by certificate")
@@ -230,11 +230,11 @@ def test_a_certificate_of_the_client_tells_who_it_is(place: Place) -> None:
         broker.writer(DECISIONS)
 
 
-def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
+def test_cluster_with_an_untrusted_certificate_is_rejected(place: Place) -> None:
     options = place.over_tls(token=token("app"), tls_trust=place.stranger, max_unavailable=1.0)
     with pytest.raises(ServiceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         open_broker(place.tls_address, **options)
-    options["admin_url"] = place.admin  # only the binary port is left to refuse it
+    options["admin_url"] = place.admin  # only the binary port can refuse it
     with (
         open_broker(place.tls_address, **options) as broker,
         pytest.raises(Error, match=r"did not open a writer|refused to open a writer"),
@@ -242,8 +242,8 @@ def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
         broker.writer("orders")
 
 
-def test_queries_and_jobs_say_who_they_are_in_their_tasks_too(place: Place, spark: Any, tmp_path: Path) -> None:
-    """By certificate what is written, by a file with a token what is read."""
+def test_tasks_of_queries_and_jobs_authenticate(place: Place, spark: Any, tmp_path: Path) -> None:
+    """Writes authenticate by certificate, reads by a token file."""
     certificate, key = place.client
     (tmp_path / "token").write_text(token("reader"))
     common = {"pulsar.admin_url": place.tls_admin, "pulsar.tls_trust": place.trust}
@@ -260,7 +260,7 @@ def test_queries_and_jobs_say_who_they_are_in_their_tasks_too(place: Place, spar
 
 
 class Issuer(BaseHTTPRequestHandler):
-    """Gives a token of role `app` to who has the secret."""
+    """Issues a token of role `app` for the right secret."""
 
     def do_GET(self) -> None:
         self.answer({"token_endpoint": f"http://127.0.0.1:{self.server.server_address[1]}/token"})
@@ -294,8 +294,8 @@ def issuer() -> Iterator[str]:
         serving.join()
 
 
-def test_an_issuer_of_tokens_tells_who_one_is(place: Place, issuer: str, tmp_path: Path) -> None:
-    """The client library and the REST interface fetch their own."""
+def test_oauth2_issuer(place: Place, issuer: str, tmp_path: Path) -> None:
+    """The client library and the REST client each fetch a token."""
     secret = {"client_id": "me", "client_secret": "right", "issuer_url": issuer, "type": "client_credentials"}
     (tmp_path / "secret.json").write_text(json.dumps(secret))
     oauth2 = {"issuer_url": issuer, "private_key": f"file://{tmp_path}/secret.json", "audience": "cluster"}

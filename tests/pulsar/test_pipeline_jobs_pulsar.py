@@ -1,4 +1,4 @@
-"""Jobs on a real broker: an export that goes on, its audit, and snapshots that are made anew."""
+"""Jobs on a real broker: a continued export, its audit, and rebuilt snapshots."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_jobs_on_a_cluster(
     options = reading_options(address, ("orders",), None, cluster_options)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
     job = Export(spark, options, table, on_progress=lambda _: None)
-    with SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        life = Life(broker, keeper, "orders", 5)
+    with SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        life = Life(broker, manager, "orders", 5)
         for number in (1, 2):
             life.run(40)
             with table.locked():
@@ -47,7 +47,7 @@ def test_jobs_on_a_cluster(
     assert [(row["snapshot"], row["written"]) for row in rows] == [("equal", True)]
     again = opening()
     assert [record.value for record in records_of(again, "orders")] == [record.value for record in records]
-    with SnapshotManager(again) as keeper:
-        keeper.recover()
-        assert keeper.problems == {}
-        assert keeper.sequencer("orders").next_seqno == rows[0]["visible_records"] + 1
+    with SnapshotManager(again) as manager:
+        manager.recover()
+        assert manager.problems == {}
+        assert manager.sequencer("orders").next_seqno == rows[0]["visible_records"] + 1

@@ -1,4 +1,4 @@
-"""The data source `txnbuffer` on a real broker: record sets, transactions across ranges, a query that goes on."""
+"""The data source `txnbuffer` on a real broker: record sets, transactions across ranges, a continued query."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from txnbuffer.pipeline.spark.source import BatchReader, StreamReader
 from txnbuffer.recovery.manager import SnapshotManager
 
 
-def test_records_of_a_cluster_are_those_that_a_reader_is_given(
+def test_records_of_a_cluster_are_those_of_a_reader(
     cluster: Cluster, namespace: str, opening: Callable[..., Broker], tmp_path: Path
 ) -> None:
     broker = opening()
     config = tmp_path / "config.toml"
     config.write_text(f'[pulsar]\nadmin_url = "{cluster.admin}"\n')
     common = {"broker": f"{cluster.url}/{namespace}", "pattern": "or.*", "config": str(config)}
-    with SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        life = Life(broker, keeper, "orders", 5)
+    with SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        life = Life(broker, manager, "orders", 5)
         life.run(60)
         life.snapshot()
         expected = [row_of(record) for record in records_of(broker, "orders")]
@@ -60,10 +60,10 @@ def test_records_of_a_cluster_are_those_that_a_reader_is_given(
             other.latestOffset(middle, other.getDefaultReadLimit())
 
 
-def test_what_retention_drops_behind_a_query_is_no_loss(
+def test_messages_that_retention_drops_after_a_query_are_no_loss(
     cluster: Cluster, namespace: str, opening: Callable[..., Broker]
 ) -> None:
-    """A topic without transactions, whose ledgers go one after the other, and at last without ever being written to."""
+    """A topic without transactions, whose ledgers are dropped one by one, in the end without new messages."""
     broker = opening()
     broker.create_topic("plain")
     options = {"broker": f"{cluster.url}/{namespace}", "topics": "plain", "pulsar.admin_url": cluster.admin}

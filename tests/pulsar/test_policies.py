@@ -1,4 +1,4 @@
-"""Policies that would stop or empty a topic: lifted where they are nobody's wish, else named; also later ones."""
+"""Policies that would stop or empty a topic: overridden on internal topics, else reported; also later changes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def has(cluster: Cluster, namespace: str, topic: str, kind: str, quota: dict[str
     return quotas(cluster, namespace, topic)[kind] == quota
 
 
-def test_no_quota_counts_what_we_hold(opening: Opening, namespace: str, cluster: Cluster) -> None:
-    """A topic's own win over those that its namespace gets later."""
+def test_no_quota_applies_to_kept_messages(opening: Opening, namespace: str, cluster: Cluster) -> None:
+    """Quotas of a topic override those that its namespace gets later."""
     broker = opening()
     for topic in ("orders", "__txnbuffer_own"):
         broker.create_topic(topic)
@@ -50,7 +50,7 @@ def test_no_quota_counts_what_we_hold(opening: Opening, namespace: str, cluster:
     assert broker.topics() == ["__txnbuffer_own", "orders"]
 
 
-def test_a_quota_of_the_namespace_is_named_and_not_for_our_own_topics(
+def test_quota_of_the_namespace_is_reported_except_for_internal_topics(
     opening: Opening, namespace: str, cluster: Cluster
 ) -> None:
     ask(cluster.admin, f"namespaces/{namespace}/{QUOTA}", "POST", SMALL)
@@ -70,7 +70,7 @@ def test_a_quota_of_the_namespace_is_named_and_not_for_our_own_topics(
         ("message_age", {"limitSize": -1, "limitTime": 60, "policy": "consumer_backlog_eviction"}),
     ],
 )
-def test_a_quota_of_the_topic_is_named_though_it_comes_later(
+def test_later_quota_of_the_topic_is_reported(
     opening: Opening, namespace: str, cluster: Cluster, kind: str, quota: dict[str, Any]
 ) -> None:
     broker: Any = opening()
@@ -85,7 +85,7 @@ def test_a_quota_of_the_topic_is_named_though_it_comes_later(
 
 
 def ttl(cluster: Cluster, namespace: str, topic: str) -> int:
-    """The seconds in force."""
+    """The effective TTL of a topic in seconds."""
     return int(ask(cluster.admin, f"persistent/{namespace}/{topic}/messageTTL?applied=true"))
 
 
@@ -97,7 +97,7 @@ def danger(broker: Any, topic: str) -> str:
     return ""
 
 
-def test_a_time_to_live_that_the_namespace_gets_later_is_not_that_of_its_topics(
+def test_later_ttl_of_the_namespace_does_not_apply_to_its_topics(
     opening: Opening, namespace: str, cluster: Cluster
 ) -> None:
     broker: Any = opening()
@@ -112,7 +112,7 @@ def test_a_time_to_live_that_the_namespace_gets_later_is_not_that_of_its_topics(
         broker.create_topic("late")
 
 
-def test_a_time_to_live_that_a_topic_gets_later_is_told_and_not_that_of_our_own(
+def test_later_ttl_of_a_topic_is_reported_except_for_internal_topics(
     opening: Opening, namespace: str, cluster: Cluster
 ) -> None:
     broker: Any = opening()
@@ -129,7 +129,7 @@ def test_a_time_to_live_that_a_topic_gets_later_is_told_and_not_that_of_our_own(
     eventually(lambda: danger(broker, "orders") == "")
 
 
-def test_a_service_tells_of_a_time_to_live_within_its_look_at_policies(cluster: Cluster, namespace: str) -> None:
+def test_service_reports_a_ttl_at_its_next_policy_check(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     flags = ["--admin-url", cluster.admin, "--set", "retention.check_seconds=0.5"]
     with ServiceProcess(address, *flags) as service, connect(address, broker_options=options) as client:
@@ -137,7 +137,7 @@ def test_a_service_tells_of_a_time_to_live_within_its_look_at_policies(cluster: 
             txn.send("orders", b"1")
 
         def told() -> bool:
-            if ttl(cluster, namespace, "orders") != 60:  # the service may not have seen yet that it gave the topic one
+            if ttl(cluster, namespace, "orders") != 60:  # the service may not have overridden it yet
                 ask(cluster.admin, f"persistent/{namespace}/orders/messageTTL?messageTTL=60", "POST")
             return said(service.http, "txnbuffer_topics_endangered 1")
 

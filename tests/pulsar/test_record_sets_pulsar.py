@@ -1,4 +1,4 @@
-"""Record sets on a real cluster: one message of many records, whoever reads it."""
+"""Record sets on a real cluster: one message of many records, for all kinds of readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def committed(client: SyncClient, topic: str, count: int) -> list[Record]:
     return records
 
 
-def test_sets_are_read_as_records_here_and_by_their_property_elsewhere(cluster: Cluster, namespace: str) -> None:
+def test_sets_are_read_as_records_and_by_plain_clients_by_their_property(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with (
         ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
@@ -56,7 +56,7 @@ def test_sets_are_read_as_records_here_and_by_their_property_elsewhere(cluster: 
 
 
 def exactly_once(client: SyncClient) -> list[int]:
-    """What two consumers of a group, one behind the other, make of all numbers; both stop within a set."""
+    """The output of two consecutive consumers of a group, each of which stops within a set."""
 
     def copy(txn: SyncTransaction, record: Record) -> None:
         if record.value is not None and record.value.isdigit():
@@ -69,7 +69,7 @@ def exactly_once(client: SyncClient) -> list[int]:
 
     with pytest.raises(KeyError):
         client.process("orders", "group", stop, batch=400)
-    for _ in range(100):  # however busy the machine is: one that ends too soon goes on
+    for _ in range(100):  # on a busy machine a consumer may end too early and is continued
         client.process("orders", "group", copy, batch=700, idle_timeout=0.5)
         with client.reader("copied") as reader:
             if sum(map(len, iter(reader.read, None))) >= 3000:
@@ -78,7 +78,7 @@ def exactly_once(client: SyncClient) -> list[int]:
 
 
 def in_messages(cluster: Cluster, topic: str, count: int) -> list[str]:
-    """Values of the first committed records that a plain client finds; a property tells it which messages are sets."""
+    """Values of the first committed records that a plain client gets; a property marks record sets."""
     other = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
     found: list[str] = []
     try:
@@ -94,7 +94,7 @@ def in_messages(cluster: Cluster, topic: str, count: int) -> list[str]:
     return found
 
 
-def test_a_topic_with_sets_and_messages_by_turns_keeps_its_order(cluster: Cluster, namespace: str) -> None:
+def test_topic_of_alternating_sets_and_messages_keeps_its_order(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with (
         ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),

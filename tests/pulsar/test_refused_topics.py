@@ -1,4 +1,4 @@
-"""Topics of a cluster that are refused: by name, without a trace, and without harm to others."""
+"""Rejected topics of a cluster: the error names them, nothing is created, other topics are unaffected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_partitioned_topic_is_refused_by_name(cluster: Cluster, namespace: str
 
 
 @pytest.mark.parametrize("topic", ["wide-partition-0", "__change_events", "__transaction_buffer_snapshot"])
-def test_a_topic_that_is_not_for_us_is_refused_by_name(cluster: Cluster, namespace: str, topic: str) -> None:
+def test_reserved_topic_is_rejected_by_name(cluster: Cluster, namespace: str, topic: str) -> None:
     with (
         open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker,
         pytest.raises(NotSupported, match=topic),
@@ -31,7 +31,7 @@ def test_a_topic_that_is_not_for_us_is_refused_by_name(cluster: Cluster, namespa
         broker.create_topic(topic)
 
 
-def test_a_refused_topic_is_not_held(cluster: Cluster, namespace: str) -> None:
+def test_rejected_topic_has_no_subscription(cluster: Cluster, namespace: str) -> None:
     ask(cluster.admin, f"persistent/{namespace}/brief", "PUT", {})
     ask(cluster.admin, f"namespaces/{namespace}/messageTTL", "POST", 3600)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
@@ -40,7 +40,7 @@ def test_a_refused_topic_is_not_held(cluster: Cluster, namespace: str) -> None:
         assert ask(cluster.admin, f"persistent/{namespace}/brief/subscriptions") == []
 
 
-def test_a_transaction_on_a_topic_that_is_refused_fails_alone(cluster: Cluster, namespace: str) -> None:
+def test_only_the_transaction_on_a_rejected_topic_fails(cluster: Cluster, namespace: str) -> None:
     address = f"{cluster.url}/{namespace}"
     with (
         ServiceProcess(address, "--admin-url", cluster.admin),
@@ -53,7 +53,7 @@ def test_a_transaction_on_a_topic_that_is_refused_fails_alone(cluster: Cluster, 
         assert client.outcome(txn.id) is Outcome.COMMIT
 
 
-def test_a_service_that_makes_no_topics_has_its_clients_make_none(cluster: Cluster, namespace: str) -> None:
+def test_no_create_applies_to_clients_too(cluster: Cluster, namespace: str) -> None:
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
     flags = ["--admin-url", cluster.admin, "--set", "service.create_topics=false"]

@@ -1,4 +1,4 @@
-"""A relay on a real cluster: through kills of relay and service, read by a client that knows nothing of us."""
+"""A relay on a real cluster, with kills of relay and service; a plain client reads the target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[str, bytes | None, str | None]
 
 
 def read_plainly(client: pulsar.Client, url: str, count: int) -> list[Row]:
-    """So many messages, and one more if there is any."""
+    """The first `count` messages, and one more if there is any."""
     reader = client.create_reader(url, pulsar.MessageId.earliest)
     found: list[Row] = []
     with contextlib.suppress(pulsar.Timeout):

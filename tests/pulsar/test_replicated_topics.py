@@ -1,7 +1,7 @@
-"""Topics that are replicated to another cluster: refused by name, before they are written to and later.
+"""Topics that are replicated to another cluster are rejected by name, before they are written to and later.
 
-The other cluster is an entry in the list of clusters, which nobody answers for: what counts is the policy. Where it
-counts what is replicated, that entry names the cluster itself: whatever is, stands in its topic once more.
+The other cluster is an entry in the list of clusters without a real cluster: only the policy matters. Where replicated
+messages matter, the entry names the cluster itself: a replicated message is then in its topic twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def clusters(cluster: Cluster) -> Iterator[list[str]]:
-    """The cluster's own name, and that of another one."""
+    """The names of the cluster and of another one."""
     (own,) = (name for name in ask(cluster.admin, "clusters") if not name.startswith(("other-", "global")))
     other = f"other-{uuid.uuid4().hex[:8]}"
     nowhere = {"serviceUrl": "http://127.0.0.1:9", "brokerServiceUrl": "pulsar://127.0.0.1:9"}
@@ -47,7 +47,7 @@ def clusters(cluster: Cluster) -> Iterator[list[str]]:
 
 @pytest.fixture
 def shared_namespace(cluster: Cluster, clusters: list[str]) -> Iterator[str]:
-    """A namespace that may be replicated, and is not yet."""
+    """A namespace that may be replicated and is not yet."""
     tenant = f"tenant-{uuid.uuid4().hex[:8]}"
     ask(cluster.admin, f"tenants/{tenant}", "PUT", {"allowedClusters": clusters, "adminRoles": []})
     name = f"{tenant}/shop"
@@ -69,7 +69,7 @@ def commit(client: SyncClient, topic: str) -> None:
         txn.commit(wait_visible=True)
 
 
-def test_replication_is_refused_by_name_before_and_told_later(
+def test_replication_is_rejected_by_name_and_reported_later(
     cluster: Cluster, shared_namespace: str, clusters: list[str]
 ) -> None:
     namespace = shared_namespace
@@ -87,7 +87,7 @@ def test_replication_is_refused_by_name_before_and_told_later(
             commit(client, "stock")
         with pytest.raises(Error, match=refused):
             client.send("stock", b"1")
-        replicate(cluster, f"persistent/{namespace}/stock", clusters[:1])  # what the error says
+        replicate(cluster, f"persistent/{namespace}/stock", clusters[:1])  # the remedy of the error
         eventually(lambda: commits(client, "stock"))
         replicate(cluster, f"persistent/{namespace}/orders", clusters)
 
@@ -98,13 +98,13 @@ def test_replication_is_refused_by_name_before_and_told_later(
             )
 
         eventually(told)
-        commit(client, "orders")  # here all is well: the other cluster is where it isn't
+        commit(client, "orders")  # this topic is not replicated
         replicate(cluster, f"namespaces/{namespace}", clusters)
         whole = f"{replicated}namespaces set-clusters {namespace} --clusters ONE"
         with pytest.raises(RegistrationRefused, match=whole):
             commit(client, "later")
     with open_broker(address, **options) as broker, pytest.raises(UnsafePolicy, match=whole):
-        broker.create_topic("__txnbuffer_other")  # as that of a service that begins there
+        broker.create_topic("__txnbuffer_other")  # as the internal topic of another service
 
 
 def commits(client: SyncClient, topic: str) -> bool:
@@ -115,10 +115,8 @@ def commits(client: SyncClient, topic: str) -> bool:
     return True
 
 
-def test_nothing_that_is_written_here_goes_to_other_clusters(
-    cluster: Cluster, shared_namespace: str, clusters: list[str]
-) -> None:
-    """Their services and readers would take our markers, and what our own topics say, for theirs."""
+def test_written_messages_are_not_replicated(cluster: Cluster, shared_namespace: str, clusters: list[str]) -> None:
+    """Services and readers there would apply the markers and the internal topics as their own."""
     itself = {"serviceUrl": cluster.admin, "brokerServiceUrl": cluster.url}
     ask(cluster.admin, f"clusters/{clusters[1]}", "POST", itself)
     with (
@@ -133,7 +131,7 @@ def test_nothing_that_is_written_here_goes_to_other_clusters(
             for future in [writer.append(numbered(first, 10)) for first in range(1, 201, 10)]:
                 future.result()
             alone.append(numbered(201, 3)).result()
-        foreign.is_replicated(broker)  # in order, so all that stands before it went, too
+        foreign.is_replicated(broker)  # replication is in order, so all earlier messages were replicated too
         found = Counter(value for value in log(broker) if value.isdigit())
         replicate(cluster, f"persistent/{shared_namespace}/orders", clusters[:1])
     assert found == {b"%d" % number: 1 for number in range(204)}
@@ -144,7 +142,7 @@ def numbered(first: int, count: int) -> Batch:
 
 
 def log(broker: Broker) -> list[bytes]:
-    """All that stands in the topic by now."""
+    """All values of the topic now."""
     end = broker.last_position("orders")
     found: list[bytes] = []
     at, deadline = EARLIEST, time.monotonic() + WAIT_SECONDS
@@ -159,14 +157,14 @@ def log(broker: Broker) -> list[bytes]:
 
 
 class OtherProgram:
-    """Writes to a topic as any producer does."""
+    """Writes to a topic as a plain producer."""
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._sent = 0
 
     def is_replicated(self, broker: Broker) -> None:
-        """Write messages until one of them comes again."""
+        """Write messages until one of them arrives by replication."""
         sent: list[bytes] = []
 
         def again() -> bool:

@@ -1,4 +1,4 @@
-"""The service beside a real broker, to which applications write: commits, recovery, take-over, zombies."""
+"""The service in cluster mode on a real broker: commits, recovery, takeover, zombies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service.cluster import CLUSTER_CONFIG
+from txnbuffer.service.decision_log import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 
 
@@ -35,14 +35,14 @@ def address(cluster: Cluster, namespace: str) -> str:
 
 @pytest.fixture
 def broker(cluster: Cluster, address: str) -> Iterator[Broker]:
-    """The application's connection."""
+    """The connection of the application."""
     with open_broker(address, admin_url=cluster.admin) as opened:
         yield opened
 
 
 @pytest.fixture
 def serving(cluster: Cluster, address: str) -> Iterator[list[ServiceProcess]]:
-    """Processes to be ended, whatever becomes of the test."""
+    """Service processes that are ended after the test."""
     started: list[ServiceProcess] = []
     yield started
     for process in started:
@@ -84,7 +84,7 @@ async def app_at(service: ServiceProcess, broker: Broker, *topics: str) -> App:
 @on_a_loop_for(300.0)
 async def test_commits_are_seen_and_aborts_are_not(cluster: Cluster, address: str, broker: Broker) -> None:
     with open_broker(address, admin_url=cluster.admin) as own:
-        async with engine_on(own, shared=True) as engine:
+        async with engine_on(own, cluster_mode=True) as engine:
             app = await app_on(engine, broker, "a", "b")
             both, gone, dup = next(app.ids), next(app.ids), next(app.ids)
             await app.write("a", [both, gone, dup], size=2)
@@ -105,10 +105,10 @@ async def test_commits_are_seen_and_aborts_are_not(cluster: Cluster, address: st
 
 
 @on_a_loop_for(300.0)
-async def test_counts_are_verified_where_that_is_asked_for(cluster: Cluster, address: str, broker: Broker) -> None:
+async def test_record_counts_are_verified_on_request(cluster: Cluster, address: str, broker: Broker) -> None:
     config = replace(CLUSTER_CONFIG, verify_counts=True)
     with open_broker(address, admin_url=cluster.admin) as own:
-        async with engine_on(own, shared=True, config=config) as engine:
+        async with engine_on(own, cluster_mode=True, config=config) as engine:
             app = await app_on(engine, broker, "a")
             right, wrong = next(app.ids), next(app.ids)
             await app.write("a", [right, wrong], size=3)
@@ -122,7 +122,7 @@ async def test_the_next_owner_recovers_everything_from_the_cluster(
 ) -> None:
     for epoch in (1, 2, 3):
         with open_broker(address, admin_url=cluster.admin) as own:
-            engine = await Engine.start(own, shared=True)
+            engine = await Engine.start(own, cluster_mode=True)
             assert engine.coordinator.epoch == epoch
             app = await app_on(engine, broker, "a")
             for _ in range(5):
@@ -170,7 +170,7 @@ async def test_the_standby_takes_over_when_the_active_is_killed(
 
 
 @on_a_loop_for(300.0)
-async def test_a_zombie_that_wakes_up_changes_nothing_and_ends(
+async def test_zombie_changes_nothing_and_ends(
     cluster: Cluster, address: str, broker: Broker, serving: list[ServiceProcess]
 ) -> None:
     zombie = await asyncio.to_thread(start(serving, cluster, address).wait_serving)
@@ -200,7 +200,7 @@ async def test_a_zombie_that_wakes_up_changes_nothing_and_ends(
 
 
 @on_a_loop_for(300.0)
-async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_on(
+async def test_one_of_a_standby_and_another_service_becomes_active(
     cluster: Cluster, address: str, broker: Broker, serving: list[ServiceProcess]
 ) -> None:
     active = await asyncio.to_thread(start(serving, cluster, address).wait_serving)

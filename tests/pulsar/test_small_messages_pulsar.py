@@ -1,4 +1,4 @@
-"""A cluster that takes small messages only: what fits commits, what doesn't is refused, and the service goes on."""
+"""A cluster with a small message limit: larger messages are rejected, others commit, and the service continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def commit(client: SyncClient, topics: list[str]) -> None:
             txn.send(topic, b"x" * 100)
 
 
-def test_messages_are_as_large_as_the_cluster_takes(odd_broker: Standalone) -> None:
+def test_message_limit_is_that_of_the_cluster(odd_broker: Standalone) -> None:
     address = f"{odd_broker.url}/{odd_broker.namespace()}"
     with open_broker(address, admin_url=odd_broker.admin) as broker:
         assert broker.max_message_bytes == 48 * KIB

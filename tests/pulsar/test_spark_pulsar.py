@@ -1,4 +1,4 @@
-"""The sink and the source on a real cluster: partitions that grow, tasks that fail, a driver that dies."""
+"""The sink and the source on a real cluster: added partitions, failing tasks, a dead driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def rows(spark: Any, first: int, stop: int) -> Any:
     return spark.range(first, stop, 1, 2).selectExpr("CAST(id % 7 AS STRING) key", "CAST(id AS STRING) value")
 
 
-def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_each_row_is_written_once_despite_failures(
+    spark: Any, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
     address = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
 
     def write(frame: Any) -> None:
@@ -25,7 +27,7 @@ def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: s
         sink.options(topic="wide", batching="records", **address).save()
 
     def copy() -> None:
-        """Copies what is new, in a micro-batch or two, each of whose tasks fails once."""
+        """Copy new records in one or two micro-batches, each of whose tasks fails once."""
         source = spark.readStream.format("txnbuffer").options(
             pattern="wide-partition-.*", columns="key,value", max_messages_per_trigger="6", **address
         )
@@ -43,7 +45,7 @@ def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: s
         assert_soon_same_rows(read(pattern="wide-partition-.*"), rows(spark, 0, 30))
         copy()
         last = max((found for found in (tmp_path / "commits").iterdir() if found.name.isdigit()), key=_number)
-        for file in (last, last.with_name(f".{last.name}.crc")):  # the driver died before it noted the commit
+        for file in (last, last.with_name(f".{last.name}.crc")):  # as if the driver died before it recorded the commit
             file.unlink(missing_ok=True)
         ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "POST", 3)
         write(rows(spark, 30, 60))

@@ -1,4 +1,4 @@
-"""The data source through Spark, on logs that are trimmed under it: in files, and on a real cluster."""
+"""The data source in Spark on logs that are trimmed meanwhile: in files, and on a real cluster."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TOPIC = "orders"
 
 
 class World:
-    """A topic that its owner writes and trims, and Spark reads: transactions go across small ledgers and ranges."""
+    """A topic that its owner writes and trims and Spark reads: transactions span small ledgers and ranges."""
 
-    def __init__(self, spark: Any, broker: Broker, keeper: SnapshotManager, options: dict[str, str]) -> None:
+    def __init__(self, spark: Any, broker: Broker, manager: SnapshotManager, options: dict[str, str]) -> None:
         self.spark = spark
         self.broker = broker
-        self.life = Life(broker, keeper, TOPIC, 5)
+        self.life = Life(broker, manager, TOPIC, 5)
         self.options = {"topics": TOPIC, "partition_bytes": "400", **options}
 
     def write(self, ledgers: int = 1) -> None:
-        """Transactions of which some are still open, and ledgers that no snapshot needs any more."""
+        """Write transactions, some of which stay open, and ledgers that no snapshot needs."""
         for _ in range(ledgers):
             self.life.run(20)
             self.life.roll()
@@ -41,7 +41,7 @@ class World:
         self.life.plain()
         self.life.snapshot()
         self.life.snapshot()
-        self.life.sent = {self.life.least + 1: 0}  # open for long: its records are none of what is read
+        self.life.sent = {self.life.least + 1: 0}  # a long transaction, whose records are not read
         self.life.least += 1
         self.life.records()
 
@@ -49,9 +49,9 @@ class World:
         return [row_of(record, seqno=False) for record in records_of(self.broker, TOPIC)]
 
     def trim(self) -> None:
-        """Drop the ledgers below the last visible record; a cluster may begin another one behind it at any time."""
+        """Drop the ledgers below the last visible record; a cluster may start another one after it at any time."""
         first = self.visible()[-1][1][0]
-        assert self.life.keeper.trim(TOPIC, first) == first
+        assert self.life.manager.trim(TOPIC, first) == first
 
     def read(self, **options: str) -> Any:
         return self.spark.read.format("txnbuffer").options(**self.options, **options).load()
@@ -67,14 +67,14 @@ def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterato
         namespace = request.getfixturevalue("namespace")
         broker = opening()
         options = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
-    with broker, SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        yield World(spark, broker, keeper, options)
+    with broker, SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        yield World(spark, broker, manager, options)
 
 
-def test_a_long_read_fails_or_goes_on_where_its_log_is_trimmed_meanwhile(world: World, tmp_path: Path) -> None:
+def test_long_read_fails_or_continues_if_its_log_is_trimmed_meanwhile(world: World, tmp_path: Path) -> None:
     def read(name: str, **options: str) -> list[Row]:
-        """The first tasks have read something when the log is trimmed; the others begin after that."""
+        """Read; the log is trimmed after the first tasks have read some records and before the others start."""
         frame = world.read(**options)
         assert frame.rdd.getNumPartitions() > 4
         (directory := tmp_path / name).mkdir()
@@ -101,9 +101,7 @@ def test_a_long_read_fails_or_goes_on_where_its_log_is_trimmed_meanwhile(world: 
     assert len(left) < len(found) < len(before)
 
 
-def test_a_query_that_stops_and_goes_on_gives_every_record_once_though_the_log_is_trimmed(
-    world: World, tmp_path: Path
-) -> None:
+def test_restarted_query_returns_every_record_once_though_the_log_is_trimmed(world: World, tmp_path: Path) -> None:
     def run(**options: str) -> Any:
         frame = world.spark.readStream.format("txnbuffer").options(
             **{**world.options, "max_messages_per_trigger": "12", **options}
@@ -124,7 +122,7 @@ def test_a_query_that_stops_and_goes_on_gives_every_record_once_though_the_log_i
     first = run()
     assert len([progress for progress in first.recentProgress if progress.numInputRows]) > 1
     assert found() == expected
-    world.trim()  # it has read all of that
+    world.trim()  # all of it was read
     read, gone = len(world.visible()), len(expected)
     world.write(2)
     expected += world.visible()[read:]

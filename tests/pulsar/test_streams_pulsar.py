@@ -1,4 +1,4 @@
-"""Change streams of a service beside a real broker, which is killed in the middle of them."""
+"""Change streams of a service in cluster mode on a real broker, with a kill of the service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txnbuffer.streams.client import ClientConfig
 
 
 @on_a_loop_for(300.0)
-async def test_a_stream_outlives_its_service_on_a_real_broker(cluster: Cluster, namespace: str) -> None:
+async def test_stream_survives_its_service_on_a_real_broker(cluster: Cluster, namespace: str) -> None:
     address = f"{cluster.url}/{namespace}"
     with contextlib.ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""The soak of unloads, which `make soak` plays: that it unloads as often as it says, and what it calls good."""
+"""The soak of unloads: its plan has the requested unloads, and its report finds all differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def soaking() -> ModuleType:
 
 
 @pytest.mark.parametrize(("unloads", "restarts"), [(50, 5), (3, 0), (0, 2)])
-def test_the_plan_unloads_as_often_as_it_is_told(soaking: ModuleType, unloads: int, restarts: int) -> None:
+def test_plan_has_the_requested_unloads(soaking: ModuleType, unloads: int, restarts: int) -> None:
     events = Counter(soaking.plan(unloads, restarts, random.Random(1)))
     assert events.pop("kill_broker", 0) == restarts
     assert events.total() == unloads

@@ -1,11 +1,11 @@
-"""Unload namespace, bundles and topics, restart the broker, and compare what is left with what was told.
+"""Unload namespace, bundles and topics, restart the broker, and compare the log with the reported outcomes.
 
     python tests/pulsar/unload_soak.py --unloads 50 --restarts 5 --services 2 --seed 7
 
-The rig of `cluster_soak`: a service, maybe others that stand by, writers of transactions and a reader that follows.
-A reader for asyncio without patience, a change stream and a consumer group follow too. While topics have no owner the
-cluster's answers are refusals that pass: none of these, and no service, may end by an unload. In the end all have to
-agree. Prints one JSON object; exit code 1 if they don't.
+The rig of `cluster_soak`: a service, optional standbys, writers of transactions and a reader that follows. An asyncio
+reader without retries, a change stream and a consumer group follow too. While topics have no owner the cluster refuses
+requests temporarily: none of these processes may end by an unload. At the end all have to agree. Prints one JSON
+object; exit code 1 if they don't.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cluster_soak import SECONDS, Report, Soak, play, read_decided, run_script, wait_until
 from pulsar_cluster import Cluster
+from soak_check import TOPICS
 from soak_followers import COPIES, KINDS
-from soak_judge import TOPICS
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -41,10 +41,10 @@ UNLOADS = ("unload_namespace", "unload_bundles", "unload_topics", "unload_ours")
 
 @dataclass
 class Unloaded(Report):
-    """`slowest_commit`: seconds from an unload to the next commit; `ended_by_unloads`: services that did, and why.
+    """`slowest_commit`: seconds from an unload to the next commit; `ended_by_unloads`: ended services, with the reason.
 
-    Not those that handed over: while a log has no owner, whoever stands by may be the first to open it.
-    `failed_reads`: of the reader without patience; `answers`: of the cluster to unloads, by status.
+    Without those that were replaced: while a log has no owner, a standby may be the first to open it.
+    `failed_reads`: of the reader without retries; `answers`: of the cluster to unloads, by status.
     """
 
     unloads: int = 0
@@ -82,12 +82,12 @@ class UnloadSoak(Soak):
             if event in UNLOADS:
                 self.report.unloads += 1
                 self.report.slowest_commit = max(self.report.slowest_commit, round(time.monotonic() - began, 1))
-                self._judge_ended(self.report.ended_by_themselves[ended:])
+                self._check_ended(self.report.ended_by_themselves[ended:])
             self._see_followers()
         self._end()
         return self.report
 
-    # What happens
+    # Events
 
     def _unload_namespace(self) -> None:
         self._unload(f"namespaces/{self.namespace}")
@@ -106,7 +106,7 @@ class UnloadSoak(Soak):
             self._unload(f"persistent/{self.namespace}/{topic}")
 
     def _unload(self, what: str) -> None:
-        """What the cluster refuses is not unloaded: its bundle moves just now, maybe."""
+        """Unload; a refusal of the cluster is ignored, because the bundle may be moving."""
         answer = DONE
         try:
             ask(self._broker.admin, f"{what}/unload", "PUT")
@@ -114,14 +114,14 @@ class UnloadSoak(Soak):
             answer = error.code
         self.report.answers[answer] = self.report.answers.get(answer, 0) + 1
 
-    def _judge_ended(self, reasons: Sequence[str]) -> None:
+    def _check_ended(self, reasons: Sequence[str]) -> None:
         others = [reason for reason in reasons if self.services == 1 or FENCED not in reason]
         self.report.handed_over += len(reasons) - len(others)
         self.report.ended_by_unloads += others
 
     def _see_followers(self) -> None:
         for kind, process in self._followers.items():
-            assert process.poll() is None, f"the {kind} ended by itself, with {process.returncode}"
+            assert process.poll() is None, f"the {kind} ended unexpectedly with {process.returncode}"
 
     # The end
 
@@ -130,7 +130,7 @@ class UnloadSoak(Soak):
         first = final[TOPICS[0]]
         wanted = {value.decode().partition("/")[0]: value.decode() for value in first}
         count = sum(len(found) for found in final.values())
-        wait_until(lambda: len(self._lines("reader")) >= count, "the reader for asyncio does not see everything")
+        wait_until(lambda: len(self._lines("reader")) >= count, "the asyncio reader does not see everything")
         for topic in TOPICS:
             seen = [value.encode() for name, value in self._lines("reader") if name == topic]
             self.report.live_differs += seen != final[topic]
@@ -155,25 +155,25 @@ class UnloadSoak(Soak):
                 self.report.surprises.append(f"the {kind} ended with {process.returncode}")
 
     def _table(self) -> dict[str, str]:
-        """What the stream made of the first topic."""
+        """The table that the stream built of the first topic."""
         lines = self._lines("stream")
         begun = [index for index, line in enumerate(lines) if line == ["rollback"]]
         self.report.rollbacks = len(begun)
         return {line[0]: line[1] for line in lines[begun[-1] + 1 if begun else 0 :]}
 
     def _lines(self, kind: str) -> list[list[str]]:
-        """Whole lines that a follower wrote."""
+        """The complete lines that a follower wrote."""
         file = self._directory / kind
         return [line.split() for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _copies(broker: Broker) -> Counter[bytes]:
-    """What the group made; its topic is made by its first commit, which may be still to come."""
+    """The output of the group; its topic exists after its first commit."""
     return Counter(read_decided(broker, COPIES)) if COPIES in broker.topics() else Counter()
 
 
 def plan(unloads: int, restarts: int, chance: random.Random) -> list[str]:
-    """So many of each, the kinds of unloads by turns, in random order."""
+    """Events with these counts, the kinds of unloads in turn, in random order."""
     events = [UNLOADS[number % len(UNLOADS)] for number in range(unloads)] + ["kill_broker"] * restarts
     chance.shuffle(events)
     return events
@@ -188,8 +188,10 @@ def soak(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--unloads", type=int, default=50)
-    parser.add_argument("--restarts", type=int, default=5, help="how often the broker is killed and started again")
-    parser.add_argument("--services", type=int, default=1, help="with more, the log may change hands by an unload")
+    parser.add_argument("--restarts", type=int, default=5, help="kills and restarts of the broker")
+    parser.add_argument(
+        "--services", type=int, default=1, help="with more than one, an unload may change the owner of the log"
+    )
     return run_script(
         parser,
         lambda options, chance: plan(options.unloads, options.restarts, chance),

@@ -1,13 +1,13 @@
 """The conformance checklist, the rows that need snapshots; see tests/CHECKLIST.md."""
 
 import pytest
-from snapshot_driver import Interfering, abort_some, assert_true, end_of, entries, keeper, stored
+from snapshot_driver import Interfering, abort_some, assert_true, end_of, entries, manager_on, stored
 from writing import TopicWriter
 
 from broker_io.errors import Damaged, DiskFailed
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
 from snapshots.scan import scan
 from txnbuffer.buffer import visible_mask
@@ -20,7 +20,7 @@ T = "t"
 
 def registered(segment_size=3, **options):
     broker = MemoryBroker(**options)
-    owner = keeper(broker, segment_size=segment_size)
+    owner = manager_on(broker, segment_size=segment_size)
     owner.register(T)
     return broker, owner, TopicWriter(broker, T)
 
@@ -43,8 +43,8 @@ def test_row_01_two_interleaved_transactions_over_a_restart(second):
     writer.commit(1)
     owner.pump()
     owner.snapshot(T)
-    assert visible(broker, owner) == [b"one"]  # 2 began right behind the first record of 1
-    owner = keeper(broker)
+    assert visible(broker, owner) == [b"one"]  # 2 began right after the first record of 1
+    owner = manager_on(broker)
     getattr(writer, second)(2)
     owner.pump()
     assert visible(broker, owner) == ([b"one", b"two"] * 3 if second == "commit" else [b"one"] * 3)
@@ -55,7 +55,7 @@ def test_row_02_snapshots_by_time_and_count_carry_positions_and_aborts(by):
     clock = SimulatedClock()
     broker = MemoryBroker(clock=clock)
     policy = SnapshotPolicy(changes=10) if by == "count" else SnapshotPolicy()
-    owner = keeper(broker, clock=clock, policy=policy)
+    owner = manager_on(broker, clock=clock, policy=policy)
     owner.register(T)
     writer = TopicWriter(broker, T)
     abort_some(writer, *range(1, 11))
@@ -77,14 +77,14 @@ def test_row_03_an_abort_goes_with_the_ledger_of_its_marker():
     owner.snapshot(T)
     owner.trim(T, broker.ledgers(T)[1].ledger)
     assert owner.buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
-    assert keeper(broker, segment_size=1).buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
+    assert manager_on(broker, segment_size=1).buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
 
 
-def test_row_04_a_deleted_topic_leaves_no_entry_behind():
+def test_row_04_a_deleted_topic_leaves_no_entry():
     broker, owner, _ = stored()
     owner.delete(T)
     broker.delete_topic(T)
-    keeper(broker)
+    manager_on(broker)
     broker.compact(SNAPSHOT_TOPIC)
     with broker.reader(SNAPSHOT_TOPIC, compacted=True) as reader:
         assert reader.read().messages.keys.to_list() == [b"__owner"]
@@ -94,7 +94,7 @@ def test_row_05_errors_of_reader_and_writer_stop_the_topic():
     broker, _, writer = stored()
     writer.plain("p")
     broker.faults.fail_read(Damaged("segment", 7, "bit rot"), topic=T)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     with pytest.raises(Damaged):
         owner.buffer(T)
     broker.faults.fail_append(DiskFailed("no more"), topic=SNAPSHOT_TOPIC)
@@ -122,8 +122,8 @@ def test_row_07_fourteen_aborts_of_capacity_five():
     owner.snapshot(T)
     snapshot = read_snapshot(T, entries(broker, T))
     assert (len(snapshot.chain), len(snapshot.state.buffer.unsealed)) == (2, 4)
-    assert_true(keeper(broker, segment_size=5), broker, T)
-    owner = keeper(broker, segment_size=5)
+    assert_true(manager_on(broker, segment_size=5), broker, T)
+    owner = manager_on(broker, segment_size=5)
     owner.snapshot(T)
     owner.trim(T, broker.ledgers(T)[1].ledger)
     assert [txn.least for txn in owner.buffer(T).aborted.ids()] == [11, 12, 13, 14]
@@ -134,9 +134,9 @@ def test_row_09_a_clear_that_failed_can_be_finished():
     broker.faults.fail_append(DiskFailed("no more"), topic=SNAPSHOT_TOPIC)
     with pytest.raises(DiskFailed):
         owner.delete(T)
-    keeper(broker).delete(T)
+    manager_on(broker).delete(T)
     assert end_of(broker).deleted
-    assert not entries(broker, T).parts
+    assert not entries(broker, T).segments
 
 
 def test_row_12_messages_published_while_recovering_are_covered():
@@ -150,7 +150,7 @@ def test_row_12_messages_published_while_recovering_are_covered():
 
     writer.plain("p")
     between.before = publish
-    owner = keeper(between)
+    owner = manager_on(between)
     owner.pump()
     assert owner.buffer(T).max_read_position == seen[0].last == broker.last_position(T)
 
@@ -158,7 +158,7 @@ def test_row_12_messages_published_while_recovering_are_covered():
 def test_row_13_max_read_stays_where_nothing_is_published():
     broker, owner, _ = stored()
     before = owner.buffer(T).max_read_position
-    again = keeper(broker)
+    again = manager_on(broker)
     again.pump()
     assert again.buffer(T).max_read_position == before
 
@@ -181,7 +181,7 @@ def test_row_26_27_an_unreadable_log_is_never_taken_as_recovered():
     broker, _, writer = stored()
     abort_some(writer, 70)
     broker.faults.fail_read(Damaged("segment", 7, "bit rot"), topic=T)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     assert isinstance(owner.problems[T], Damaged)
     with pytest.raises(Damaged):
         owner.buffer(T)
@@ -194,7 +194,7 @@ def test_row_36_37_what_ended_before_a_restart_stays_ended(end):
     getattr(writer, end)(1)
     owner.pump()
     owner.snapshot(T)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     assert visible(broker, owner) == ([b"x"] if end == "commit" else [])
 
 
@@ -203,15 +203,15 @@ def test_row_38_an_open_transaction_found_by_recovery_holds_readers_back():
     at = writer.plain("p").last
     writer.records(1, "x")
     writer.plain("q")
-    owner = keeper(broker)
+    owner = manager_on(broker)
     assert owner.buffer(T).max_read_position == at
     owner.snapshot(T)
-    assert keeper(broker).buffer(T).max_read_position == at
+    assert manager_on(broker).buffer(T).max_read_position == at
 
 
 def test_row_39_aborted_transactions_found_by_recovery_are_filtered_at_once():
     broker, _, _ = stored()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     assert len(owner.buffer(T).aborted) == 11
     assert visible(broker, owner) == [b"p"]
     assert len(load(broker, T).buffer.aborted) == 11
@@ -231,7 +231,7 @@ def test_row_50_the_newest_value_of_each_key_counts():
 def test_row_51_max_read_is_right_once_ready():
     broker, _, writer = stored()
     writer.plain(*"abc")
-    owner = keeper(broker)
+    owner = manager_on(broker)
     assert owner.buffer(T).max_read_position == broker.last_position(T)
 
 
@@ -242,7 +242,7 @@ def test_row_58_many_topics_are_deleted_with_their_snapshots():
     for name in owner.topics:
         owner.delete(name)
         broker.delete_topic(name)
-    assert keeper(broker).topics == []
+    assert manager_on(broker).topics == []
     assert not any(scan(broker).topics.values())
 
 
@@ -253,7 +253,7 @@ def test_row_59_one_writer_for_all_topics():
     between.before = lambda name, topic: None
     inner = between.writer
     between.writer = lambda topic, **options: opened.append(topic) or inner(topic, **options)
-    owner = keeper(between)
+    owner = manager_on(between)
     for name in ("a", "b", "c"):
         owner.register(name)
     owner.close()

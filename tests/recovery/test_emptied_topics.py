@@ -1,4 +1,4 @@
-"""A topic that rested until retention had all of it, its last ledger too, goes on as any other."""
+"""A topic whose ledgers were all trimmed by retention, the last one too, continues as any other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from snapshot_driver import keeper
+from snapshot_driver import manager_on
 from writing import TopicWriter
 
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.position import Position
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.load import load
@@ -31,8 +31,8 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 def emptied(broker: Broker) -> tuple[SnapshotManager, TopicWriter]:
-    """Its four visible records are gone, and the one ledger that is left holds nothing."""
-    owner = keeper(broker)
+    """A topic whose four visible records are trimmed; its only ledger is empty."""
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.plain("a", "b")
@@ -48,18 +48,18 @@ def emptied(broker: Broker) -> tuple[SnapshotManager, TopicWriter]:
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_an_open_transaction_is_all_that_a_snapshot_tells_of(broker: Broker, restarts: int) -> None:
+def test_a_snapshot_of_nothing_but_an_open_transaction(broker: Broker, restarts: int) -> None:
     owner, writer = emptied(broker)
     for _ in range(restarts):
         owner.close()
-        owner = keeper(broker)
+        owner = manager_on(broker)
     writer.records(2, "e", "f")
     for _ in range(2):
         owner.pump()
         owner.snapshot(T)
         broker.compact(SNAPSHOT_TOPIC)  # so there is no older one to fall back to
         owner.close()
-        owner = keeper(broker)
+        owner = manager_on(broker)
         assert owner.problems == {}
         assert owner.notes == []
         assert {finding.level for finding in verify(broker, T)} == {Level.OK}

@@ -1,4 +1,4 @@
-"""Where the log goes on behind the applied position, as far as the ledgers prove it."""
+"""The ledger in which the log continues after the applied position, if the ledgers prove it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LEDGERS = [Ledger(3, 5, 100, closed=True), Ledger(7, 2, 100, closed=False)]
         (None, UNKNOWN_LEDGER),
     ],
 )
-def test_the_next_ledger_is_told_only_behind_a_whole_one(applied: Position | None, following: int) -> None:
+def test_the_next_ledger_is_known_only_after_a_whole_one(applied: Position | None, following: int) -> None:
     assert _following(applied, LEDGERS) == following
 
 
 def test_a_ledger_that_may_give_place_to_another_is_not_the_next_one() -> None:
-    """Pulsar replaces an empty ledger when it loads the topic; then nothing would prove where the log goes on."""
+    """Pulsar replaces an empty ledger when it loads the topic; then nothing would prove where the log continues."""
     open_one = Ledger(7, 0, 0, closed=False, lasting=False)
     assert _following(Position(3, 4), [LEDGERS[0], open_one]) == UNKNOWN_LEDGER
     assert _following(Position(3, 4), [LEDGERS[0], Ledger(9, 1, 10, closed=False)]) == 9

@@ -1,11 +1,11 @@
-"""A directory that an earlier release wrote is read as it was meant, by readers and by owners."""
+"""A directory that an earlier release wrote is read correctly by readers and owners."""
 
 import shutil
 
 import pytest
 from golden_files import GOLDEN
 from make_directory import TOPICS, make
-from snapshot_driver import keeper
+from snapshot_driver import manager_on
 
 from broker_io.file import FileBroker
 from txnbuffer.buffer import visible_mask
@@ -53,7 +53,7 @@ def test_golden_directory_is_taken_over_by_an_owner(directory):
     with FileBroker.open(directory) as broker:
         assert {finding.level for finding in verify(broker)} == {Level.OK}
         for _ in range(2):
-            with keeper(broker) as owner:
+            with manager_on(broker) as owner:
                 assert owner.problems == {}
                 assert owner.notes == []
                 for topic in TOPICS:

@@ -46,7 +46,7 @@ ITEMS = Items.of(
     aborts=[(TxnId(0, 9), Position(3, 5)), (TxnId(0, 3), Position(3, 5)), (TxnId(2, 700), Position(4, 0))],
     ranges=[(Position(3, 6), Position(3, 900)), (Position(4, 1, 0), Position(4, 1, 99))],
 )
-PART = EncodedSegment(T, 7, chain_start(T, "incarnation-1"), BufferSegment(1, ITEMS))
+SEGMENT = EncodedSegment(T, 7, chain_start(T, "incarnation-1"), BufferSegment(1, ITEMS))
 STATE = TopicState(
     BufferState(
         segment_size=5,
@@ -77,7 +77,7 @@ STATE = TopicState(
     origin_ledger=1,
     following_ledger=6,
 )
-END = EndEntry(T, "incarnation-1", 7, 3, 1, 2, PART.chain_before, digest(b"after"), 3, (digest(b"1"), digest(b"2")))
+END = EndEntry(T, "incarnation-1", 7, 3, 1, 2, SEGMENT.chain_before, digest(b"after"), 3, (digest(b"1"), digest(b"2")))
 
 
 def by_avro(name, data, package="txnbuffer.recovery"):
@@ -106,8 +106,8 @@ def test_owner():
     assert made.properties == {"tb.v": "1", "tb.kind": "owner", "tb.epoch": "7"}
 
 
-def test_part():
-    data = committed("snapshots/part-1.bin", encode_segment(PART))
+def test_segment():
+    data = committed("snapshots/part-1.bin", encode_segment(SEGMENT))
     entry = decode_segment(T, 1, Stored(Position(1, 0), "1", "part", 7, data))
     assert plain(entry.segment.items) == plain(ITEMS)
     assert entry.chain_after == data[-16:] == digest(data[:-16])
@@ -180,7 +180,7 @@ def plain(items):
     ]
 
 
-def test_columns_of_equal_numbers_are_short_and_parts_are_small():
+def test_columns_of_equal_numbers_are_short_and_segments_are_small():
     count = 8000
     rng = np.random.default_rng(1)
     least = np.cumsum(rng.integers(1, 20, count))

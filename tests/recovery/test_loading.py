@@ -1,5 +1,5 @@
 import pytest
-from snapshot_driver import Interfering, abort_some, entries, keeper, put
+from snapshot_driver import Interfering, abort_some, entries, manager_on, put
 from writing import TopicWriter
 
 from broker_io.batch import Message
@@ -8,8 +8,7 @@ from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
-from snapshots.format import END, EPOCH_PROPERTY, gone, message
-from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
+from snapshots.format import END, EPOCH_PROPERTY, SNAPSHOT_TOPIC, end_key, gone, message, segment_key
 from txnbuffer.buffer import visible_counts
 from txnbuffer.recovery.load import SnapshotLoader, load
 from txnbuffer.recovery.verify import diff_states
@@ -25,7 +24,7 @@ def broker(request, tmp_path):
 
 
 def owned(broker, txns=range(1, 12)):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.plain("p")
@@ -36,7 +35,7 @@ def owned(broker, txns=range(1, 12)):
 
 
 def followed(broker, loaded):
-    """The buffer of a reader once it has read on to the end of the log."""
+    """The buffer of a reader once it has read to the end of the log."""
     with broker.reader(T, loaded.resume, inclusive=False) as reader:
         while (placed := reader.read()) is not None:
             loaded.buffer.apply_batch(placed)
@@ -76,16 +75,16 @@ def test_a_topic_without_a_snapshot_has_no_transactions(broker):
         assert not loaded.registered
         assert followed(broker, loaded).max_read_position == broker.last_position(T)
         assert loaded.anchor(EARLIEST) == (None, loaded.resume)
-        keeper(broker).close()
+        manager_on(broker).close()
 
 
-def test_a_missing_topic_is_told():
+def test_a_missing_topic_is_reported():
     with pytest.raises(TopicNotFound):
         load(MemoryBroker(), T)
 
 
 @pytest.mark.parametrize("aborts", [0, 11])
-def test_h14_a_snapshot_that_compaction_moved_behind_the_end_is_found(aborts):
+def test_h14_a_snapshot_that_compaction_moved_after_the_end_is_found(aborts):
     """The end is taken, then a newer end entry comes and a compaction drops the one that was known."""
     broker = MemoryBroker()
     owner, writer = owned(broker, range(1, aborts + 1))
@@ -132,10 +131,10 @@ def test_h14_at_whatever_moment_the_owner_writes_and_compacts(when):
     assert set(owner.buffer(T).aborted.ids()) <= set(followed(broker, loaded).aborted.ids())
 
 
-def test_real_damage_is_told_after_a_few_attempts():
+def test_real_damage_is_reported_after_a_few_attempts():
     broker = MemoryBroker()
     owner, _ = owned(broker)
-    put(broker, gone(part_key(T, 2), owner.epoch))
+    put(broker, gone(segment_key(T, 2), owner.epoch))
     between = Interfering(broker)
     with pytest.raises(SnapshotDamaged, match="t-2"):
         load(between, T)
@@ -149,7 +148,7 @@ def test_topics_that_are_loaded_together_are_what_each_is_alone(broker):
     owner.pump()
     owner.snapshot("u")
     TopicWriter(broker, "plain").plain("a")
-    topics = ["u", T, "plain", "u"]  # one of them twice, for a trim may ask for that
+    topics = ["u", T, "plain", "u"]  # one of them twice, as a trim may require
     with SnapshotLoader(broker, topics) as snapshots:
         for topic in topics:
             alone, together = load(broker, topic), snapshots.load(topic)
@@ -164,14 +163,14 @@ def test_damage_of_one_topic_keeps_no_other_from_being_loaded_together():
     broker = MemoryBroker()
     owner, _ = owned(broker)
     owner.register("u")
-    put(broker, gone(part_key(T, 2), owner.epoch))
+    put(broker, gone(segment_key(T, 2), owner.epoch))
     with SnapshotLoader(broker, ["u", T]) as snapshots:
         with pytest.raises(SnapshotDamaged, match="t-2"):
             snapshots.load(T)
         assert snapshots.load("u").registered
 
 
-def test_a_newer_format_is_told_at_once():
+def test_a_newer_format_is_reported_at_once():
     broker = MemoryBroker()
     owned(broker)
     newer = message(end_key(T), END, 1, entries(broker, T).end.value)
@@ -181,7 +180,7 @@ def test_a_newer_format_is_told_at_once():
 
 
 def test_seqnos_counted_from_an_anchor_are_the_true_ones(broker):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     for turn in range(12):
@@ -227,12 +226,12 @@ def test_anchors_are_near_and_never_below_the_first_ledger():
 
 
 @pytest.mark.parametrize("epoch", ["²", "1" * 5000, "1" * 30, "-1", "x"])
-def test_an_epoch_that_is_none_counts_for_nothing(epoch):
+def test_an_invalid_epoch_is_ignored(epoch):
     broker = MemoryBroker()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register("t")
     odd = {EPOCH_PROPERTY: epoch}
     put(broker, Message(b"t-7", b"junk", odd), Message(b"__owner", b"junk", odd))
-    again = keeper(broker)
+    again = manager_on(broker)
     assert again.problems == {}
     assert again.epoch < 100

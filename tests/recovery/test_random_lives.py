@@ -1,16 +1,16 @@
-"""Random lives of owners: whatever they are made to do, and wherever they are stopped, the log's truth is kept."""
+"""Random lives of owners: whatever they do and wherever they stop, their snapshots agree with the log."""
 
 import contextlib
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from snapshot_driver import SMALL, assert_true, keeper
+from snapshot_driver import SMALL, assert_true, manager_on
 from writing import TopicWriter
 
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.recovery.load import load
 
 T = "t"
@@ -33,13 +33,13 @@ class Life:
 
     def new_owner(self):
         self.broker.faults.appends.clear()
-        return keeper(self.broker, max_entry_bytes=SMALL)
+        return manager_on(self.broker, max_entry_bytes=SMALL)
 
     def do(self, step, number):
         try:
             getattr(self, step)(number)
         except (OwnershipLost, DiskFailed):
-            # A fault that hit the settling of another one: whose epoch is the last is in doubt, so it is given up.
+            # A fault hit the settling of another one: the last epoch is unknown, so this owner is replaced.
             self.owner = self.new_owner()
 
     def _begin(self):

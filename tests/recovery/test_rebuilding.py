@@ -1,4 +1,4 @@
-"""Snapshots made anew from logs: folded apart from the owner, and equal to what a fold says."""
+"""Snapshots rebuilt from logs: folded in any process, and equal to a fold by the owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.owner import acquire
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter, commit
@@ -30,12 +30,12 @@ from txnbuffer.recovery.verify import Level, verify
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32), st.booleans())
-def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> None:
+def test_a_rebuilt_snapshot_equals_the_log(seed: int, lost: bool) -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=3) as keeper:
-            keeper.recover()
+        with SnapshotManager(broker, segment_size=3) as manager:
+            manager.recover()
             for topic in ("orders", "stock"):
-                Life(broker, keeper, topic, seed).run(40)
+                Life(broker, manager, topic, seed).run(40)
         before = {topic: records_of(broker, topic) for topic in ("orders", "stock")}
         if lost:
             broker.delete_topic(SNAPSHOT_TOPIC)
@@ -51,20 +51,20 @@ def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> Non
                 write(broker, ownership, table, one, now_ms=1)
         assert [finding for finding in verify(broker) if finding.level is Level.ERROR] == []
         assert {topic: records_of(broker, topic) for topic in before} == before
-        with SnapshotManager(broker) as keeper:
-            keeper.recover()
-            assert keeper.problems == {}
-            assert keeper.topics == [*before]
+        with SnapshotManager(broker) as manager:
+            manager.recover()
+            assert manager.problems == {}
+            assert manager.topics == [*before]
             for one in found:
-                assert len(keeper.buffer(one.topic).aborted) == one.aborts
-                assert keeper.sequencer(one.topic).next_seqno - 1 == one.visible_records
+                assert len(manager.buffer(one.topic).aborted) == one.aborts
+                assert manager.sequencer(one.topic).next_seqno - 1 == one.visible_records
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        life = Life(broker, keeper, "orders", 1)
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        life = Life(broker, manager, "orders", 1)
         life.run(40)
         original = rebuild.from_snapshot
 
@@ -81,11 +81,11 @@ def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyP
         assert fold_log(broker, "orders").differences == ()
 
 
-def test_what_a_snapshot_says_wrongly_is_told() -> None:
+def test_wrong_contents_of_a_snapshot_are_reported() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=3) as keeper:
-            keeper.recover()
-            Life(broker, keeper, "orders", 1).run(40)
+        with SnapshotManager(broker, segment_size=3) as manager:
+            manager.recover()
+            Life(broker, manager, "orders", 1).run(40)
         right = fold_log(broker, "orders")
         assert right.sound
         assert right.aborts
@@ -100,16 +100,16 @@ def test_what_a_snapshot_says_wrongly_is_told() -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as keeper:
-        keeper.recover()
-        life = Life(broker, keeper, "orders", seed)
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as manager:
+        manager.recover()
+        life = Life(broker, manager, "orders", seed)
         origin = broker.ledgers("orders")[0].ledger
         life.run(60)
-        keeper.pump()
-        keeper.snapshot("orders")
-        keeper.trim("orders", broker.ledgers("orders")[-1].ledger)
+        manager.pump()
+        manager.snapshot("orders")
+        manager.trim("orders", broker.ledgers("orders")[-1].ledger)
         life.run(20)
-        keeper.pump()
+        manager.pump()
         found = fold_log(broker, "orders")
         assert found.problem == ""
         assert found.differences == ()
@@ -122,9 +122,9 @@ def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
 
 def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=100) as keeper:
-            keeper.recover()
-            keeper.register("orders")
+        with SnapshotManager(broker, segment_size=100) as manager:
+            manager.recover()
+            manager.register("orders")
             log = TopicWriter(broker, "orders")
             log.records(1, "gone")
             log.abort(1)
@@ -132,10 +132,10 @@ def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
             log.records(2, "aborted", "too")
             log.abort(2)
             log.plain("visible")
-            keeper.pump()
-            keeper.snapshot("orders")
+            manager.pump()
+            manager.snapshot("orders")
             (left,) = broker.ledgers("orders")[1:]
-            assert keeper.trim("orders", left.ledger) == left.ledger
+            assert manager.trim("orders", left.ledger) == left.ledger
         assert fold_log(broker, "orders").sound
         with acquire(broker)[0] as ownership:
             entries = scan(broker).topics["orders"]
@@ -149,7 +149,7 @@ def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
         assert compare(broker, "orders")[2:] == ([*found.differences], True)
 
 
-def test_a_topic_that_was_made_anew_gets_no_snapshot_of_the_old_one() -> None:
+def test_a_recreated_topic_gets_no_snapshot_of_the_old_one() -> None:
     with MemoryBroker() as broker:
         broker.create_topic("orders")
         found = fold_log(broker, "orders")
@@ -169,9 +169,9 @@ def test_a_log_without_transactions_needs_no_snapshot() -> None:
 
 def test_a_lost_snapshot_is_no_sound_one() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker) as keeper:
-            keeper.recover()
-            life = Life(broker, keeper, "orders", 1)
+        with SnapshotManager(broker) as manager:
+            manager.recover()
+            life = Life(broker, manager, "orders", 1)
             while not fold_log(broker, "orders").transactional:
                 life.run(5)
         broker.delete_topic(SNAPSHOT_TOPIC)

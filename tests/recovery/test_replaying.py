@@ -1,4 +1,4 @@
-"""Topics that are recovered at the same time come out as one behind the other."""
+"""Recovering topics concurrently has the same result as one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from snapshot_driver import abort_some, assert_true, keeper
+from snapshot_driver import abort_some, assert_true, manager_on
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
@@ -18,8 +18,8 @@ SECONDS = 120.0
 
 
 def broken(broker: MemoryBroker) -> str:
-    """Four topics with aborts, the third made anew since its last snapshot, behind the owner's back."""
-    with keeper(broker) as owner:
+    """Four topics with aborts; the third was re-created since its last snapshot, unknown to the owner."""
+    with manager_on(broker) as owner:
         for topic in TOPICS:
             owner.register(topic)
             abort_some(TopicWriter(broker, topic), 1, 2, 3, 4)
@@ -46,7 +46,7 @@ def test_all_topics_are_read_before_the_first_is_waited_for() -> None:
 
             return pool.map(one, topics)
 
-        owner = keeper(broker, each=each)
+        owner = manager_on(broker, each=each)
     alone = sorted(set(TOPICS) - {gone})
     assert owner.topics == alone
     assert owner.problems == {}

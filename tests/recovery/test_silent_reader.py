@@ -1,4 +1,4 @@
-"""A reader that falls silent before the end proves nothing: another one is asked before anything is concluded."""
+"""A reader that returns nothing before the end proves nothing: another one is opened before anything is concluded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_io.batch import Batch
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.memory.handles import MemoryReader
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.scan import scan
 from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -21,19 +21,19 @@ from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.register("orders")
+    with MemoryBroker() as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register("orders")
         log = TopicWriter(broker, "orders")
         log.records(1, "x")
         log.abort(1)
-        keeper.pump()
-        keeper.snapshot("orders")
+        manager.pump()
+        manager.snapshot("orders")
         honest = MemoryReader.read
         silent: list[MemoryReader] = []
 
         def read(self: MemoryReader, **options: float) -> object:
-            # The first reader says nothing, as one of Pulsar may that lost its broker.
+            # The first reader returns nothing, as a reader of Pulsar may that lost its broker.
             if not silent:
                 silent.append(self)
             return None if self is silent[0] else honest(self, **options)  # type: ignore[arg-type]  # as they come
@@ -45,22 +45,22 @@ def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class ClusterBroker(MemoryBroker):
-    """Passes for a cluster, whose brokers may be slow."""
+    """A broker that looks like a cluster, whose brokers may be slow."""
 
     def check_topic(self, topic: str) -> None:
         pass
 
 
 def registered(broker: MemoryBroker, *topics: str) -> None:
-    with SnapshotManager(broker) as keeper:
-        keeper.recover()
+    with SnapshotManager(broker) as manager:
+        manager.recover()
         for topic in topics:
-            keeper.register(topic)
+            manager.register(topic)
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_what_a_slow_broker_keeps_back_is_read_from_the_log(monkeypatch: pytest.MonkeyPatch, given: int) -> None:
-    """Else a topic with a snapshot would pass for one that never had transactions."""
+    """Otherwise a topic with a snapshot would look like one that never had transactions."""
     with ClusterBroker() as broker:
         registered(broker, "orders", "payments")
         whole = scan(broker, SNAPSHOT_TOPIC).topics
@@ -69,7 +69,7 @@ def test_what_a_slow_broker_keeps_back_is_read_from_the_log(monkeypatch: pytest.
         assert load(broker, "payments").registered
 
 
-def test_who_gets_nothing_of_what_is_there_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_messages_that_do_not_arrive_are_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with ClusterBroker() as broker:
         registered(broker, "orders")
         cut_short(monkeypatch, broker, 1, which=lambda _: True)
@@ -77,7 +77,7 @@ def test_who_gets_nothing_of_what_is_there_is_told_to_try_again(monkeypatch: pyt
             load(broker, "orders")
 
 
-def test_what_was_trimmed_comes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trimmed_messages_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     with ClusterBroker(ledger_entries=1) as broker:
         registered(broker, "orders")
         end = broker.last_position(SNAPSHOT_TOPIC)
@@ -89,7 +89,9 @@ def test_what_was_trimmed_comes_no_more(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])
-def test_a_decision_log_is_begun_anew_above_all_that_it_says(monkeypatch: pytest.MonkeyPatch, given: int) -> None:
+def test_a_reset_decision_log_continues_above_all_its_ids_and_epochs(
+    monkeypatch: pytest.MonkeyPatch, given: int
+) -> None:
     with ClusterBroker() as broker:
         broker.create_topic(DECISIONS)
         with broker.writer(DECISIONS) as writer:

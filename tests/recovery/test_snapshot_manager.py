@@ -1,5 +1,5 @@
 import pytest
-from snapshot_driver import Interfering, abort_some, assert_true, entries, keeper
+from snapshot_driver import Interfering, abort_some, assert_true, entries, manager_on
 from writing import TopicWriter
 
 from broker_io.errors import DiskFailed, TopicNotFound
@@ -7,7 +7,7 @@ from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
 from txnbuffer.buffer import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
@@ -25,7 +25,7 @@ def broker(request, tmp_path):
 
 
 def registered(broker, **options):
-    owner = keeper(broker, **options)
+    owner = manager_on(broker, **options)
     owner.register(T)
     return owner, TopicWriter(broker, T)
 
@@ -46,7 +46,7 @@ def test_a_life_on_any_broker(broker):
             broker.compact(SNAPSHOT_TOPIC)
         if turn % 3 == 2:
             owner.close()
-            owner = keeper(broker)
+            owner = manager_on(broker)
             assert owner.problems == {}
         assert_true(owner, broker, T)
     for turn in range(0, 8, 2):
@@ -61,14 +61,14 @@ def test_a_life_on_any_broker(broker):
     numbers = owner.sequencer(T).snapshot_state()
     owner.close()
     broker.compact(SNAPSHOT_TOPIC)
-    again = keeper(broker)
+    again = manager_on(broker)
     assert again.buffer(T).snapshot_state().differences(kept) == []
     assert again.sequencer(T).next_seqno == numbers.next_seqno
     again.close()
 
 
 def test_registering_makes_the_first_snapshot_durable(broker):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     TopicWriter(broker, T).plain("before", "it")
     owner.register(T)
     assert entries(broker, T).end is not None
@@ -92,7 +92,7 @@ def test_what_is_not_registered_is_refused():
     owner.close()
 
 
-def test_pump_tells_what_happened_and_waits_no_longer_than_asked():
+def test_pump_returns_effects_and_waits_no_longer_than_asked():
     clock = SimulatedClock()
     broker = MemoryBroker(clock=clock)
     owner, writer = registered(broker, clock=clock)
@@ -137,12 +137,12 @@ def test_closing_writes_what_has_changed():
     owner.pump()
     owner.close()
     assert ids(broker) == 2
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.close()
     assert ids(broker) == 2
 
 
-def test_leaving_on_an_error_writes_nothing_more():
+def test_exiting_with_an_error_writes_nothing_more():
     broker = MemoryBroker()
     with pytest.raises(ZeroDivisionError), SnapshotManager(broker) as owner:
         owner.recover()
@@ -173,8 +173,8 @@ def test_nothing_that_is_needed_is_trimmed(floor):
     owner.pump()
     end = owner.buffer(T).applied.ledger
     owner.snapshot(T)
-    assert owner.trim(T, 10**6) == end  # both kept snapshots go on from there
-    assert keeper(broker).problems == {}
+    assert owner.trim(T, 10**6) == end  # both kept snapshots resume from there
+    assert manager_on(broker).problems == {}
 
 
 def test_the_older_snapshot_can_still_be_resumed_from_after_a_trim():
@@ -204,23 +204,23 @@ def test_ledgers_that_others_trimmed_leave_the_snapshot():
     owner.pump()
     owner.snapshot(T)
     owner.snapshot(T)
-    assert len(entries(broker, T).parts) < 6
-    assert keeper(broker).buffer(T).aborted.ids() == owner.buffer(T).aborted.ids()
+    assert len(entries(broker, T).segments) < 6
+    assert manager_on(broker).buffer(T).aborted.ids() == owner.buffer(T).aborted.ids()
 
 
-def test_a_part_that_cannot_be_read_again_stays():
+def test_a_segment_that_cannot_be_read_again_stays():
     broker = MemoryBroker(ledger_entries=6)
     owner, writer = registered(broker)
     abort_some(writer, *range(1, 20))
     owner.pump()
     owner.snapshot(T)
     aborted = owner.buffer(T).aborted.ids()
-    owner._followed[T].writer.live_parts.pop(2)
+    owner._followed[T].writer.live_segments.pop(2)
     with pytest.raises(Exception, match="entry t-2"):
         owner.trim(T, 10**6)
     assert owner.buffer(T).aborted.ids() == aborted
     state = owner._followed[T].state()
-    assert state.buffer.segments.first == owner._followed[T].writer.first_part == 1
+    assert state.buffer.segments.first == owner._followed[T].writer.first_segment == 1
 
 
 def test_row_u8_a_deletion_finishes_after_a_failure():
@@ -233,14 +233,14 @@ def test_row_u8_a_deletion_finishes_after_a_failure():
     with pytest.raises(DiskFailed):
         owner.delete(T)
     owner.delete(T)
-    assert not entries(broker, T).parts
+    assert not entries(broker, T).segments
     assert owner.topics == []
     owner.register(T)
     assert_true(owner, broker, T)
 
 
 def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
-    """Behind a long transaction the log is read again instead of being held."""
+    """After a long transaction the log is read again instead of being held in memory."""
     from txnbuffer.recovery import followed_topic
 
     monkeypatch.setattr(followed_topic, "HELD_BYTES", 1000)
@@ -272,7 +272,7 @@ def test_a_snapshot_while_seqnos_trail_loses_none():
         writer.plain("b", "c")
         owner.pump()
         owner.snapshot(T)
-        owner = keeper(broker)
+        owner = manager_on(broker)
     writer.commit(500)
     owner.pump()
     assert_true(owner, broker, T)

@@ -1,29 +1,29 @@
-"""What an owner does beside snapshots: seqnos that trail, parts that go, a snapshot topic that stays small."""
+"""Upkeep by an owner: sequencing that lags, segments that are dropped, a snapshot topic that stays small."""
 
-from snapshot_driver import Interfering, abort_some, assert_true, entries, keeper
+from snapshot_driver import Interfering, abort_some, assert_true, entries, manager_on
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.recovery.followed_topic import drop_segments
 
 T = "t"
 
 
 def registered(broker):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     return owner, TopicWriter(broker, T)
 
 
 def trailing(broker):
-    """An owner that holds nothing for its seqnos, so that it reads all of the log again."""
+    """An owner that holds no messages for sequencing, so that it reads all of the log again."""
     owner, writer = registered(broker)
     owner._followed[T].sequencing.held_limit = 0
     return owner, writer
 
 
-def test_what_was_read_again_before_it_was_decided_is_numbered_later():
+def test_undecided_messages_read_again_are_sequenced_later():
     broker = MemoryBroker()
     owner, writer = trailing(broker)
     writer.records(1, "open")
@@ -40,7 +40,7 @@ def test_what_was_read_again_before_it_was_decided_is_numbered_later():
     assert_true(owner, broker, T)
 
 
-def test_numbering_that_has_caught_up_needs_the_log_behind_it_no_more():
+def test_sequencing_that_has_caught_up_needs_no_older_ledgers():
     broker = MemoryBroker()
     owner, writer = trailing(broker)
     for txn in range(1, 5):
@@ -58,21 +58,21 @@ def test_numbering_that_has_caught_up_needs_the_log_behind_it_no_more():
     assert owner.sequencer(T).next_seqno == 9
 
 
-def test_parts_that_wait_to_be_written_are_not_dropped():
+def test_segments_that_wait_to_be_written_are_not_dropped():
     broker = MemoryBroker()
     owner, writer = registered(broker)
     abort_some(writer, *range(1, 8))
     broker.roll(T)
     writer.plain("p")
     owner.pump()
-    tail = owner._followed[T]
-    tail.plan(owner.epoch)
-    assert len(tail.writer.waiting) == 2
-    assert not drop_segments(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    followed = owner._followed[T]
+    followed.plan(owner.epoch)
+    assert len(followed.writer.waiting) == 2
+    assert not drop_segments(broker, SNAPSHOT_TOPIC, followed, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 7
-    assert len(tail.buffer.segments.summaries) == 2
+    assert len(followed.buffer.segments.summaries) == 2
     owner.snapshot(T)
-    assert drop_segments(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    assert drop_segments(broker, SNAPSHOT_TOPIC, followed, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 1
 
 

@@ -1,14 +1,13 @@
 import dataclasses
 
 import pytest
-from snapshot_driver import abort_some, entries, keeper, put
+from snapshot_driver import abort_some, entries, manager_on, put
 from writing import TopicWriter
 
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
-from snapshots.format import END, PART, EndEntry, gone, message
-from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
+from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, end_key, gone, message, segment_key
 from txnbuffer.recovery.codec import decode_state, encode_state
 from txnbuffer.recovery.verify import Level, diff_states, rebuild, verify
 
@@ -17,7 +16,7 @@ T = "t"
 
 def stored():
     broker = MemoryBroker(ledger_entries=9)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.plain("p")
@@ -38,7 +37,7 @@ def test_a_sound_snapshot_is_equal_to_the_log():
     abort_some(writer, 12)
     finding = only(verify(broker))
     assert finding.level is Level.OK
-    assert "equal to what the log says" in finding.what
+    assert "equal to the log" in finding.what
     assert finding[1:] == (T, finding.what, "t-end", entries(broker, T).end.position)
     assert verify(broker, T) == [finding]
     broker.create_topic("u")
@@ -57,24 +56,26 @@ def test_verifying_writes_nothing():
         verify(MemoryBroker())
 
 
-def test_a_part_with_a_flipped_bit_is_found_with_its_place():
+def test_a_segment_with_a_flipped_bit_is_found_with_its_place():
     broker, owner, _ = stored()
-    part = entries(broker, T).parts[2]
-    put(broker, message(part_key(T, 2), PART, owner.epoch, part.value[:30] + b"\xff" + part.value[31:]))
+    part = entries(broker, T).segments[2]
+    put(broker, message(segment_key(T, 2), SEGMENT, owner.epoch, part.value[:30] + b"\xff" + part.value[31:]))
     errors = [finding for finding in verify(broker) if finding.level is Level.ERROR]
-    assert {(finding.entry, finding.position) for finding in errors} == {("t-2", entries(broker, T).parts[2].position)}
+    assert {(finding.entry, finding.position) for finding in errors} == {
+        ("t-2", entries(broker, T).segments[2].position)
+    }
 
 
-def test_a_missing_part_is_found():
+def test_a_missing_segment_is_found():
     broker, owner, _ = stored()
-    put(broker, gone(part_key(T, 3), owner.epoch))
+    put(broker, gone(segment_key(T, 3), owner.epoch))
     finding = only(verify(broker))
     assert (finding.level, finding.entry, finding.position) == (Level.ERROR, "t-3", None)
 
 
 @pytest.mark.parametrize("what", ["counter", "seqno", "max"])
 def test_a_state_that_differs_from_the_log_is_found(what):
-    """Sound in itself, digests and all: only the log knows better."""
+    """Consistent, with valid digests: only the log shows the difference."""
     broker, owner, _ = stored()
     end = EndEntry.decode(entries(broker, T).end.value)
     state = decode_state(end.state)
@@ -99,7 +100,7 @@ def test_a_state_that_differs_from_the_log_is_found(what):
 def test_transactions_without_a_snapshot_are_found():
     broker, owner, _ = stored()
     TopicWriter(broker, "u").plain("only plain")
-    put(broker, gone(end_key(T), owner.epoch), *[gone(part_key(T, number), owner.epoch) for number in range(1, 9)])
+    put(broker, gone(end_key(T), owner.epoch), *[gone(segment_key(T, number), owner.epoch) for number in range(1, 9)])
     for finding in (only(verify(broker)), only(verify(broker, T))):
         assert (finding.level, finding.topic) == (Level.ERROR, T)
         assert f"txnbuf recover ADDRESS {T} --write" in finding.what
@@ -114,24 +115,24 @@ def test_a_snapshot_deleted_on_purpose_is_no_error():
     assert "on purpose" in only(verify(broker)).what
 
 
-def test_a_rebuilt_snapshot_leaves_no_entries_behind():
+def test_a_rebuilt_snapshot_leaves_no_old_entries():
     broker, owner, writer = stored()
     writer.commit(50)
     writer.plain(*["p"] * 20)
     broker.trim(T, broker.ledgers(T)[-1].ledger)
     owner.rebuild(T)
-    assert entries(broker, T).parts == {}
+    assert entries(broker, T).segments == {}
     assert [finding.level for finding in verify(broker)] == [Level.OK]
-    assert keeper(broker).notes == []
+    assert manager_on(broker).notes == []
 
 
 def test_leftovers_zombies_and_foreign_keys_are_warnings():
     broker, owner, _ = stored()
     put(
         broker,
-        message(part_key(T, 9), PART, owner.epoch, b"junk"),
-        message(b"whose key is this", PART, owner.epoch, b"junk"),
-        message(part_key(T, 1), PART, 0, b"junk"),
+        message(segment_key(T, 9), SEGMENT, owner.epoch, b"junk"),
+        message(b"whose key is this", SEGMENT, owner.epoch, b"junk"),
+        message(segment_key(T, 1), SEGMENT, 0, b"junk"),
     )
     findings = verify(broker)
     assert [finding.level for finding in findings].count(Level.ERROR) == 0
@@ -145,7 +146,7 @@ def test_where_the_log_is_trimmed_the_snapshot_is_checked_in_itself():
     broker.trim(T, broker.ledgers(T)[1].ledger)
     finding = only(verify(broker))
     assert finding.level is Level.OK
-    assert "whole in itself" in finding.what
+    assert "consistent; not compared" in finding.what
     writer.plain(*["p"] * 30)
     broker.trim(T, 10**6)
     finding = only(verify(broker))
@@ -153,12 +154,12 @@ def test_where_the_log_is_trimmed_the_snapshot_is_checked_in_itself():
     assert "messages between may be missing" in finding.what
 
 
-def test_topics_that_are_gone_or_new_are_told():
+def test_deleted_and_recreated_topics_are_reported():
     broker, _owner, _ = stored()
     broker.delete_topic(T)
-    assert "is gone" in only(verify(broker)).what
+    assert "was deleted" in only(verify(broker)).what
     broker.create_topic(T)
-    assert "made anew" in only(verify(broker)).what
+    assert "re-created" in only(verify(broker)).what
 
 
 def test_states_are_compared_to_the_last_id():
@@ -186,4 +187,4 @@ def test_a_commit_with_another_number_of_records_is_shown(snapshotted):
         owner.snapshot(T)
     fine, damage = verify(broker)
     assert (fine.level, damage.level) == (Level.OK, Level.ERROR)
-    assert damage.what == f"transaction 0:60 committed at {position} with 3 records, and 2 are there"
+    assert damage.what == f"transaction 0:60 committed at {position} with 3 records, but the topic has 2"

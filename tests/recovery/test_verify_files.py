@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def segments(log: Path, topic: str) -> list[Path]:
-    """Oldest first; topics are numbered as they were made."""
+    """Oldest first; topics are numbered in the order of their creation."""
     number = {DECISIONS: 1, "plain": 2}[topic]
     return sorted(log.glob(f"topics/{number}/*.log"))
 

@@ -1,8 +1,8 @@
-"""Failover log and index of mutation snapshots in the snapshot: kept over owners, new where seqnos begin anew."""
+"""Failover log and index of mutation snapshots in the snapshot: kept over owners, new if seqnos start again."""
 
 import numpy as np
 import pytest
-from snapshot_driver import keeper
+from snapshot_driver import manager_on
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
@@ -24,7 +24,7 @@ def broker():
 
 
 def test_a_topic_has_one_version_whoever_owns_it(broker):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.plain("p")
@@ -36,30 +36,30 @@ def test_a_topic_has_one_version_whoever_owns_it(broker):
     owner.snapshot(T)
     owner.close()
     for _ in range(2):
-        owner = keeper(broker)
+        owner = manager_on(broker)
         assert owner.followed(T).failover == first
         assert owner.followed(T).index.ends.tolist() == [2]
         owner.close()
 
 
 def test_an_entry_without_versions_gives_each_recovery_the_same_one(broker):
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     owner.followed(T).failover = _Nothing()
     owner.snapshot(T)
     owner.close()
     found = set()
     for _ in range(2):
-        owner = keeper(broker)
+        owner = manager_on(broker)
         found.add(owner.followed(T).failover)
         owner.close()
     (log,) = found
     assert log.versions == (Version(log.current.uuid, 0),)
 
 
-def test_topics_made_anew_and_rebuilt_ones_have_other_versions(broker):
+def test_recreated_and_rebuilt_topics_have_other_versions(broker):
     clock = SimulatedClock()
-    owner = keeper(broker, clock=clock)
+    owner = manager_on(broker, clock=clock)
 
     def version(change):
         clock.advance(0.001)
@@ -68,7 +68,7 @@ def test_topics_made_anew_and_rebuilt_ones_have_other_versions(broker):
 
     uuids = [version(owner.register), version(owner.rebuild), version(owner.rebuild)]
     owner.close()
-    owner = keeper(broker, clock=clock)
+    owner = manager_on(broker, clock=clock)
     assert owner.followed(T).failover.versions == tuple(Version(uuid, 0) for uuid in reversed(uuids))
     owner.delete(T)
     uuids.append(version(owner.register))  # of the log that is still there some may have been trimmed meanwhile

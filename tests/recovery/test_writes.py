@@ -1,10 +1,10 @@
-"""What is left behind by writes that landed only in part is a whole snapshot, whatever landed."""
+"""Writes of which only some messages become durable always leave a complete snapshot."""
 
 import itertools
 
 import numpy as np
 import pytest
-from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, keeper, put, written
+from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, manager_on, put, written
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -12,8 +12,7 @@ from broker_io.errors import DiskFailed, InvalidTopicName
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from snapshots.errors import OwnershipLost, SnapshotMissing
-from snapshots.format import EndEntry, gone
-from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key, spill_key
+from snapshots.format import SNAPSHOT_TOPIC, EndEntry, end_key, gone, overflow_key, segment_key
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
 from txnbuffer.buffer import BufferSegment, Items
@@ -23,9 +22,9 @@ T = "t"
 
 
 def before_the_write(**options):
-    """An owner with a durable snapshot, and a plan for the next one: more parts, spills, an end, tombstones."""
+    """An owner with a durable snapshot, and a plan for the next one: more segments, overflow, an end, tombstones."""
     broker = MemoryBroker(ledger_entries=9)
-    owner = keeper(broker, max_entry_bytes=SMALL, **options)
+    owner = manager_on(broker, max_entry_bytes=SMALL, **options)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.plain("p")
@@ -53,8 +52,8 @@ def test_the_plan_is_worth_testing():
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_row_p1_no_landing_order_loses_an_abort(compacted):
-    """Any subset of one step may land; each step begins after all before were acknowledged."""
+def test_row_p1_no_order_of_durable_writes_loses_an_abort(compacted):
+    """Any subset of one step may become durable; each step begins after all before were acknowledged."""
     _, _, plan = before_the_write()
     steps = [plan.first, [plan.end], plan.tombstones]
     landings = 0
@@ -62,26 +61,26 @@ def test_row_p1_no_landing_order_loses_an_abort(compacted):
         for chosen in subsets(range(len(messages))):
             broker, _owner, plan = before_the_write()
             steps = [plan.first, [plan.end], plan.tombstones]
-            landed = [*itertools.chain.from_iterable(steps[:step]), *(steps[step][index] for index in chosen)]
-            if landed:
-                put(broker, *landed)
+            durable = [*itertools.chain.from_iterable(steps[:step]), *(steps[step][index] for index in chosen)]
+            if durable:
+                put(broker, *durable)
             if compacted:
                 broker.compact(SNAPSHOT_TOPIC)
-            successor = keeper(broker, max_entry_bytes=SMALL)
+            successor = manager_on(broker, max_entry_bytes=SMALL)
             assert_true(successor, broker, T)
             assert successor.notes == []
             successor.snapshot(T)
-            assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
+            assert_true(manager_on(broker, max_entry_bytes=SMALL), broker, T)
             landings += 1
     assert landings >= 30
 
 
 @pytest.mark.parametrize("fault", ["fail", "lose", "part"])
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_row_p2_u1_u2_a_failed_write_reaches_the_caller_and_is_made_good(fault, step):
+def test_row_p2_u1_u2_a_failed_write_reaches_the_caller_and_is_repeated(fault, step):
     broker, _, _ = before_the_write()
     between = Interfering(broker)
-    owner = keeper(between, max_entry_bytes=SMALL)
+    owner = manager_on(between, max_entry_bytes=SMALL)
     changes = owner._followed[T].due.changes
     between.before = failing(broker, step, {"fail": 0, "lose": 99, "part": 1}[fault])
     with pytest.raises(DiskFailed):
@@ -91,27 +90,27 @@ def test_row_p2_u1_u2_a_failed_write_reaches_the_caller_and_is_made_good(fault, 
     assert owner.epoch > 2
     assert owner._followed[T].due.changes == 0
     assert_true(owner, broker, T)
-    assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
+    assert_true(manager_on(broker, max_entry_bytes=SMALL), broker, T)
 
 
-@pytest.mark.parametrize("landed", [0, 1, 99])
+@pytest.mark.parametrize("durable", [0, 1, 99])
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_row_p1_a_crash_in_any_step_leaves_a_whole_snapshot(step, landed):
+def test_row_p1_a_crash_in_any_step_leaves_a_whole_snapshot(step, durable):
     broker, _, _ = before_the_write()
     between = Interfering(broker)
-    owner = keeper(between, max_entry_bytes=SMALL)
-    between.before = failing(broker, step, landed)
+    owner = manager_on(between, max_entry_bytes=SMALL)
+    between.before = failing(broker, step, durable)
     with pytest.raises(DiskFailed):
         owner.snapshot(T)
     broker.compact(SNAPSHOT_TOPIC)
-    successor = keeper(broker, max_entry_bytes=SMALL)
+    successor = manager_on(broker, max_entry_bytes=SMALL)
     assert successor.notes == []
     assert_true(successor, broker, T)
 
 
-def test_the_order_of_writes_is_parts_and_spills_then_the_end_then_tombstones():
+def test_the_order_of_writes_is_segments_and_overflow_then_the_end_then_tombstones():
     broker, owner, _ = before_the_write()
-    owner = keeper(broker, max_entry_bytes=SMALL)
+    owner = manager_on(broker, max_entry_bytes=SMALL)
     before = broker.last_position(SNAPSHOT_TOPIC)
     owner.snapshot(T)
     kinds = [message.properties["tb.kind"] for message in written(broker, before)]
@@ -121,35 +120,35 @@ def test_the_order_of_writes_is_parts_and_spills_then_the_end_then_tombstones():
     assert {*kinds} == {*order}
 
 
-def test_an_end_entry_that_landed_unacknowledged_is_the_snapshot():
-    """Its parts are named, so they are never written again, and its number is taken."""
+def test_a_durable_unacknowledged_end_entry_is_the_snapshot():
+    """Its segments are named, so they are never written again, and its number is used."""
     broker, _, _ = before_the_write()
     between = Interfering(broker)
-    owner = keeper(between, max_entry_bytes=SMALL)
+    owner = manager_on(between, max_entry_bytes=SMALL)
     between.before = failing(broker, 1, 99)
     with pytest.raises(DiskFailed):
         owner.snapshot(T)
-    landed = EndEntry.decode(entries(broker, T).end.value)
+    stored = EndEntry.decode(entries(broker, T).end.value)
     owner.snapshot(T)
-    assert EndEntry.decode(entries(broker, T).end.value).snapshot_id == landed.snapshot_id + 1
+    assert EndEntry.decode(entries(broker, T).end.value).snapshot_id == stored.snapshot_id + 1
     parts = [message.key for message in written(broker) if message.properties["tb.kind"] == "part"]
     assert len(parts) == len(set(parts))
 
 
-def failing(broker, step, landed):
-    """Let the append of one step fail after it wrote so many messages."""
+def failing(broker, step, durable):
+    """Let the append of one step fail after it wrote some messages."""
     appends = itertools.count()
 
     def before(name, topic):
         if name == "append" and next(appends) == step:
-            broker.faults.fail_append(DiskFailed("the disk is gone"), written=landed, topic=topic)
+            broker.faults.fail_append(DiskFailed("the disk is gone"), written=durable, topic=topic)
 
     return before
 
 
 def test_row_u1_a_failed_first_snapshot_registers_nothing():
     broker = MemoryBroker()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     broker.faults.fail_append(DiskFailed("the disk is gone"), topic=SNAPSHOT_TOPIC)
     with pytest.raises(DiskFailed):
         owner.register(T)
@@ -160,9 +159,9 @@ def test_row_u1_a_failed_first_snapshot_registers_nothing():
     assert entries(broker, T).end is not None
 
 
-def test_row_p4_parts_are_in_the_order_of_markers_not_of_ids():
+def test_row_p4_segments_are_in_the_order_of_markers_not_of_ids():
     broker = MemoryBroker()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     abort_some(TopicWriter(broker, T), 9, 3, 7, 1, 8)
     owner.pump()
@@ -207,7 +206,7 @@ def test_entries_too_short_for_anything_are_refused():
 
 def test_row_p5_trimming_and_deleting_leave_no_stale_key():
     broker = MemoryBroker(ledger_entries=8)
-    owner = keeper(broker, max_entry_bytes=SMALL)
+    owner = manager_on(broker, max_entry_bytes=SMALL)
     owner.register(T)
     writer = TopicWriter(broker, T)
     writer.records(99, "open")
@@ -215,18 +214,18 @@ def test_row_p5_trimming_and_deleting_leave_no_stale_key():
     abort_some(writer, *range(1, 30))
     owner.pump()
     owner.snapshot(T)
-    assert sorted(entries(broker, T).parts) == list(range(1, 10))
+    assert sorted(entries(broker, T).segments) == list(range(1, 10))
     owner.trim(T, broker.ledgers(T)[-2].ledger)
     kept = entries(broker, T)
-    assert sorted(kept.parts) == [8, 9]
-    assert set(kept.spills) == set(owner._followed[T].writer.last.spill_numbers)
+    assert sorted(kept.segments) == [8, 9]
+    assert set(kept.overflow) == set(owner._followed[T].writer.last.overflow_numbers)
     assert_recovers_what_remains(broker, owner)
     owner.delete(T)
     broker.compact(SNAPSHOT_TOPIC)
     assert_says_deleted(broker)
     assert [m.message.key for m in read_all(broker)] == [b"__owner", b"t-end"]
     broker.delete_topic(T)
-    keeper(broker)
+    manager_on(broker)
     broker.compact(SNAPSHOT_TOPIC)
     assert [m.message.key for m in read_all(broker)] == [b"__owner"]
     assert not scan(broker).topics.get(T)
@@ -241,44 +240,44 @@ def read_all(broker):
 
 
 def assert_recovers_what_remains(broker, owner):
-    successor = keeper(broker, max_entry_bytes=SMALL)
+    successor = manager_on(broker, max_entry_bytes=SMALL)
     assert successor.buffer(T).aborted.ids() == owner.buffer(T).aborted.ids()
     assert successor.buffer(T).snapshot_state().differences(owner.buffer(T).snapshot_state()) == []
-    owner._ownership = successor._ownership  # go on with the test under the new epoch
+    owner._ownership = successor._ownership  # continue the test under the new epoch
 
 
-@pytest.mark.parametrize("landed", range(5))
-def test_row_p5_a_deletion_that_was_cut_short_is_finished(landed):
+@pytest.mark.parametrize("durable", range(5))
+def test_row_p5_a_deletion_that_was_cut_short_is_finished(durable):
     broker, owner, _ = before_the_write()
-    tail = owner._followed[T]
-    tail.writer.waiting.clear()
-    plan = tail.writer.plan_deletion(owner.epoch, keep_end=True)
+    followed = owner._followed[T]
+    followed.writer.waiting.clear()
+    plan = followed.writer.plan_deletion(owner.epoch, keep_end=True)
     assert len(plan.tombstones) == 4
-    put(broker, *[plan.end, *plan.tombstones][: landed + 1])
+    put(broker, *[plan.end, *plan.tombstones][: durable + 1])
     for _ in range(2):  # a deletion that is finished stays one
         broker.compact(SNAPSHOT_TOPIC)
-        successor = keeper(broker, max_entry_bytes=SMALL)
+        successor = manager_on(broker, max_entry_bytes=SMALL)
         assert successor.problems == {}
         assert successor.topics == []
         assert_says_deleted(broker)
     successor.register(T)
     assert_true(successor, broker, T)
-    assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
+    assert_true(manager_on(broker, max_entry_bytes=SMALL), broker, T)
 
 
 def assert_says_deleted(broker):
     left = entries(broker, T)
     assert EndEntry.decode(left.end.value).deleted
-    assert not left.parts
-    assert not left.spills
+    assert not left.segments
+    assert not left.overflow
 
 
 def test_a_snapshot_that_was_lost_is_not_taken_for_one_that_never_was():
     broker, owner, _ = before_the_write()
-    put(broker, gone(end_key(T), owner.epoch), *[gone(part_key(T, n), owner.epoch) for n in range(1, 5)])
-    put(broker, *[gone(spill_key(T, n), owner.epoch) for n in range(1, 30)])
+    put(broker, gone(end_key(T), owner.epoch), *[gone(segment_key(T, n), owner.epoch) for n in range(1, 5)])
+    put(broker, *[gone(overflow_key(T, n), owner.epoch) for n in range(1, 30)])
     last = broker.last_position(SNAPSHOT_TOPIC)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     for _ in range(2):
         with pytest.raises(SnapshotMissing, match=f"txnbuf recover ADDRESS {T} --write"):
             owner.register(T)
@@ -297,7 +296,7 @@ def test_whatever_a_log_says_of_transactions_needs_a_snapshot(lost):
     else:
         writer.commit(*[1] * (lost == "commit"))
     with pytest.raises(SnapshotMissing):
-        keeper(broker).register(T)
+        manager_on(broker).register(T)
 
 
 def test_a_deletion_of_an_older_topic_of_that_name_excuses_nothing():
@@ -307,15 +306,15 @@ def test_a_deletion_of_an_older_topic_of_that_name_excuses_nothing():
     owner.delete(T)
     broker.delete_topic(T)
     abort_some(TopicWriter(broker, T), 1)
-    for made in (owner, keeper(broker)):
+    for made in (owner, manager_on(broker)):
         with pytest.raises(SnapshotMissing):
             made.register(T)
         owner = made
     assert not entries(broker, T)
 
 
-def test_our_own_topics_have_no_buffer():
-    owner = keeper(MemoryBroker())
+def test_internal_topics_have_no_buffer():
+    owner = manager_on(MemoryBroker())
     for work in (owner.register, owner.rebuild):
         with pytest.raises(InvalidTopicName, match="is internal and has no buffer"):
             work(SNAPSHOT_TOPIC)
@@ -323,25 +322,25 @@ def test_our_own_topics_have_no_buffer():
 
 def test_row_p8_no_transactional_record_before_the_first_snapshot_is_durable():
     broker = MemoryBroker()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     stored = entries(broker, T).end
     assert stored is not None
     assert broker.last_position(T) is None
 
 
-def test_row_p9_positions_to_resume_from_stand_in_the_end_entry_only():
+def test_row_p9_positions_to_resume_from_are_in_the_end_entry_only():
     broker, owner, _ = before_the_write()
     state = owner._followed[T].state()
-    part = next(iter(entries(broker, T).parts.values()))
+    part = next(iter(entries(broker, T).segments.values()))
     assert state.buffer.max_read is not None
     assert b"max_read" not in part.value
     assert state.buffer.max_read < state.buffer.applied
 
 
-def test_row_p10_a_part_once_named_is_never_written_again():
+def test_row_p10_a_segment_once_named_is_never_written_again():
     broker = MemoryBroker()
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.register(T)
     writer = TopicWriter(broker, T)
     for start in range(1, 40, 4):
@@ -349,35 +348,35 @@ def test_row_p10_a_part_once_named_is_never_written_again():
         owner.pump()
         owner.snapshot(T)
         if start % 8 == 1:
-            owner = keeper(broker)
+            owner = manager_on(broker)
     keys = [message.key for message in written(broker) if message.properties["tb.kind"] == "part"]
     assert len(keys) == len(set(keys)) == 13
 
 
-def test_an_orphan_part_is_overwritten_by_its_true_owner():
-    """A part whose end entry never landed counts for nothing, even if it says something else."""
+def test_an_orphan_segment_is_overwritten_by_its_true_owner():
+    """A segment whose end entry was never written is ignored, even if its contents differ."""
     broker, owner, plan = before_the_write()
     items = Items.of([((0, 5), (1, 1, -1))])
     number = plan.numbers[0]
     forged = encode_segment(EncodedSegment(T, owner.epoch, plan.chain[number - 1], BufferSegment(number, items)))
     put(broker, plan.first[0]._replace(value=forged))
-    successor = keeper(broker, max_entry_bytes=SMALL)
+    successor = manager_on(broker, max_entry_bytes=SMALL)
     assert_true(successor, broker, T)
     successor.snapshot(T)
-    assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
+    assert_true(manager_on(broker, max_entry_bytes=SMALL), broker, T)
 
 
 def test_a_fenced_owner_writes_no_snapshot_and_says_so():
     broker, owner, _ = before_the_write()
-    keeper(broker, max_entry_bytes=SMALL)
+    manager_on(broker, max_entry_bytes=SMALL)
     for work in (lambda: owner.snapshot(T), owner.pump, lambda: owner.buffer(T), lambda: owner.register("u")):
         with pytest.raises(OwnershipLost):
             work()
     owner.close()
 
 
-def test_parts_must_come_in_their_order():
+def test_segments_must_come_in_their_order():
     writer = SnapshotWriter(T, "i")
     items = Items.of([((0, 5), (1, 1, -1))])
-    with pytest.raises(ValueError, match="part 2 sealed where part 1 is due"):
+    with pytest.raises(ValueError, match="got segment 2, expected segment 1"):
         writer.add([BufferSegmentPayload(BufferSegment(2, items))])

@@ -11,7 +11,7 @@ from cut_readers import cut_short
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
 from txnbuffer.client.connection import owner_connector
 from txnbuffer.client.links import Link

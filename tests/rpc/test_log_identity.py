@@ -17,9 +17,9 @@ from txnbuffer.client.session import ClientSession
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.limits import Limits
 
 CONNECTING = 20.0
 SHORT = 0.3
@@ -29,18 +29,18 @@ SHORT = 0.3
 class Served:
     """A log and its service; `address` is where it listens, `told` what its owner entry tells instead."""
 
-    def __init__(self, *, shared: bool = True) -> None:
+    def __init__(self, *, cluster_mode: bool = True) -> None:
         self.broker = MemoryBroker()
         self.address = ""
         self.engine: Engine
-        self._shared = shared
+        self._cluster_mode = cluster_mode
 
     @asynccontextmanager
     async def running(self, told: str | None = None) -> AsyncIterator[Served]:
         server = GrpcServer(Limits(), max_clients=10)
         await server.start("127.0.0.1:0")
         self.address = f"127.0.0.1:{server.port}"
-        self.engine = await Engine.start(self.broker, shared=self._shared, address=told or self.address)
+        self.engine = await Engine.start(self.broker, cluster_mode=self._cluster_mode, address=told or self.address)
         await server.serve(self.engine, ServiceAdmin(self.engine))
         try:
             yield self
@@ -127,7 +127,7 @@ def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_addre
 
 def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
     async def test() -> None:
-        first, second = Served(shared=False), Served(shared=False)
+        first, second = Served(cluster_mode=False), Served(cluster_mode=False)
         async with first.running(), second.running():
             target, log = first, LogIdentity()
 

@@ -14,8 +14,14 @@ from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.errors import ConnectionSilent, MalformedFrame, StreamTrimmed
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.rpc.stream_client_frames import CLIENT_SCHEMA, decode_stream_client_frame, encode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import SERVER_SCHEMA, decode_stream_server_frame, encode_stream_server_frame
+from txnbuffer.rpc.stream_frames import (
+    CLIENT_SCHEMA,
+    SERVER_SCHEMA,
+    decode_stream_client_frame,
+    decode_stream_server_frame,
+    encode_stream_client_frame,
+    encode_stream_server_frame,
+)
 from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version
 from txnbuffer.streams.messages import (
     STREAM_VERSION,

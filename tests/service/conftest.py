@@ -1,4 +1,4 @@
-"""What tests of the service share."""
+"""Settings and fixtures of the service tests."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def broker(request, tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Look at the time often."""
+    """Tick the timers often."""
     monkeypatch.setattr(engine, "TICK", 0.02)

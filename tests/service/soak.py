@@ -1,12 +1,12 @@
-"""Kill service and clients at random moments, for a long time, and compare what is left with what was told.
+"""Kill service and clients at random moments, for a long time, and compare the log with the answers they got.
 
     python tests/service/soak.py --kills 200 --seed 7
 
 Each service takes messages of another size, which may be small. Writers send transactions over two topics through
-the public client and keep diaries; a reader follows the log live. In the end: each transaction whose commit was told is
-there once and whole, each whose abort was told is not there at all, of the others all or nothing, the same on both
-topics; and the live reader saw exactly what a new one sees. Prints one JSON object; exit code 1 if
-anything is lost, doubled, half or seen uncommitted.
+the public client and keep diaries; a reader follows the log live. In the end each transaction that was answered as
+committed is there once and whole, none that was answered as aborted is there, and the others are there wholly or not at
+all, the same on both topics; and the live reader saw exactly what a new one sees. Prints one JSON object; exit code 1
+if anything is lost, doubled, incomplete or seen uncommitted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from service_process import ServiceProcess, kept_port  # noqa: E402
-from soak_judge import TOPICS, Verdict, judge, told, values  # noqa: E402
+from soak_check import TOPICS, Comparison, compare, read_diaries, values  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
 from txnbuffer.client.reader import CommittedReader  # noqa: E402
 
 MESSAGE_BYTES = (4096, 16 * 1024, 5 * 1024 * 1024)
-"""What a message may have: each service that is started has one of these limits."""
+"""Message limits in bytes: each service that is started has one of them."""
 SETTINGS = (
     "transactions.session_timeout=3",
     "snapshots.changes=200",
@@ -43,14 +43,14 @@ SETTINGS = (
 
 
 @dataclass
-class Report(Verdict):
+class Report(Comparison):
     kills: int = 0
     service_kills: int = 0
     slowest_recovery: float = 0.0
 
 
 class LiveReader(threading.Thread):
-    """Follows both topics from beside, whatever happens to the service."""
+    """Follows both topics without the service."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
@@ -133,7 +133,7 @@ class Soak:
         self._live.join(60)
         if self._live.error is not None:
             raise self._live.error
-        self._judge()
+        self._compare()
 
     def _settle(self) -> None:
         """Wait until every transaction of killed writers was aborted."""
@@ -162,13 +162,13 @@ class Soak:
         ]
         return subprocess.Popen([*command, str(self._random.randrange(2**32))])
 
-    def _judge(self) -> None:
+    def _compare(self) -> None:
         with open_broker(f"file:{self._log}") as broker:
             final = {topic: list(values(broker, topic)) for topic in TOPICS}
         for topic in TOPICS:
             self.report.live_differs += self._live.seen[topic] != final[topic]
-        transactions = told(self._diaries.glob("*.diary"))
-        judge(self.report, transactions, {topic: Counter(found) for topic, found in final.items()})
+        transactions = read_diaries(self._diaries.glob("*.diary"))
+        compare(self.report, transactions, {topic: Counter(found) for topic, found in final.items()})
 
 
 def soak(kills: int, seed: int, writers: int) -> Report:

@@ -1,4 +1,4 @@
-"""The wall clock is set while a service runs: what is open goes on, and ends when its time is up."""
+"""The wall clock is set while a service runs: open transactions continue, and end when their timeout expires."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AN_HOUR = 3_600_000
 
 @pytest.mark.parametrize("jump", [-AN_HOUR, AN_HOUR], ids=["back", "ahead"])
 @on_a_loop
-async def test_a_transaction_has_its_time_whatever_the_wall_clock_tells(broker, quick, jump):
+async def test_a_timeout_does_not_depend_on_the_wall_clock(broker, quick, jump):
     clock = SimulatedClock()
     async with engine_on(broker, config=LONG, clock=clock) as engine:
         session, ids = await session_on(engine, "a")

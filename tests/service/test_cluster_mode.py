@@ -1,4 +1,4 @@
-"""The engine beside a cluster: applications write the topics, the engine reads them and writes markers."""
+"""The engine in cluster mode: applications write to the topics, the engine reads them and writes markers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster():
         yield opened
 
 
-def tail(engine: Engine, topic: str):
+def followed(engine: Engine, topic: str):
     return engine.topics.get(topic).followed
 
 
@@ -55,8 +55,8 @@ async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
         aborted = await app.session.ask(aborts=lambda r: (Abort(r, TxnId(0, gone), ("a", "b")),))
         assert aborted is Outcome.ABORT
         await eventually(lambda: visible(cluster, "a") == {b"v": 2} and visible(cluster, "b") == {b"v": 1})
-        await eventually(lambda: not tail(engine, "a").buffer.ongoing and not tail(engine, "b").buffer.ongoing)
-        assert tail(engine, "a").buffer.is_aborted(TxnId(0, gone))
+        await eventually(lambda: not followed(engine, "a").buffer.ongoing and not followed(engine, "b").buffer.ongoing)
+        assert followed(engine, "a").buffer.is_aborted(TxnId(0, gone))
 
 
 @on_a_loop
@@ -73,22 +73,22 @@ async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_become
 
 
 @on_a_loop
-async def test_who_waits_for_visibility_waits_for_the_tails(cluster):
+async def test_waiting_for_visibility_waits_for_the_followers(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
         await app.write("b", [txn])
-        await eventually(lambda: tail(engine, "b").buffer.ongoing)
+        await eventually(lambda: followed(engine, "b").buffer.ongoing)
         broker.faults.hold(topic="b", written=False)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
-        await eventually(lambda: not tail(engine, "a").buffer.ongoing)
-        await app.session.lease(1)  # whatever was told before has come by then
+        await eventually(lambda: not followed(engine, "a").buffer.ongoing)
+        await app.session.lease(1)  # all earlier frames have arrived by then
         assert 1000 not in app.session.answers
         broker.faults.release()
         await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
-        assert not tail(engine, "b").buffer.ongoing
+        assert not followed(engine, "b").buffer.ongoing
 
 
 @on_a_loop
@@ -105,7 +105,7 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
 
 
 @on_a_loop
-async def test_clients_are_told_how_large_a_message_the_cluster_takes():
+async def test_clients_get_the_message_limit_of_the_cluster():
     with MemoryBroker(max_message_bytes=5000) as cluster:
         async with cluster_engine(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a")
@@ -113,9 +113,9 @@ async def test_clients_are_told_how_large_a_message_the_cluster_takes():
 
 
 @on_a_loop
-async def test_one_phase_can_not_be_beside_a_cluster(cluster):
+async def test_one_phase_is_refused_in_cluster_mode(cluster):
     with pytest.raises(InvalidConfiguration, match="one_phase"):
-        await Engine.start(cluster, shared=True, config=CoordinatorConfig())
+        await Engine.start(cluster, cluster_mode=True, config=CoordinatorConfig())
     assert cluster.topics() == []
 
 
@@ -136,7 +136,7 @@ async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
 
 
 @on_a_loop
-async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(cluster, quick):
+async def test_a_topic_with_a_foreign_exclusive_writer_is_named_and_awaited(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
@@ -151,7 +151,7 @@ async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(c
 
 
 @on_a_loop
-async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
+async def test_a_follower_that_fails_for_a_while_is_reported_and_continues(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         for _ in range(3):
@@ -165,7 +165,7 @@ async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
 
 
 @on_a_loop
-async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluster):
+async def test_a_follower_that_can_not_continue_stops_only_its_topic(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         broker.faults.fail_read(Damaged("a", 5, "it is torn"), topic="a")
@@ -189,21 +189,21 @@ async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(clu
         await app.write("a", [txn])
         await app.write("b", [txn])
         await app.session.link.cut()
-        await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, txn)))
-        await eventually(lambda: tail(engine, "b").buffer.is_aborted(TxnId(0, txn)))
+        await eventually(lambda: followed(engine, "a").buffer.is_aborted(TxnId(0, txn)))
+        await eventually(lambda: followed(engine, "b").buffer.is_aborted(TxnId(0, txn)))
         late = await app.write("a", [txn], b"late", seq=2)
-        await eventually(lambda: tail(engine, "a").buffer.applied >= late.last)
+        await eventually(lambda: followed(engine, "a").buffer.applied >= late.last)
         assert visible(cluster, "a") == visible(cluster, "b") == {}
 
 
 @on_a_loop
-async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(cluster, quick):
+async def test_a_deleted_topic_stops_and_nothing_waits_for_it(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
         await app.write("b", [txn])
-        with cluster.writer("b", exclusive=True):  # no marker gets in
+        with cluster.writer("b", exclusive=True):  # no marker can be written
             app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
             await eventually(lambda: engine.topics.get("b").write_problem is not None)
             cluster.delete_topic("b")
@@ -220,12 +220,12 @@ async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
     async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         await app.write("a", [999_999])
-        await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, 999_999)))
+        await eventually(lambda: followed(engine, "a").buffer.is_aborted(TxnId(0, 999_999)))
 
 
 @pytest.mark.parametrize(("counted", "outcome"), [(2, Outcome.COMMIT), (3, TransactionAborted)])
 @on_a_loop
-async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, outcome):
+async def test_record_counts_are_verified_on_request(cluster, counted, outcome):
     async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
@@ -236,7 +236,7 @@ async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, out
 
 
 @on_a_loop
-async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
+async def test_a_count_waits_until_the_follower_has_read_the_records(cluster):
     async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
@@ -246,7 +246,7 @@ async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
         await eventually(lambda: engine.effects.record_counts._waiting and follower._received)
         await app.session.lease(1)
-        assert not tail(engine, "a").buffer.ongoing
+        assert not followed(engine, "a").buffer.ongoing
         assert 1000 not in app.session.answers
         follower.paused -= 1
         engine.followers.wake()
@@ -255,7 +255,7 @@ async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
 
 
 @on_a_loop
-async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
+async def test_the_next_owner_continues_where_the_last_one_crashed(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         done, decided, opened = next(app.ids), next(app.ids), next(app.ids)
@@ -284,7 +284,7 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
         acked, decided, undecided = next(app.ids), next(app.ids), next(app.ids)
         await app.write("a", [acked, decided, undecided])
         its.faults.hold(topic="a", written=False)
-        assert await app.commit(acked, "a") is Outcome.COMMIT  # its marker is on its way for long
+        assert await app.commit(acked, "a") is Outcome.COMMIT  # its marker is delayed
         its.faults.hold(topic=DECISIONS)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, decided), ("a",), (1,)),)))
         await eventually(lambda: any(held.topic == DECISIONS for held in its.faults.held))
@@ -298,7 +298,7 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
             assert "epoch 2" in str(await ended(zombie)) or "decision log" in str(await ended(zombie))
             with pytest.raises(EOFError):
                 await app.session.until(lambda: 1000 in app.session.answers)
-            await eventually(lambda: tail(engine, "a").buffer.applied == cluster.last_position("a"))
+            await eventually(lambda: followed(engine, "a").buffer.applied == cluster.last_position("a"))
             assert visible(cluster, "a") == {b"v": 2}
 
 
@@ -338,26 +338,26 @@ async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
         cluster.repeat("a", first.first, cluster.last_position("a"))
         assert await app.commit(other, "a") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "a") == {b"v": 4})
-        await eventually(lambda: tail(engine, "a").buffer.applied == cluster.last_position("a"))
-        assert tail(engine, "a").buffer.counters.damaged == 0
+        await eventually(lambda: followed(engine, "a").buffer.applied == cluster.last_position("a"))
+        assert followed(engine, "a").buffer.counters.damaged == 0
 
 
 @on_a_loop
-async def test_snapshots_are_written_and_seqnos_go_on_over_owners(cluster):
+async def test_snapshots_are_written_and_seqnos_continue_over_owners(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         for _ in range(5):
             txn = next(app.ids)
             await app.write("a", [txn], size=2)
             assert await app.commit(txn, "a", size=2) is Outcome.COMMIT
-        await eventually(lambda: tail(engine, "a").sequencing.sequencer.next_seqno == 11)
+        await eventually(lambda: followed(engine, "a").sequencing.sequencer.next_seqno == 11)
         await engine.snapshots.snapshot(["a"])
         assert engine.snapshots.problem is None
     async with cluster_engine(cluster) as (engine, _):
-        assert tail(engine, "a").sequencing.sequencer.next_seqno == 11
+        assert followed(engine, "a").sequencing.sequencer.next_seqno == 11
         app = App(cluster, RawSession(InProcess(engine)), range(0))
         await app.session.hello()
         (txn,) = await app.session.lease(1)
         await app.write("a", [txn])
         assert await app.commit(txn, "a") is Outcome.COMMIT
-        await eventually(lambda: tail(engine, "a").sequencing.sequencer.next_seqno == 12)
+        await eventually(lambda: followed(engine, "a").sequencing.sequencer.next_seqno == 12)

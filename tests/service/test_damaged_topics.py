@@ -1,4 +1,4 @@
-"""A flipped byte in the files of an embedded log: what is damaged is named, and all else goes on."""
+"""A flipped byte in the files of an embedded log: the damaged topic is named, and all others continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from broker_io.errors import Damaged
 from broker_io.file import FileBroker
 from snapshots.errors import TopicDamaged
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
 from txnbuffer.service.admin import ServiceAdmin
@@ -29,7 +29,7 @@ def own(directory: Path) -> FileBroker:
 
 
 async def write_log(directory: Path) -> None:
-    """Topics a and b, each of two closed ledgers and one that is open, all committed and closed cleanly."""
+    """Topics a and b, each with two closed ledgers and an open one; all is committed and cleanly closed."""
     with own(directory) as broker:
         async with engine_on(broker) as engine:
             session, ids = await session_on(engine, "a", "b")
@@ -49,7 +49,7 @@ async def write(session, least: int, *topics: str):
 
 
 def segments(directory: Path, topic: str) -> list[Path]:
-    """The files of a topic's ledgers that hold anything, oldest first."""
+    """The files of a topic's ledgers that are not empty, oldest first."""
     with FileBroker.open(str(directory), read_only=True) as broker:
         entry = broker._follower.named(topic)
     found = [directory / "topics" / str(entry.number) / f"{one.ledger}-{one.generation}.log" for one in entry.ledgers]
@@ -57,7 +57,7 @@ def segments(directory: Path, topic: str) -> list[Path]:
 
 
 def flip(path: Path, at: float) -> None:
-    """Change one byte, so far into the file."""
+    """Change one byte at an offset of the file."""
     data = bytearray(path.read_bytes())
     data[int(len(data) * at)] ^= 0x10
     path.write_bytes(data)
@@ -70,7 +70,7 @@ def figures(engine: Engine) -> dict[str, float]:
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("which", [0, -1], ids=["sealed", "newest"])
 @on_a_loop
-async def test_a_damaged_topic_stops_and_the_others_go_on(tmp_path, which, at):
+async def test_a_damaged_topic_stops_and_the_others_continue(tmp_path, which, at):
     await write_log(tmp_path)
     flip(segments(tmp_path, "a")[which], at)
     with own(tmp_path) as broker:
@@ -111,7 +111,7 @@ async def test_what_is_open_when_a_topic_turns_out_to_be_damaged_is_refused(tmp_
 
 
 @on_a_loop
-async def test_a_damaged_index_is_made_anew(tmp_path):
+async def test_a_damaged_index_is_rebuilt(tmp_path):
     await write_log(tmp_path)
     indexes = [path for path in (tmp_path / "topics").rglob("*") if path.is_file() and path.suffix != ".log"]
     assert indexes

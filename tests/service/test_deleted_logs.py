@@ -1,4 +1,4 @@
-"""A decision log that is deleted on a cluster, alone or with its namespace, while a service has it or stands by."""
+"""A decision log that is deleted on a cluster, alone or with its namespace, under a service or its standby."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_lo
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import reset_decisions
-from txnbuffer.service import cluster as beside_module
-from txnbuffer.service import standby as standby_module
-from txnbuffer.service.cluster import as_log_deleted
+from txnbuffer.service import decision_log as beside_module
+from txnbuffer.service import takeover as standby_module
+from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import Shutdown
-from txnbuffer.service.standby import Standby
+from txnbuffer.service.takeover import Standby
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def cluster(monkeypatch):
 
 
 class Guarded(MemoryBroker):
-    """As a cluster is, where others have a say."""
+    """A cluster that other processes change too."""
 
     def check_topic(self, topic: str) -> None:
         pass
@@ -49,8 +49,8 @@ class Guarded(MemoryBroker):
 
 @asynccontextmanager
 async def connected(cluster: MemoryBroker) -> AsyncIterator[tuple[Engine, App]]:
-    """A service that is told of a cluster, and an application."""
-    async with engine_on(Guarded(log=cluster.log), shared=True) as engine:
+    """A service in cluster mode, and an application."""
+    async with engine_on(Guarded(log=cluster.log), cluster_mode=True) as engine:
         yield engine, await app_on(engine, cluster, "orders")
 
 
@@ -126,14 +126,14 @@ async def test_a_standby_whose_log_is_deleted_ends(cluster):
             await waiting
 
 
-def test_what_of_a_cluster_says_that_the_log_is_gone():
+def test_which_errors_of_a_cluster_mean_a_deleted_log():
     assert isinstance(as_log_deleted(ClusterRefused("…", 404, "Namespace is deleted")), LogDeleted)
     assert not isinstance(as_log_deleted(ClusterRefused("…", 409, "Conflict")), LogDeleted)
 
 
 @on_a_loop
-async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeypatch):
-    """What is under way to a topic of the older one is part of no transaction of the newer one."""
+async def test_ids_of_a_recreated_namespace_were_in_no_older_one(monkeypatch):
+    """Records still being written to a topic of the old namespace belong to no transaction of the new one."""
     now = int(time.time())
     with Guarded() as cluster:
         async with connected(cluster) as (_, app):
@@ -142,7 +142,7 @@ async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeyp
             await app.write("orders", [next(first)])
         async with connected(cluster) as (_, app):
             again = next(app.ids)
-            assert next(first) < again < next(first) + IDS_PER_SECOND  # the same log: it goes on
+            assert next(first) < again < next(first) + IDS_PER_SECOND  # the same log continues
         delete_all(cluster)
         monkeypatch.setattr("broker_io.environment.SystemClock.now_ms", lambda _: (now + 2) * 1000)
         async with connected(cluster) as (_, app):
@@ -155,8 +155,8 @@ async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeyp
 
 
 @on_a_loop
-async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_begun_anew():
-    """Whose ids were under way to topics nobody knows then."""
+async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_reset():
+    """Records with its ids may still be written to any topic."""
     with Guarded() as cluster:
         cluster.create_topic(TOPIC)
         with cluster.writer(TOPIC) as older:

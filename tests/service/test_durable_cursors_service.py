@@ -25,7 +25,7 @@ async def fill(client: Client, broker: MemoryBroker, first: int, last: int) -> N
 
 
 async def trim(engine: Engine) -> None:
-    """Keep as little as may be."""
+    """Trim as much as possible."""
     config = RetentionConfig(bytes=1)
     cursors = engine.streams.cursors.floor
     keep = LogRetention(
@@ -46,7 +46,7 @@ async def seqnos(client: Client) -> list[int]:
 
 
 @on_a_loop
-async def test_what_stands_behind_a_cursor_stays() -> None:
+async def test_ledgers_after_a_cursor_are_kept() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, broker, 1, 4)

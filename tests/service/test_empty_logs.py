@@ -1,4 +1,4 @@
-"""A cluster replaces the empty ledger of a topic whenever it loads the topic: one that is registered has a message."""
+"""A cluster replaces the empty ledger of a topic whenever it loads the topic, so a registered topic has a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txnbuffer.recovery.manager import SnapshotManager
 
 
 class Cluster(MemoryBroker):
-    """Tells of ledgers as a cluster does."""
+    """Reports ledgers as a cluster does."""
 
     def connect(self) -> Cluster:
         return Cluster(log=self.log)
@@ -29,7 +29,7 @@ class Cluster(MemoryBroker):
         return [dataclasses.replace(ledger, lasting=ledger.entries > 0) for ledger in super().ledgers(topic)]
 
     def load(self, topic: str) -> None:
-        """The empty ledger goes, another one comes."""
+        """Replace the empty ledger by another one."""
         with self.log.changed:
             newest = self._topic(topic).ledgers[-1]
             if not newest.describe().entries:
@@ -50,7 +50,7 @@ def messages(broker: MemoryBroker, topic: str) -> list[Message]:
     return found
 
 
-def borders(broker: MemoryBroker, topic: str) -> list[Marker]:
+def epoch_markers(broker: MemoryBroker, topic: str) -> list[Marker]:
     return [decode_marker(message.value) for message in messages(broker, topic) if message.properties.get(MARKER)]
 
 
@@ -58,8 +58,8 @@ def borders(broker: MemoryBroker, topic: str) -> list[Marker]:
 async def test_a_topic_that_is_registered_is_never_empty(cluster):
     async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
-        (border,) = borders(cluster, "a")
-        assert (border.coordinator, border.epoch, border.items) == (0, engine.coordinator.epoch, ())
+        (epoch_marker,) = epoch_markers(cluster, "a")
+        assert (epoch_marker.coordinator, epoch_marker.epoch, epoch_marker.items) == (0, engine.coordinator.epoch, ())
     cluster.load("a")
     async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a").problem is None
@@ -68,14 +68,14 @@ async def test_a_topic_that_is_registered_is_never_empty(cluster):
         await app.write("a", [txn])
         assert await app.commit(txn, "a") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
-        assert len(borders(cluster, "a")) == 2  # the second one ends the transaction
+        assert len(epoch_markers(cluster, "a")) == 2  # the second one ends the transaction
 
 
 @on_a_loop
 async def test_what_was_registered_without_a_message_gets_one_when_a_service_starts(cluster):
-    with SnapshotManager(cluster.connect()) as keeper:
-        keeper.recover()
-        keeper.register("a")
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
     async with cluster_engine(cluster) as (engine, _):
         await eventually(lambda: len(messages(cluster, "a")) == 1)
         assert engine.topics.get("a").problem is None
@@ -85,14 +85,14 @@ async def test_what_was_registered_without_a_message_gets_one_when_a_service_sta
 
 
 @on_a_loop
-async def test_a_topic_is_not_registered_before_its_border_stands(cluster):
+async def test_a_topic_is_not_registered_before_its_epoch_marker_is_durable(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         broker.faults.fail_append(AppendUnknown("who knows"), topic="a")
         with pytest.raises(RegistrationFailed, match="who knows"):
             await app_on(engine, cluster, "a")
         assert "a" not in engine.coordinator.topics()
         await app_on(engine, cluster, "a")
-        assert len(borders(cluster, "a")) == 1
+        assert len(epoch_markers(cluster, "a")) == 1
 
 
 @on_a_loop
@@ -110,4 +110,4 @@ async def test_a_log_that_has_a_message_gets_none(cluster):
         writer.append(Batch.of([Message(None, b"first")])).result()
     async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
-        assert borders(cluster, "a") == []
+        assert epoch_markers(cluster, "a") == []

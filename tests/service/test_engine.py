@@ -1,4 +1,4 @@
-"""The engine: sessions in bare frames against real buffers, coordinator and logs."""
+"""The engine: sessions of plain frames with real buffers, coordinator and logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest, Query, Send
-from txnbuffer.service.limits import Limits
+from txnbuffer.service.connection import Limits
 
 
 def plain(*values: bytes) -> Batch:
@@ -69,7 +69,7 @@ async def test_a_commit_whose_count_differs_aborts(broker):
         await session.write(("a", transactional([ids[0]], size=2)))
         answer = await session.commit(ids[0], ["a"], [3])
         assert isinstance(answer, TransactionAborted)
-        assert "holds 2 of the 3" in str(answer)
+        assert "has 2 records of" in str(answer)
     assert visible(broker, "a") == {}
 
 
@@ -105,7 +105,7 @@ async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker
 
 
 @on_a_loop
-async def test_what_a_session_may_not_write_to_is_refused_and_the_rest_of_the_send_goes_on(broker):
+async def test_foreign_transactions_are_refused_and_the_rest_of_the_send_continues(broker):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
         other, others = await session_on(engine, "a")
@@ -140,16 +140,16 @@ MALFORMED = [
     (odd(**{"tb.marker": "1"}), "properties that begin with tb."),
     (odd(**{"tb.v": "1", "tb.txn": "0:1"}), "properties that begin with tb."),
     (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1", "tb.records": "2"}), "properties that begin with tb."),
-    (odd(**{"tb.v": "2", "tb.txn": "0:1", "tb.seq": "1"}), "all its records need all three"),
-    (odd(**{"tb.v": "1", "tb.txn": "zero", "tb.seq": "1"}), "all its records need all three"),
-    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "0"}), "all its records need all three"),
+    (odd(**{"tb.v": "2", "tb.txn": "0:1", "tb.seq": "1"}), "give each record valid ones"),
+    (odd(**{"tb.v": "1", "tb.txn": "zero", "tb.seq": "1"}), "give each record valid ones"),
+    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "0"}), "give each record valid ones"),
     (Batch.of([Message(None, b"x", {f"p{n}": "" for n in range(1001)})]), "1001 different properties"),
 ]
 
 
 @pytest.mark.parametrize(("batch", "message"), MALFORMED)
 @on_a_loop
-async def test_a_send_that_can_not_be_is_one_clear_error(batch, message):
+async def test_an_invalid_send_is_one_clear_error(batch, message):
     async with engine_on(MemoryBroker()) as engine:
         session, ids = await session_on(engine, "a")
         (failure,) = await session.write(("a", batch))
@@ -160,7 +160,7 @@ async def test_a_send_that_can_not_be_is_one_clear_error(batch, message):
 
 
 @on_a_loop
-async def test_too_large_a_message_is_refused_and_the_others_go_on(broker):
+async def test_too_large_a_message_is_refused_and_the_others_continue(broker):
     async with engine_on(broker, limits=Limits(max_message_bytes=5000)) as engine:
         session, ids = await session_on(engine, "a")
         failures = await session.write(
@@ -172,7 +172,7 @@ async def test_too_large_a_message_is_refused_and_the_others_go_on(broker):
 
 
 @on_a_loop
-async def test_topics_that_can_not_be(broker):
+async def test_invalid_topics(broker):
     async with engine_on(broker, limits=Limits(create_topics=False)) as engine:
         session = RawSession(InProcess(engine))
         await session.hello()

@@ -1,4 +1,4 @@
-"""The life of sessions: clients that hang, vanish and come back; owners that change, drain and fail."""
+"""Sessions: clients that hang, disappear and reconnect; owners that change, drain and fail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_begin_gives_a_transaction_its_own_time(broker, quick):
 
 
 @on_a_loop
-async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick):
+async def test_a_client_that_comes_back_continues_with_what_it_names(broker, quick):
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
         kept, left = ids[:2]
@@ -82,7 +82,7 @@ async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick
 
 
 @on_a_loop
-async def test_a_client_that_does_not_come_back_is_given_up(broker, quick):
+async def test_the_session_of_a_client_that_does_not_reconnect_ends(broker, quick):
     async with engine_on(broker, config=CoordinatorConfig(session_timeout=0.1)) as engine:
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
@@ -158,7 +158,7 @@ async def test_named_producers_and_groups(broker):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\udc80", "x" * 401, "ü" * 201])
 @on_a_loop
-async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
+async def test_an_invalid_name_is_refused_and_the_session_continues(name):
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine, "a")
         for kind in ("open_names", "joins"):

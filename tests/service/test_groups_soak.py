@@ -1,4 +1,4 @@
-"""The soak of groups in its short form, and that its judge sees what it is there for."""
+"""A short soak of groups, and that its checker finds the errors that it looks for."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def put(client: SyncClient, *rows: tuple[bytes, str]) -> None:
         ([(b"A", "1:1"), (b"B", "1:2")], []),
         ([(b"A", "1:1")], ["lost: b'b'"]),
         ([(b"A", "1:1"), (b"B", "1:2"), (b"B", "1:3")], ["doubled or never committed: b'b'"]),
-        ([(b"B", "1:2"), (b"A", "1:1")], ["1:1 of flights-0 came after 1:2"]),
+        ([(b"B", "1:2"), (b"A", "1:1")], ["1:1 of flights-0 follows 1:2"]),
     ],
 )
-def test_the_judge_of_groups_sees(
+def test_the_checker_of_groups_finds_errors(
     rows: list[tuple[bytes, str]], wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups_soak, "LONG", 2.0)

@@ -1,4 +1,4 @@
-"""The service over real sockets: sessions, health, what operators ask, metrics."""
+"""The service over real sockets: sessions, health, admin requests, metrics."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from txnbuffer.rpc.frames import SESSION_VERSION, ClientFrame, SessionHello, Ver
 from txnbuffer.service import engine as engine_module
 from txnbuffer.service import grpc_server
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import MIB, Limits
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.limits import MIB, Limits
 
 
 @asynccontextmanager
@@ -93,7 +93,7 @@ async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data)
     ],
 )
 @on_a_loop
-async def test_a_client_of_another_version_is_told_so_by_the_status_of_its_call(data, upgrade):
+async def test_a_client_of_another_version_gets_a_status_that_says_so(data, upgrade):
     async with served() as (_, server):
         session = RawSession(OverGrpc(server.port))
         session.link.send_bytes(data)
@@ -105,7 +105,7 @@ async def test_a_client_of_another_version_is_told_so_by_the_status_of_its_call(
 
 
 @on_a_loop
-async def test_a_client_gives_up_at_once_where_the_service_is_of_another_version(monkeypatch):
+async def test_a_client_fails_at_once_if_the_service_has_another_version(monkeypatch):
     async with served() as (_, server):
         monkeypatch.setattr(session_core, "SESSION_VERSION", SESSION_VERSION + 1)
         with pytest.raises(
@@ -141,7 +141,7 @@ async def test_a_client_that_vanishes_is_noticed():
 
 
 @on_a_loop
-async def test_too_many_clients_are_told_so(monkeypatch):
+async def test_too_many_clients_get_an_error(monkeypatch):
     monkeypatch.setattr(grpc_server, "LAST_WORDS", 0.05)
     async with served(max_clients=1) as (_, server):
         session, _ = await session_at(server)
@@ -175,7 +175,7 @@ async def test_a_client_that_sends_without_end_waits_for_the_log():
 
 
 @on_a_loop
-async def test_health_tells_serving_and_then_not():
+async def test_health_reports_serving_and_then_not():
     async with served() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         for service in ("", "txnbuffer.v1.Session"):
@@ -187,7 +187,7 @@ async def test_health_tells_serving_and_then_not():
 
 
 @on_a_loop
-async def test_a_port_that_is_taken_is_told():
+async def test_a_port_in_use_is_an_error():
     async with served() as (engine, server):
         with pytest.raises(EnvironmentFault, match=r"can't listen at .*check whether another process uses"):
             await GrpcServer(engine.limits, max_clients=1).start(f"127.0.0.1:{server.port}")
@@ -214,7 +214,7 @@ def test_anything_else_does(address):
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:70000"])
-def test_an_address_that_can_not_be(address):
+def test_invalid_addresses(address):
     with pytest.raises(InvalidConfiguration, match="write HOST:PORT"):
         check_listening(address, tls=True, insecure=True)
 
@@ -244,7 +244,7 @@ async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
         code, out, _ = await txnbuf(server, "describe", "a", "--output", "json")
         waits = json.loads(out)["waits_for"]
         assert f"transaction {hanging}: open since 1:0" in waits or f"transaction {hanging}: open since" in waits
-        named = session.session.partition("x")[0]  # what is behind that says whom it was with
+        named = session.session.partition("x")[0]  # after it comes the owner's id
         assert named in waits
         assert "127.0.0.1" in waits
         assert "it is aborted in" in waits
@@ -291,14 +291,14 @@ async def test_a_topic_that_is_no_text_is_no_topic(topic):
             await ServiceAdmin(engine).describe({"topic": topic})
 
 
-def test_a_service_that_is_away_is_told():
+def test_an_unreachable_service_is_an_error():
     done = commands.txnbuf("list", "--service", "127.0.0.1:1")
     assert done.returncode == 3
     assert "no service answers at 127.0.0.1:1" in done.stderr
 
 
 @pytest.mark.parametrize("address", ["pulsar://127.0.0.1:6650/public/default", "here", "here:", ":7711", "a:1/b"])
-def test_an_address_that_is_no_services_is_told(address):
+def test_an_address_of_no_service_is_an_error(address):
     with pytest.raises(InvalidAddress, match="give HOST:PORT of the service"):
         call(ServiceAddress(address), "List")
 

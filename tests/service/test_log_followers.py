@@ -1,4 +1,4 @@
-"""Followers: what they read is taken together, never too much of it, and a dead reader is replaced."""
+"""Followers: their messages are taken in batches, what they hold is limited, and a dead reader is replaced."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_all_that_came_is_taken_in_order(broker):
 
 
 @on_a_loop
-async def test_it_goes_on_with_the_reader_of_who_read_before(broker):
+async def test_it_continues_with_the_reader_of_the_replay(broker):
     put(broker, b"before", b"behind")
     reader = broker.reader("a")
     before = reader.read(limit=1)
@@ -88,7 +88,7 @@ async def test_it_goes_on_with_the_reader_of_who_read_before(broker):
 
 
 @on_a_loop
-async def test_a_reader_of_another_topic_that_has_the_name_now_is_not_gone_on_with(broker):
+async def test_a_reader_of_a_recreated_topic_is_not_continued(broker):
     put(broker, b"old")
     incarnation = broker.incarnation("a")
     broker.delete_topic("a")
@@ -166,8 +166,8 @@ async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(bro
 
 
 @on_a_loop
-async def test_a_topic_that_can_not_be_read_at_once_holds_up_no_other(broker):
-    """So many have readers that are opened slowly, as those of a cluster are that is not well, or asked in vain."""
+async def test_a_topic_that_is_slow_to_open_delays_no_other(broker):
+    """The readers of several topics open slowly or fail to answer, as on a cluster with problems."""
     go, opened = threading.Event(), broker.reader
 
     def slowly(topic: str, *where: object, **how: object):
@@ -214,7 +214,7 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
 
 
 class Deaf:
-    """A reader that is dead and does not say so."""
+    """A dead reader that raises no error."""
 
     def __init__(self, inner) -> None:
         self._inner = inner
@@ -245,7 +245,7 @@ async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, m
 
 
 @on_a_loop
-async def test_a_failure_is_told_once_behind_what_came_before(broker):
+async def test_a_failure_is_reported_once_after_the_messages_before_it(broker):
     taker = Taker(broker)
     put(broker, b"1")
     follower = taker.follow("a")

@@ -1,4 +1,4 @@
-"""Who serves where several services want one log: whoever the cluster gives it to, and the others fence nobody."""
+"""Several services for one log: the one that the cluster gives it to serves, and the others do not fence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service_setup import eventually, on_a_loop
 
 from broker_io.errors import StillHeld
 from broker_io.memory import MemoryBroker
-from txnbuffer.service import standby as standing_module
+from txnbuffer.service import takeover as standing_module
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def cluster(monkeypatch):
 
 
 @on_a_loop
-async def test_one_that_does_not_stand_by_leaves_the_log_to_who_serves(cluster):
+async def test_a_service_without_standby_leaves_the_log_to_its_owner(cluster):
     active = Running(cluster, advertise="first:7")
     await active.event("serving")
     standby, direct = Running(cluster, standby=True), Running(cluster)
@@ -43,8 +43,8 @@ async def test_one_that_does_not_stand_by_leaves_the_log_to_who_serves(cluster):
 
 @pytest.mark.parametrize("late", [False, True])
 @on_a_loop
-async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_on(cluster, monkeypatch, late):
-    """Whoever the cluster gives the log to."""
+async def test_of_a_standby_and_a_plain_service_one_serves_and_continues(cluster, monkeypatch, late):
+    """The one that the cluster gives the log to."""
     monkeypatch.setattr(standing_module, "RELEASE_WAIT", 1.0)
     active = Running(cluster)
     await active.event("serving")
@@ -74,7 +74,7 @@ async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_o
 
 
 @on_a_loop
-async def test_one_that_does_not_stand_by_waits_a_little_for_an_owner_that_goes(cluster, monkeypatch):
+async def test_a_service_without_standby_waits_a_little_for_an_owner_that_ends(cluster, monkeypatch):
     monkeypatch.setattr(standing_module, "RELEASE_WAIT", 30.0)
     active = Running(cluster)
     await active.event("serving")
@@ -88,8 +88,8 @@ async def test_one_that_does_not_stand_by_waits_a_little_for_an_owner_that_goes(
 
 
 @on_a_loop
-async def test_a_standby_that_is_fenced_while_it_takes_over_stands_by_again(cluster):
-    """A cluster without storage gives the log to whoever opens it next."""
+async def test_a_standby_that_is_fenced_during_its_takeover_is_a_standby_again(cluster):
+    """A cluster without storage gives the log to the next process that opens it."""
     active = Running(cluster)
     await active.event("serving")
     standby = Running(cluster, standby=True)

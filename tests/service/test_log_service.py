@@ -1,4 +1,4 @@
-"""The log of a service as a broker elsewhere: what committed is read through it, what the service owns is safe."""
+"""The log of a service as a broker for other processes: they read what committed, and can't change what it owns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
-from txnbuffer.service.limits import Limits
 
 ROW = Batch.of([Message(b"k", b"plain")])
 
@@ -41,7 +41,7 @@ async def served(engine: Engine) -> AsyncIterator[str]:
 
 
 @on_a_loop
-async def test_readers_elsewhere_see_what_committed_and_nothing_else():
+async def test_readers_of_other_processes_see_what_committed_and_nothing_else():
     async with engine_on(MemoryBroker()) as engine, served(engine) as address:
         session, ids = await session_on(engine, "a")
         assert await session.write(("a", transactional(ids[:3], size=2))) == []
@@ -55,7 +55,7 @@ async def test_readers_elsewhere_see_what_committed_and_nothing_else():
 
 
 @on_a_loop
-async def test_before_the_log_is_recovered_others_are_told_to_come_again():
+async def test_before_the_log_is_recovered_clients_get_a_retryable_error():
     server = GrpcServer(Limits(), max_clients=10)
     await server.start("127.0.0.1:0")
     try:
@@ -126,7 +126,7 @@ def change_and_read(address: str) -> None:
 
 
 @on_a_loop
-async def test_a_writer_beside_the_service_yields_to_sessions():
+async def test_a_writer_of_another_process_yields_to_sessions():
     async with engine_on(MemoryBroker()) as engine, served(engine) as address:
         remote = await asyncio.to_thread(open_broker, address)
         await asyncio.to_thread(remote.create_topic, "a")

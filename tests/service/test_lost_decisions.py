@@ -1,4 +1,4 @@
-"""A decision log that lost entries: no owner serves it, `recover --decisions` begins it anew, nothing is lost after."""
+"""A decision log that lost entries: no owner serves it until `recover --decisions` resets it; then nothing is lost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_shows_that_something_is_lost(topics, what):
 
 
 @pytest.mark.parametrize("topics", [told(5, 2, (9,)), told(70, 9), told(0, 0, (80,), (90,)), {}])
-def test_a_log_that_is_begun_anew_is_above_all_that_is_known(topics):
+def test_a_reset_log_continues_above_all_known_ids_and_epochs(topics):
     entries = recovery_entries(History.read(WHOLE), 0, topics, "o")
     history = History.read([*WHOLE, *entries])
     assert data_loss_evidence(history, history.epoch + 1, 0, topics) is None
@@ -84,7 +84,7 @@ async def marked(engine: Engine, topic: str, least: int) -> None:
 
 
 async def half_done(cluster: MemoryBroker) -> None:
-    """One transaction committed, one open, one whose marker stands in one of its two topics; then a crash."""
+    """One transaction committed, one open, one whose marker is in only one of its two topics; then a crash."""
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         await app.write("a", [1, 2, 3], b"old")
@@ -98,13 +98,13 @@ async def half_done(cluster: MemoryBroker) -> None:
 
 
 @on_a_loop
-async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_anew():
+async def test_a_deleted_decision_log_is_not_served_until_it_is_reset():
     with MemoryBroker() as cluster:
         await half_done(cluster)
         cluster.delete_topic(TOPIC)
-        for _ in range(4):  # each of them leaves an epoch behind
+        for _ in range(4):  # each of them writes an epoch
             with cluster.connect() as broker, pytest.raises(DecisionsLost, match="recover ADDRESS --decisions --write"):
-                await Engine.start(broker, shared=True)
+                await Engine.start(broker, cluster_mode=True)
         (wrong,) = [found for found in verify(cluster) if found.level is Level.ERROR]
         assert wrong.topic == TOPIC
         assert "has lost entries" in wrong.what
@@ -112,7 +112,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
             found = reset_decisions(broker, ONLY, "test")
         assert found.lost is not None
         assert found.open_transactions(ONLY) == {2: {"a"}, 3: {"a"}}
-        assert found.halves(ONLY) == [3]
+        assert found.partly_committed(ONLY) == [3]
         assert read_decisions(cluster, ONLY).lost is None
         async with cluster_engine(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a", "b", ids=10)
@@ -139,7 +139,7 @@ async def test_a_deleted_log_is_missed_though_nothing_was_marked():
         cluster.delete_topic(TOPIC)
         for _ in range(3):
             with cluster.connect() as broker, pytest.raises(DecisionsLost):
-                await Engine.start(broker, shared=True)
+                await Engine.start(broker, cluster_mode=True)
         reset_decisions(cluster, ONLY, "test")
         assert read_decisions(cluster, ONLY).lost is None
 
@@ -160,11 +160,11 @@ async def test_an_older_copy_of_the_decision_log_is_not_served():
         with cluster.writer(TOPIC) as writer:
             writer.append(copy.messages).result()
         with cluster.connect() as broker, pytest.raises(DecisionsLost, match=f"0:{ids[0]} ended on topic a"):
-            await Engine.start(broker, shared=True)
+            await Engine.start(broker, cluster_mode=True)
 
 
 @on_a_loop
-async def test_ids_that_nobody_leased_are_no_sign_of_a_loss():
+async def test_ids_that_were_never_leased_are_no_evidence_of_a_loss():
     with MemoryBroker() as cluster:
         for turn in (1, 2):
             async with cluster_engine(cluster) as (engine, _):
@@ -181,14 +181,14 @@ def ended(engine: Engine) -> list[TxnId]:
 
 
 @on_a_loop
-async def test_a_log_that_is_served_is_not_begun_anew():
+async def test_a_served_log_is_not_reset():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):
-            with pytest.raises(StillHeld, match="stop it, and its standbys"):
+            with pytest.raises(StillHeld, match="stop the service and its standbys"):
                 reset_decisions(cluster, ONLY, "test")
-            with pytest.raises(StillHeld, match="stop it"), exclusive_writer(cluster, ONLY):
+            with pytest.raises(StillHeld, match="stop the service"), exclusive_writer(cluster, ONLY):
                 raise AssertionError
-            await app_on(engine, cluster, "a")  # it serves on
+            await app_on(engine, cluster, "a")  # it still serves
             assert read_decisions(cluster, ONLY).lost is None
 
 
@@ -202,7 +202,7 @@ async def test_what_is_whole_stays_as_it_is():
         assert cluster.last_position(TOPIC) == end
 
 
-def test_the_command_tells_of_a_loss_and_mends_it(tmp_path):
+def test_the_command_reports_a_loss_and_repairs_it(tmp_path):
     address = f"file:{tmp_path / 'log'}"
 
     def recover(*options: str) -> tuple[int, list[dict[str, object]]]:

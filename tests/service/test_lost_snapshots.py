@@ -1,4 +1,4 @@
-"""What an owner does that finds topics of its decision log without their snapshots."""
+"""An owner that finds topics of its decision log without their snapshots."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.memory import MemoryBroker
 from snapshots.errors import SnapshotMissing
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.manager import SnapshotManager
 
 
 async def commit_half(cluster: MemoryBroker) -> None:
-    """Commit a transaction of two topics, and crash before its marker stands in one of them."""
+    """Commit a transaction of two topics, and crash before its marker is in one of them."""
     with cluster.connect() as broker:
         async with engine_on(broker) as engine:
             session, ids = await session_on(engine, "a", "b")
@@ -37,24 +37,24 @@ async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt()
                 async with engine_on(broker) as engine:
                     assert isinstance(engine.topics.get("a").problem, SnapshotMissing)
                     assert isinstance(engine.topics.get("b").problem, SnapshotMissing)
-        with cluster.connect() as broker, SnapshotManager(broker) as keeper:
-            keeper.recover()
-            keeper.rebuild("a")
-            keeper.rebuild("b")
+        with cluster.connect() as broker, SnapshotManager(broker) as manager:
+            manager.recover()
+            manager.rebuild("a")
+            manager.rebuild("b")
         with cluster.connect() as broker:
             async with engine_on(broker) as engine:
                 await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
         assert visible(cluster, "a") == visible(cluster, "b") == {b"v": 1}
 
 
-@pytest.mark.parametrize("made_anew", [False, True])
+@pytest.mark.parametrize("recreated", [False, True])
 @on_a_loop
-async def test_a_topic_that_was_deleted_is_not_taken_for_one_that_lost_its_snapshot(made_anew):
+async def test_a_topic_that_was_deleted_is_not_taken_for_one_that_lost_its_snapshot(recreated):
     with MemoryBroker() as cluster:
         await commit_half(cluster)
         cluster.delete_topic(SNAPSHOT_TOPIC)
         cluster.delete_topic("a")
-        if made_anew:
+        if recreated:
             cluster.create_topic("a")
         with cluster.connect() as broker:
             async with engine_on(broker) as engine:

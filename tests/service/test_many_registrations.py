@@ -19,7 +19,7 @@ from txnbuffer.service.topic import HELD_BYTES
 
 
 class SlowToMake(MemoryBroker):
-    """Makes the topic `slow` only once it is told to, in `go`; `asked` tells that it is to be made."""
+    """Creates the topic `slow` only once `go` is set; `asked` is set when it should be created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class SlowToMake(MemoryBroker):
 @on_a_loop
 async def test_a_registration_does_not_wait_for_answers_about_another_topic():
     with SlowToMake() as broker:
-        engine = await Engine.start(broker, shared=True)
+        engine = await Engine.start(broker, cluster_mode=True)
         try:
             waiting = asyncio.create_task(app_on(engine, broker, "slow"))
             assert await asyncio.to_thread(broker.asked.wait, 60)
@@ -72,7 +72,7 @@ async def test_topics_that_are_registered_together_share_manifests(tmp_path):
 
 
 @on_a_loop
-async def test_a_new_topic_is_asked_about_once_before_it_is_followed():
+async def test_a_new_topic_is_queried_once_before_it_is_followed():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, broker):
             app = await app_on(engine, cluster)
@@ -82,7 +82,7 @@ async def test_a_new_topic_is_asked_about_once_before_it_is_followed():
             ):
                 await app.session.register("a")
             asked = [call.args[0] for call in ends.call_args_list], [call.args[0] for call in ledgers.call_args_list]
-            assert asked == ([], ["a", "a"])  # the second time for its border
+            assert asked == ([], ["a", "a"])  # the second time for its epoch marker
 
 
 @on_a_loop

@@ -1,4 +1,4 @@
-"""What goes out first: answers, then the markers that nobody waits for."""
+"""The order of output: answers first, then markers, which no client waits for."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
-from txnbuffer.service.appends import Appends
-from txnbuffer.service.sends import MessagesPart
+from txnbuffer.service.appends import Appends, MessagesPart
 from txnbuffer.service.topic import AppendInFlight, ServiceTopic
 
 
 class Writing:
-    """Notes each append under a name, and acknowledges nothing."""
+    """Records each append under a name, and acknowledges none."""
 
     def __init__(self, name: str, order: list[str]) -> None:
         self._name = name
@@ -45,9 +44,9 @@ def ignore(topic: ServiceTopic, flight: AppendInFlight, positions: Positions) ->
     raise AssertionError("nothing lands here")
 
 
-def open_topic(name: str, writer: Writing, *, shared: bool) -> ServiceTopic:
-    topic = ServiceTopic(name, shared=shared)
-    topic.writer, topic.held = writer, False  # type: ignore[assignment]  # all that is asked of a writer here
+def open_topic(name: str, writer: Writing, *, cluster_mode: bool) -> ServiceTopic:
+    topic = ServiceTopic(name, cluster_mode=cluster_mode)
+    topic.writer, topic.held = writer, False  # type: ignore[assignment]  # all of a writer that is used here
     return topic
 
 
@@ -60,8 +59,8 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
     appends = Appends(loop, ignore, lambda: None)
-    appends.add(open_topic("t", Writing("marker", order), shared=True), part())
-    appends.add(open_topic("decisions", Writing("decision", order), shared=False), part())
+    appends.add(open_topic("t", Writing("marker", order), cluster_mode=True), part())
+    appends.add(open_topic("decisions", Writing("decision", order), cluster_mode=False), part())
     loop.call_soon(order.append, "answer")
     appends.flush()
     assert not appends.idle
@@ -73,7 +72,7 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
 @on_a_loop
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
     appends = Appends(asyncio.get_running_loop(), ignore, lambda: None)
-    appends.add(open_topic("t", Writing("marker", []), shared=True), part())
+    appends.add(open_topic("t", Writing("marker", []), cluster_mode=True), part())
     appends.flush()
     assert not appends.idle
 
@@ -84,7 +83,7 @@ async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
     appends = Appends(loop, ignore, lambda: turns.append("turn"))
-    appends.add(open_topic("t", Broken("marker", []), shared=True), part())
+    appends.add(open_topic("t", Broken("marker", []), cluster_mode=True), part())
     appends.flush()
     await asyncio.sleep(0)
     assert isinstance(appends.failure, Error)

@@ -1,4 +1,4 @@
-"""A disk that is nearly full: records are refused, their transactions still end, and nothing has to be started anew."""
+"""A nearly full disk: records are refused, their transactions still end, and nothing has to be restarted."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def read(client: SyncClient, topic: str) -> list[bytes | None]:
 
 
 def written(client: SyncClient, txn: SyncTransaction) -> None:
-    """Wait until what a transaction holds is in the log."""
-    client.call(txn.hand_over)
+    """Wait until the records of a transaction are in the log."""
+    client.call(txn.flush)
     with client.reader("t", isolation="read_uncommitted") as reader:
         values: list[bytes | None] = []
         while b"second" not in values:
@@ -117,7 +117,7 @@ def test_a_service_starts_then_and_takes_new_topics_once_there_is_space(tmp_path
 
 
 @on_a_loop
-async def test_a_topic_whose_first_marker_is_refused_at_a_start_goes_on_later() -> None:
+async def test_a_topic_whose_first_marker_is_refused_at_a_start_continues_later() -> None:
     with MemoryBroker() as broker:
         async with engine_on(broker) as engine:
             await session_on(engine, "t")

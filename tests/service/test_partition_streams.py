@@ -32,7 +32,7 @@ async def fill(client: Client, count: int = 3, value: str = "x") -> None:
 
 
 async def rows_of(stream: PartitionedStream, count: int) -> list[Row]:
-    """So many mutations, sorted, of batches that are done with but for the last."""
+    """The first `count` mutations, sorted; all batches but the last are acknowledged."""
     found: list[Row] = []
     while len(found) < count:
         batch = await stream.next(timeout=120.0)
@@ -46,7 +46,7 @@ def due(value: str, seqno: int, count: int = 3) -> list[Row]:
 
 
 @on_a_loop
-async def test_what_commits_in_any_partition_comes_once_and_goes_on_by_partition() -> None:
+async def test_what_commits_in_any_partition_comes_once_and_continues_by_partition() -> None:
     broker = wide()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client)
@@ -78,7 +78,7 @@ async def test_partitions_that_come_later_come_from_their_beginning(monkeypatch:
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, 1)
         async with stream_partitions(client, "t", from_="now") as stream:
-            opened = await stream.next(timeout=120.0)  # from here on it is known what is new
+            opened = await stream.next(timeout=120.0)  # later partitions are known to be new
             assert isinstance(opened, ChangeBatch)
             assert (len(opened), opened.token.seqno) == (0, 1)
             broker.partition("t", 3)
@@ -88,7 +88,7 @@ async def test_partitions_that_come_later_come_from_their_beginning(monkeypatch:
 
 
 @on_a_loop
-async def test_what_one_partition_raises_is_told_once_and_all_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_one_partition_is_raised_once_and_all_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = wide(2)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, 2)

@@ -1,4 +1,4 @@
-"""Partitions of our own topics: made once, whatever crashes between; what somebody else made of them is refused."""
+"""Partitions of internal topics: created once, even after crashes; topics that were created otherwise are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shard_count import recorded_shard_count, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
@@ -16,7 +16,7 @@ DECISIONS = INTERNAL_TOPICS[0]
 
 
 class Noting(MemoryBroker):
-    """A cluster where a note can stand beside each topic, also beside one that stands for partitions."""
+    """A cluster whose topics can have annotations, partitioned topics too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Noting(MemoryBroker):
 
 
 def refused(cluster: MemoryBroker, shard: Shard, why: str) -> None:
-    """Nothing is made then."""
+    """Expect a refusal that creates nothing."""
     before = cluster.topics()
     with pytest.raises(InvalidConfiguration, match=why):
         prepare(cluster, shard)
@@ -55,7 +55,7 @@ def test_what_a_crash_left_unmade_is_made_by_the_next_service(broker: type[Memor
 
 @pytest.mark.parametrize("topic", INTERNAL_TOPICS)
 @pytest.mark.parametrize("shards", [2, 3])
-def test_a_topic_of_ours_that_somebody_made_otherwise_is_named(topic: str, shards: int) -> None:
+def test_an_internal_topic_created_by_hand_is_named(topic: str, shards: int) -> None:
     for count in (0, 3):
         cluster = Noting()
         for other in INTERNAL_TOPICS:
@@ -65,7 +65,7 @@ def test_a_topic_of_ours_that_somebody_made_otherwise_is_named(topic: str, shard
             cluster.partition(topic, count)
         else:
             cluster.create_topic(topic)
-        refused(cluster, Shard(0, shards), f"{topic} has {count or 'no'}.*delete the one created by hand")
+        refused(cluster, Shard(0, shards), f"{topic} has {count or 'no'}.*one was not created by a service: delete it")
 
 
 def test_one_shard_has_no_partitions() -> None:
@@ -127,6 +127,6 @@ def _unavailable(*_: object) -> None:
 
 
 @pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
-def test_shards_that_are_none(shard: Shard) -> None:
+def test_invalid_shards(shard: Shard) -> None:
     with pytest.raises(InvalidConfiguration, match="shard"):
-        check_shard(shard, shared=True)
+        check_shard(shard, cluster_mode=True)

@@ -1,4 +1,4 @@
-"""Topics of a cluster that are deleted, that stop, or that policies endanger, beside a service."""
+"""Topics of a cluster that are deleted, stop, or have unsafe policies while a service runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster():
 
 
 @on_a_loop
-async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again(cluster):
+async def test_a_deleted_topic_is_recreated_when_it_is_registered_again(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         first = next(app.ids)
@@ -46,7 +46,7 @@ async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again
 
 
 @on_a_loop
-async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
+async def test_a_commit_that_waits_for_a_stopped_topic_is_answered_so(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         early, late = next(app.ids), next(app.ids)
@@ -74,7 +74,7 @@ async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
 
 
 class Watched(MemoryBroker):
-    """Somebody sets a policy that drops what is needed."""
+    """An operator sets a policy that may drop messages."""
 
     danger: str | None = None
 
@@ -84,9 +84,9 @@ class Watched(MemoryBroker):
 
 
 @on_a_loop
-async def test_a_policy_that_comes_later_is_told_while_it_lasts():
+async def test_a_policy_that_is_set_later_is_reported_while_it_lasts():
     with Watched() as broker:
-        async with engine_on(broker, shared=True, retention=RetentionConfig(check_seconds=0.05)) as engine:
+        async with engine_on(broker, cluster_mode=True, retention=RetentionConfig(check_seconds=0.05)) as engine:
             await app_on(engine, broker, "a")
             broker.danger = "a"
             await eventually(lambda: list(engine.policy_checks.dangers) == ["a"])

@@ -1,4 +1,4 @@
-"""Durable cursors that follow the readers of streams: what a reader is not done with is not trimmed."""
+"""Durable cursors that follow the readers of streams: mutations not acknowledged are not trimmed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from txnbuffer.service.retention import LogRetention
 
 
 async def trim(engine: Engine) -> None:
-    """Keep as little as may be."""
+    """Trim as much as possible."""
     config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
     keep = LogRetention(
         engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumer_groups.floor, floor
@@ -45,7 +45,7 @@ async def fill(client: Any, broker: MemoryBroker, first: int, last: int) -> None
         broker.roll("t")
 
 
-def stands(engine: Engine) -> int:
+def position_of(engine: Engine) -> int:
     (row,) = engine.streams.cursors.rows()
     return int(row["seqno"])
 
@@ -65,23 +65,23 @@ async def up_to(stream: Any, seqno: int) -> ChangeBatch:
 
 
 async def ask_for_more(stream: Any) -> None:
-    """What was handed out is done with; there may be more, or not."""
+    """Acknowledge the last batch, whether or not there is another one."""
     with contextlib.suppress(TimeoutError):
         await stream.next(timeout=0.0)
 
 
 @on_a_loop
-async def test_what_is_not_done_with_stays_and_the_rest_may_go() -> None:
+async def test_unacknowledged_mutations_are_kept_and_the_rest_may_be_trimmed() -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, broker, 1, 4)
         stream = client.stream("t", cursor="cache")
         await up_to(stream, 4)
-        assert stands(engine) == 0
+        assert position_of(engine) == 0
         await trim(engine)
         assert await seqnos(client) == [1, 2, 3, 4]
         await stream.done()
-        assert stands(engine) == 4
+        assert position_of(engine) == 4
         await fill(client, broker, 5, 8)
         await trim(engine)
         assert (await seqnos(client))[-4:] == [5, 6, 7, 8]
@@ -99,20 +99,20 @@ async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monke
         async with client.stream("t", store=store, cursor="cache") as stream:
             await up_to(stream, 3)
             await ask_for_more(stream)
-            await eventually(lambda: stands(engine) == 3)
+            await eventually(lambda: position_of(engine) == 3)
             monkeypatch.setattr(following, "MOVE_INTERVAL", 3600.0)
             await write(client, "t", {"4": "x"})
             await up_to(stream, 4)
             await ask_for_more(stream)
-        assert stands(engine) == 4 == ResumeToken.parse(store.tokens["t"]).seqno
+        assert position_of(engine) == 4 == ResumeToken.parse(store.tokens["t"]).seqno
         async with client.stream("t", store=store, cursor="cache") as stream:
             await write(client, "t", {"5": "x"})
             await up_to(stream, 5)
-        assert stands(engine) == 4  # what was handed out last was not done with
+        assert position_of(engine) == 4  # the last mutation was not acknowledged
 
 
 @on_a_loop
-async def test_a_cursor_that_is_gone_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cursor_that_is_gone_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -134,7 +134,7 @@ async def test_a_cursor_that_is_gone_is_told_once(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("cursor", ["cache", None])
 @on_a_loop
-async def test_a_reader_that_is_too_slow_is_told_and_loses_nothing_with_a_cursor(cursor: str | None) -> None:
+async def test_a_reader_that_is_too_slow_is_reported_and_loses_nothing_with_a_cursor(cursor: str | None) -> None:
     broker = MemoryBroker()
     async with (
         engine_on(broker, streams=StreamsConfig(slow_after=0.2)) as engine,
@@ -148,7 +148,7 @@ async def test_a_reader_that_is_too_slow_is_told_and_loses_nothing_with_a_cursor
         await eventually(lambda: isinstance(stream.problem, StreamTooSlow))
         await trim(engine)
         if cursor is None:
-            await eventually(lambda: stream._ended is not None)  # it was opened again, behind what is gone
+            await eventually(lambda: stream._ended is not None)  # it was opened again, after the trimmed mutations
             with pytest.raises(StreamTrimmed):
                 await up_to(stream, 12)
         else:
@@ -172,7 +172,7 @@ async def test_a_token_whose_log_is_gone_begins_nothing() -> None:
 
 
 class Answers(DurableCursors):
-    """Notes what is asked; an error in `raised` is raised for a question with its place."""
+    """Records the requests; an error in `raised` is raised for the position of that name."""
 
     def __init__(self, **raised: Exception) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -203,7 +203,7 @@ async def test_a_reader_of_another_history_holds_all_until_it_has_gone_back() ->
 
 
 @on_a_loop
-async def test_a_reader_from_elsewhere_leaves_no_cursor_here_unless_it_goes_on() -> None:
+async def test_a_reader_of_another_service_leaves_no_cursor_here_unless_it_continues() -> None:
     foreign = Answers(token=ForeignToken("another topic"))
     hold = CursorLease(foreign, "t", "cache")
     await hold.begin(ResumeToken("t"))
@@ -215,7 +215,7 @@ async def test_a_reader_from_elsewhere_leaves_no_cursor_here_unless_it_goes_on()
 
 
 class Away:
-    """A link that breaks; `left` times."""
+    """A link that breaks `left` times."""
 
     def __init__(self, left: int) -> None:
         self.left, self.closed = left, 0

@@ -1,4 +1,4 @@
-"""Beside a cluster: how often a topic is told how a transaction ended, while its buffer or its writer stands still."""
+"""Cluster mode: how often the marker of a transaction is written while the topic's buffer or writer is blocked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBroker]:
 
 
 def told(cluster: MemoryBroker, topic: str, txn: int) -> list[Outcome]:
-    """What markers in a topic say of a transaction, one after the other."""
+    """The outcomes of a transaction in the markers of a topic, in order."""
     found = []
     with cluster.reader(topic) as reader:
         while (placed := reader.read()) is not None:
@@ -42,14 +42,14 @@ def told(cluster: MemoryBroker, topic: str, txn: int) -> list[Outcome]:
 
 
 async def ongoing(engine: Engine, topic: str, *ids: int) -> None:
-    """Until the buffer of a topic has these for so long that they are asked about."""
+    """Wait until transactions have been ongoing in a topic's buffer for long enough to be queried."""
     buffer = engine.topics.by_name[topic].followed.buffer  # type: ignore[union-attr]  # it is followed
     await eventually(lambda: all(buffer.ongoing.get(TxnId(0, one)) is not None for one in ids))
     await asyncio.sleep(3 * TICK)
 
 
 async def written(engine: Engine, cluster: MemoryBroker, *topics: str) -> tuple[App, int]:
-    """A transaction that is open in topics."""
+    """An open transaction with records in topics."""
     app = await app_on(engine, cluster, *topics)
     txn = next(app.ids)
     for topic in topics:
@@ -59,7 +59,7 @@ async def written(engine: Engine, cluster: MemoryBroker, *topics: str) -> tuple[
 
 
 @on_a_loop
-async def test_a_commit_is_told_once_however_long_its_marker_is_not_read(cluster: MemoryBroker) -> None:
+async def test_a_commit_is_reported_once_however_long_its_marker_is_not_read(cluster: MemoryBroker) -> None:
     async with cluster_engine(cluster) as (engine, _):
         app, txn = await written(engine, cluster, "a")
         topic = engine.topics.by_name["a"]
@@ -77,7 +77,7 @@ async def test_a_commit_is_told_once_however_long_its_marker_is_not_read(cluster
 
 
 @on_a_loop
-async def test_a_commit_that_still_waits_for_another_topic_is_told_once(cluster: MemoryBroker) -> None:
+async def test_a_commit_that_still_waits_for_another_topic_is_reported_once(cluster: MemoryBroker) -> None:
     async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a", "b")
         topic = engine.topics.by_name["a"]
@@ -95,7 +95,7 @@ async def test_a_commit_that_still_waits_for_another_topic_is_told_once(cluster:
 
 
 class Away:
-    """No writer of a topic can be opened until it is `back`."""
+    """No writer of a topic can be opened until `back` is set."""
 
     def __init__(self, broker: MemoryBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.back = False
@@ -113,7 +113,7 @@ class Away:
 async def test_an_abort_is_queued_once_while_nothing_can_be_written(
     cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    """`named`: the client tells of the topic; else its buffer asks."""
+    """`named`: the client names the topic; else the topic's buffer queries the outcome."""
     async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a")
         away = Away(its, "a", monkeypatch)
@@ -142,7 +142,7 @@ async def test_a_new_owner_queues_once_what_was_decided_before(
         its.close()
     with cluster.connect() as its:
         away = Away(its, "a", monkeypatch)
-        async with engine_on(its, shared=True) as engine:
+        async with engine_on(its, cluster_mode=True) as engine:
             await asyncio.sleep(MANY * TICK)
             assert sum(len(part.batch) for part in engine.topics.by_name["a"].waiting) == 1
             away.back = True

@@ -1,4 +1,4 @@
-"""Embedded logs of which an older copy is put back and grows past the end of the log that is gone."""
+"""Embedded logs restored from an older copy that grow past the end of the lost log."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_stream_is_rolled_back_to_where_a_copy_was_taken(tmp_path: Path,
 
 
 @on_a_loop_for(200.0)
-async def test_a_stream_goes_on_through_owners_whatever_they_write(tmp_path: Path) -> None:
+async def test_a_stream_continues_through_owners_whatever_they_write(tmp_path: Path) -> None:
     async with connect(f"file:{tmp_path}") as client:
         await write(client, "t", {"a": "0"})
         follower = Follower(client.stream("t"))

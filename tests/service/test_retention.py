@@ -1,4 +1,4 @@
-"""Retention: what goes by age and size, and what is kept all the same."""
+"""Retention: what is trimmed by age and size, and what is kept anyway."""
 
 from __future__ import annotations
 

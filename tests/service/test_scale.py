@@ -51,7 +51,7 @@ async def many(address: str) -> None:
 
 
 async def begin(session: RawSession, topics: list[str], number: int, count: int) -> tuple[range, str]:
-    """One session: open transactions on one topic, all topics being taken in turn."""
+    """One session with open transactions on one topic; sessions use all topics in turn."""
     await session.hello()
     mine = topics[number % len(topics) :: SESSIONS] or [topics[number % len(topics)]]
     for topic in mine:

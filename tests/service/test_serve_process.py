@@ -94,7 +94,7 @@ async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
         (["--tls-cert", __file__, "--tls-key", __file__], 2, "is not a PEM certificate"),
         (["--set", "service.listne=x"], 2, "did you mean 'listen'"),
         (["--set", "transactions.timeout=0"], 2, "must be more than 0 seconds"),
-        (["--set", "service.create_topics=perhaps"], 2, "neither true nor false"),
+        (["--set", "service.create_topics=perhaps"], 2, "must be true or false"),
     ],
 )
 def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, message):
@@ -105,7 +105,7 @@ def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, messag
     assert not (tmp_path / "log").exists()
 
 
-def test_an_address_that_is_none_is_refused_before_anything_is_told():
+def test_an_invalid_address_is_refused_before_anything_is_published():
     done = txnbuf("serve", "nonsense:")
     assert done.returncode == 2
     assert "is not a broker address" in done.stderr
@@ -124,7 +124,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
         (["pulsar://nowhere"], "is not the address of a cluster"),
     ],
 )
-def test_what_a_service_can_not_be_told(arguments, message):
+def test_invalid_service_settings(arguments, message):
     done = txnbuf("serve", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -152,7 +152,7 @@ def test_operators_reach_a_service_with_tls(tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), ("--standby",)], ids=["alone", "standby"])
-def test_a_service_that_waits_for_its_cluster_says_so_and_can_be_asked(flags: tuple[str, ...]) -> None:
+def test_a_service_that_waits_for_its_cluster_reports_it(flags: tuple[str, ...]) -> None:
     http, max_unavailable = kept_port(), "2" if flags else "600"  # a standby waits on
     address = "pulsar://127.0.0.1:1/public/default"
     more = ("--http", f"127.0.0.1:{http}", "--set", "pulsar.admin_url=http://127.0.0.1:1")

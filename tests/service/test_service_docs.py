@@ -1,4 +1,4 @@
-"""The page about the service says what the service has."""
+"""The page about the service lists its metrics."""
 
 from __future__ import annotations
 

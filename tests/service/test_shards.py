@@ -1,4 +1,4 @@
-"""Several shards share a namespace: transactions across them, what is asked between them, what is refused."""
+"""Several shards share a namespace: transactions across them, requests between them, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from txnbuffer.recovery.decision_log import read_decisions
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import NamedRequest
 from txnbuffer.service import engine, remote_shards
-from txnbuffer.service.cluster import CLUSTER_CONFIG
+from txnbuffer.service.decision_log import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import check
 from txnbuffer.service.remote_shards import ShardMessages
@@ -51,7 +51,7 @@ NONE: Counter[bytes | None] = Counter()
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at every second is looked at more often."""
+    """Run the checks of every second more often."""
     monkeypatch.setattr(engine, "TICK", 0.1)
 
 
@@ -92,7 +92,7 @@ async def test_both_coordinators_end_transactions_on_one_topic() -> None:
 
 
 @on_a_loop
-async def test_what_a_crashed_coordinator_had_decided_is_told_by_its_successor() -> None:
+async def test_decisions_of_a_crashed_coordinator_are_published_by_its_successor() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
         world.broker(0).faults.hold(topic=THERE, written=False)
@@ -133,7 +133,7 @@ async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
 
 
 @on_a_loop
-async def test_commits_stand_while_the_owner_of_a_topic_is_away() -> None:
+async def test_commits_are_kept_while_the_owner_of_a_topic_is_away() -> None:
     async with shards_on() as world:
         app = await written(world, 1, 2)
         await world.kill(1)
@@ -161,7 +161,7 @@ async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
 
 
 @on_a_loop
-async def test_a_registration_is_given_up_where_the_owner_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_registration_fails_if_the_owner_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on() as world:
         await world.kill(1)
@@ -174,7 +174,7 @@ async def test_a_registration_is_given_up_where_the_owner_stays_away(monkeypatch
 
 @pytest.mark.parametrize("final", [False, True])
 @on_a_loop
-async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
+async def test_a_refusal_of_the_owner_reaches_the_client(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
     def refuse(*_: object) -> None:
         raise (UnsafePolicy if final else InvalidConfiguration)("nobody may")
 
@@ -186,11 +186,11 @@ async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.
 
 
 def none(*_: object) -> None:
-    """As where no group of our own needs anything, or a letter is lost."""
+    """As if no group of this shard needs anything, or a message is lost."""
 
 
 @on_a_loop
-async def test_what_is_registered_elsewhere_is_known_to_the_next_coordinator() -> None:
+async def test_registrations_at_other_shards_are_known_to_the_next_coordinator() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
         await world.kill(0)
@@ -211,7 +211,7 @@ async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_regist
     if not told:
         monkeypatch.setattr(ShardMessages, "missing", none)
     async with shards_on() as world:
-        monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each look
+        monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each tick
         app = await written(world, 1)
         world.cluster.delete_topic(THERE)
         await eventually(lambda: not world.engine(0).coordinator.is_registered(THERE))
@@ -233,7 +233,7 @@ async def test_a_topic_that_is_gone_needs_no_markers() -> None:
 
 
 @on_a_loop
-async def test_a_topic_of_another_shard_that_takes_no_markers_is_told_of_and_holds_up_nobody(
+async def test_a_remote_topic_that_takes_no_markers_is_reported_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with shards_on() as world:
@@ -283,9 +283,9 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
             await app.write(THERE, [txn])
             assert await app.commit(txn, THERE, wait_visible=True) is Outcome.COMMIT
             await owner.snapshots.snapshot([THERE])
-        tail = owner.topics.by_name[THERE].followed
-        assert tail is not None
-        assert tail.floor() > end.ledger
+        followed = owner.topics.by_name[THERE].followed
+        assert followed is not None
+        assert followed.floor() > end.ledger
         await retention.check(owner.topics.by_name[THERE])
         assert retention.trimmed == 1
         assert world.cluster.ledgers(THERE)[0].ledger == end.ledger
@@ -304,7 +304,7 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
             for _ in range(3):
                 with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
                     await retention.check(owner.topics.by_name[THERE])
-            assert asked == [THERE]  # whoever is away is waited for once
+            assert asked == [THERE]  # a shard that does not answer is waited for once
 
 
 @on_a_loop
@@ -339,7 +339,7 @@ async def test_names_groups_and_streams_belong_to_a_shard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "shared", "why"),
+    ("settings", "cluster_mode", "why"),
     [
         (ServiceConfig(shards=2), False, "only a cluster has several"),
         (ServiceConfig(shards=2), True, "--shard is missing: give the shard to serve, 0 to 1"),
@@ -347,9 +347,9 @@ async def test_names_groups_and_streams_belong_to_a_shard() -> None:
         (ServiceConfig(shards=1000), True, "use 1 to 256"),
     ],
 )
-def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, shared: bool, why: str) -> None:
+def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, cluster_mode: bool, why: str) -> None:
     with pytest.raises(InvalidConfiguration, match=why):
-        check(replace(Settings(), service=settings), shared=shared)
+        check(replace(Settings(), service=settings), cluster_mode=cluster_mode)
 
 
 @on_a_loop
@@ -358,7 +358,7 @@ async def test_counts_of_others_topics_are_not_promised() -> None:
     with pytest.raises(InvalidConfiguration, match="only a cluster has several"):
         await Engine.start(MemoryBroker(), shard=Shard(0, 2))
     with pytest.raises(InvalidConfiguration, match="verify_counts"):
-        await Engine.start(MemoryBroker(), shard=Shard(0, 2), shared=True, config=config)
+        await Engine.start(MemoryBroker(), shard=Shard(0, 2), cluster_mode=True, config=config)
 
 
 def test_errors_of_shards_are_the_callers() -> None:

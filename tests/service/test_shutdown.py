@@ -1,4 +1,4 @@
-"""A service beside a cluster ends when it is told to, also where the cluster lets none of its threads go."""
+"""A service in cluster mode ends on a signal, even if all its threads wait for the cluster."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The judge of the soaks that `make soak` plays sees what it is there for."""
+"""The checker of the soaks of `make soak` finds the errors that it looks for."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from soak_judge import Verdict, judge, told
+from soak_check import Comparison, compare, read_diaries
 
 DIARY = """\
 B w1.0.1 0:1 soak-a soak-b
@@ -33,12 +33,12 @@ WHOLE = {"soak-a": {b"w1.0.1/0": 1, b"w1.0.1/1": 1}, "soak-b": {b"w1.0.1/0": 1, 
         ("soak-a", b"w1.0.1/0", 1, None),
     ],
 )
-def test_the_judge_sees(tmp_path, topic, value, count, wrong) -> None:
+def test_the_checker_finds_errors(tmp_path, topic, value, count, wrong) -> None:
     (tmp_path / "w1.diary").write_text(DIARY)
     final = {name: Counter(found) for name, found in WHOLE.items()}
     final[topic][value] = count
-    report = Verdict()
-    judge(report, told([tmp_path / "w1.diary"]), {name: +found for name, found in final.items()})
+    report = Comparison()
+    compare(report, read_diaries([tmp_path / "w1.diary"]), {name: +found for name, found in final.items()})
     assert report.good == (wrong is None)
     if wrong is not None:
         assert getattr(report, wrong) == 1

@@ -1,4 +1,4 @@
-"""Standing by for an owner: what is read meanwhile, and that nobody is fenced without the cluster's word."""
+"""Standby: reading the log while an owner serves, and taking over only when the cluster says that it is gone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode, tombsto
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort
-from txnbuffer.service import standby as standing_module
+from txnbuffer.service import takeover as standing_module
 from txnbuffer.service.decision_log import DecisionLog, newest_owner
 from txnbuffer.service.process import advertised, check
-from txnbuffer.service.standby import Standby
-from txnbuffer.service.takeover import StandbyState
+from txnbuffer.service.takeover import Standby, StandbyState
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task
 
 
 @on_a_loop
-async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluster):
+async def test_it_waits_for_the_owner_to_go_and_continues_with_what_it_left(cluster):
     async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a", "b")
         standby, _, turn = waiting(cluster)
@@ -59,7 +58,7 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
         assert standby._log.history.groups
         assert not turn.done()
         assert [owner.epoch for owner in owners(cluster)] == [1]
-        its.close()  # the cluster loses the connection: the process is gone, or as good as
+        its.close()  # the cluster loses the connection, as if the process had died
         standing = await turn
         async with cluster_engine(cluster, standby_state=standing) as (engine, _):
             assert engine.coordinator.epoch == 2
@@ -71,7 +70,7 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
 
 
 @on_a_loop
-async def test_it_stops_when_it_is_told_to_and_has_fenced_nobody(cluster):
+async def test_it_stops_on_request_without_fencing(cluster):
     async with cluster_engine(cluster) as (active, _):
         app = await app_on(active, cluster, "a")
         _, stop, turn = waiting(cluster)
@@ -138,7 +137,7 @@ async def test_it_stops_though_the_cluster_does_not_answer(cluster):
 
 
 @on_a_loop
-async def test_what_can_not_be_mended_by_waiting_ends_it(cluster):
+async def test_an_error_that_waiting_can_not_fix_ends_it(cluster):
     with cluster.connect() as broker:
 
         def refuse(topic, **options):
@@ -150,7 +149,7 @@ async def test_what_can_not_be_mended_by_waiting_ends_it(cluster):
 
 
 def test_a_delete_that_compaction_took_away_is_not_missed(cluster):
-    """The standby has read an entry; its delete comes, and both are compacted away before it reads on."""
+    """The standby has read an entry; its delete is written, and both are compacted away before it reads more."""
     cluster.create_topic(TOPIC)
     with cluster.writer(TOPIC) as writer:
         lease = encode(Lease(1, 100, "s", 0))
@@ -165,7 +164,7 @@ def test_a_delete_that_compaction_took_away_is_not_missed(cluster):
         log.close()
 
 
-def test_who_comes_too_late_for_the_raw_log_is_told_and_begins_anew(cluster):
+def test_a_standby_too_late_for_the_raw_log_reads_it_again(cluster):
     cluster.create_topic(TOPIC)
     with cluster.writer(TOPIC) as writer:
         writer.append(Batch.of([encode(Lease(1, 100, "s", 0))])).result()
@@ -195,7 +194,7 @@ def test_the_end_itself_may_be_compacted_away(cluster):
 
 
 class CutShort:
-    """A compacted reader of a broker that has just come back: so many messages, and then silence."""
+    """A compacted reader of a broker that has just restarted: it returns a number of messages, then nothing."""
 
     def __init__(self, reader, left):
         self._reader, self._left = reader, left
@@ -212,7 +211,7 @@ class CutShort:
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("given", [0, 1, 3])
 def test_a_silence_that_was_taken_for_the_end_is_found_out(cluster, monkeypatch, given, compacted):
-    """Else what is decided without a marker yet would be aborted by the next owner."""
+    """Otherwise the next owner would abort transactions that are decided but have no marker yet."""
     cluster.create_topic(TOPIC)
     leases = [encode(Lease(first, 100, "s", 0)) for first in (1, 101)]
     with cluster.writer(TOPIC) as writer:
@@ -255,7 +254,7 @@ def ready(port: int) -> tuple[int, list[str]]:
 
 
 @on_a_loop
-async def test_a_service_that_stands_by_says_so_and_takes_over(cluster):
+async def test_a_standby_service_says_so_and_takes_over(cluster):
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -312,14 +311,14 @@ async def test_a_fenced_service_ends_with_its_error(cluster):
         (ServiceConfig(listen="0.0.0.0:77", advertise="other:0"), "other:77"),
     ],
 )
-def test_what_clients_are_told_to_dial(monkeypatch, service_config, address):
+def test_the_address_that_clients_connect_to(monkeypatch, service_config, address):
     monkeypatch.setattr("socket.gethostname", lambda: "me")
     assert advertised(service_config, 77) == address
 
 
-def test_nobody_stands_by_for_a_log_that_has_one_owner():
+def test_a_log_for_one_process_has_no_standby():
     with pytest.raises(InvalidConfiguration, match="requires a cluster"):
         check(service(standby=True))
     with pytest.raises(InvalidConfiguration, match="HOST:PORT"):
-        check(service(advertise="nowhere"), shared=True)
-    check(replace(service(standby=True)), shared=True)
+        check(service(advertise="nowhere"), cluster_mode=True)
+    check(replace(service(standby=True)), cluster_mode=True)

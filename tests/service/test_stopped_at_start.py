@@ -1,4 +1,4 @@
-"""Topics of a cluster that a new owner can't recover: the others go on, and they too once what stopped them passes."""
+"""Topics of a cluster that a new owner can't recover: the others continue, and so do they once the problem passes."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def cluster():
 
 
 @on_a_loop
-async def test_an_admin_interface_of_another_cluster_is_told_apart(cluster):
+async def test_an_admin_interface_of_another_cluster_is_refused(cluster):
     with MemoryBroker() as other, cluster.connect() as broker:
         other.create_topic(DECISIONS)
         with (
             patch.object(broker, "ledgers", other.ledgers),
             pytest.raises(InvalidConfiguration, match="belong to the same cluster"),
         ):
-            await Engine.start(broker, shared=True)
+            await Engine.start(broker, cluster_mode=True)
     async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
 
 
 async def decide_half(cluster: MemoryBroker) -> tuple[App, int]:
-    """Commit a transaction of a and b, and crash before its marker stands in a. An id that is open on b is left."""
+    """Commit a transaction of a and b, and crash before its marker is in a; another transaction is open on b."""
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn, left = next(app.ids), next(app.ids)
         for topic in ("a", "b"):
             await app.write(topic, [txn])
         await app.write("b", [left], b"left")
-        with cluster.writer("a", exclusive=True):  # no marker gets in
+        with cluster.writer("a", exclusive=True):  # no marker can be written
             assert await app.commit(txn, "a", "b") is Outcome.COMMIT
             await eventually(lambda: visible(cluster, "b") == {b"v": 1})
             engine.fail(CoordinatorStopped("as if it had crashed"))
@@ -63,7 +63,7 @@ async def decide_half(cluster: MemoryBroker) -> tuple[App, int]:
 
 @asynccontextmanager
 async def successor(cluster: MemoryBroker, error: Callable[[], Error | None]) -> AsyncIterator[Engine]:
-    """The next owner, to which the cluster answers `error` when it asks about a."""
+    """The next owner; queries of topic a fail with `error`."""
     with cluster.connect() as broker:
         ledgers = broker.ledgers
 
@@ -73,7 +73,7 @@ async def successor(cluster: MemoryBroker, error: Callable[[], Error | None]) ->
             return ledgers(name)
 
         with patch.object(broker, "ledgers", asked):
-            async with engine_on(broker, shared=True) as engine:
+            async with engine_on(broker, cluster_mode=True) as engine:
                 yield engine
 
 
@@ -85,7 +85,7 @@ async def come_again(app: App, engine: Engine, left: int) -> None:
 
 
 @on_a_loop
-async def test_a_topic_that_the_cluster_did_not_answer_for_once_goes_on(cluster):
+async def test_a_topic_that_the_cluster_did_not_answer_for_once_continues(cluster):
     app, left = await decide_half(cluster)
     answers = iter([AWAY])
     async with successor(cluster, lambda: next(answers, None)) as engine:

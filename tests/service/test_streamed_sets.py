@@ -20,7 +20,7 @@ from txnbuffer.service.stream_topic import mutations_in, mutations_of
 
 @pytest.fixture(params=[1, recordset.TOGETHER_BYTES])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each set by itself, and as many as there are."""
+    """One set at a time, and all at once."""
     monkeypatch.setattr(recordset, "TOGETHER_BYTES", request.param)
 
 
@@ -49,7 +49,7 @@ async def test_a_read_may_begin_in_the_middle_of_a_record_set(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("together")
-def test_what_is_numbered_together_comes_in_order_with_its_numbers() -> None:
+def test_records_sequenced_together_come_in_order_with_their_seqnos() -> None:
     rows = [a_set(0, 3), Message(b"single", b"v"), a_set(3, 1), a_set(4, 2)]
     placed = place(rows, [Position(1, entry) for entry in range(len(rows))])
     buffer = TransactionBuffer()

@@ -98,7 +98,7 @@ async def test_publish_times_are_those_of_the_log_wherever_mutations_come_from(b
 
 
 @on_a_loop
-async def test_statistics_tell_how_far_a_reader_is(broker):
+async def test_statistics_show_how_far_a_reader_is(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2", "c": "3"})
         await write(client, "t", {"b": None})
@@ -193,7 +193,7 @@ async def test_a_topic_of_ordinary_records_is_registered_and_a_missing_one_refus
 
 
 @on_a_loop
-async def test_a_token_goes_on_at_another_engine_without_a_rollback(broker, tmp_path):
+async def test_a_token_continues_at_another_engine_without_a_rollback(broker, tmp_path):
     stores = [MemoryTokens(), FileTokens(tmp_path / "tokens"), SQLiteTokens(tmp_path / "tokens.db")]
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         for number in range(20):
@@ -202,7 +202,7 @@ async def test_a_token_goes_on_at_another_engine_without_a_rollback(broker, tmp_
         for reader in readers:
             await reader.until(20)
             await write(client, "t", {"more": "x"})
-            await reader.read()  # what was read before is done with, and its token is stored
+            await reader.read()  # the batch before is acknowledged, and its token is stored
             assert ResumeToken.parse(reader.stream._store.load("t")).seqno == 20
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"last": "y"})
@@ -215,7 +215,7 @@ async def test_a_token_goes_on_at_another_engine_without_a_rollback(broker, tmp_
 
 
 @on_a_loop
-async def test_readers_that_are_far_behind_get_everything_in_little_memory(monkeypatch):
+async def test_readers_that_lag_get_everything_in_little_memory(monkeypatch):
     monkeypatch.setattr(streams, "READ_MESSAGES", 64)
     broker = MemoryBroker(ledger_entries=500)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
@@ -245,11 +245,11 @@ async def test_readers_that_are_far_behind_get_everything_in_little_memory(monke
         resumed.table = dict(points[point])
         await resumed.until(60 * 40)
         assert resumed.table == truth
-        await stalled.stream._streaming.close()
+        await stalled.stream._session.close()
 
 
 @on_a_loop
-async def test_a_set_that_is_none_ends_the_streams_of_its_topic_alone(broker):
+async def test_an_invalid_record_set_ends_only_the_streams_of_its_topic(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
         follower = Follower(client.stream("t"))
@@ -279,7 +279,7 @@ async def test_the_index_of_snapshots_outlives_the_owner(broker):
 
 
 @on_a_loop
-async def test_streams_beside_a_cluster():
+async def test_streams_in_cluster_mode():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, broker), client_of(engine, broker) as client:
             app = await app_on(engine, cluster, "a")
@@ -301,7 +301,7 @@ def _place(follower: Follower, seqno: int) -> tuple:
 
 
 @on_a_loop
-async def test_what_is_trimmed_is_told(quick):
+async def test_trimmed_mutations_are_an_error(quick):
     broker = MemoryBroker(ledger_entries=8)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         for number in range(40):
@@ -321,7 +321,7 @@ async def test_what_is_trimmed_is_told(quick):
 
 
 @on_a_loop
-async def test_a_topic_made_anew_is_read_from_its_beginning():
+async def test_a_topic_recreated_is_read_from_its_beginning():
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"old": "1"})

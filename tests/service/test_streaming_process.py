@@ -18,7 +18,7 @@ SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
 
 
 @on_a_loop_for(150.0)
-async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
+async def test_a_killed_service_continues_in_the_middle_of_a_snapshot(tmp_path):
     port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
@@ -53,7 +53,7 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
 
 
 @on_a_loop_for(200.0)
-async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_path):
+async def test_a_stream_without_a_service_gets_an_error_and_continues_later(tmp_path):
     port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:

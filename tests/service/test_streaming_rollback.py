@@ -1,4 +1,4 @@
-"""Streams of topics whose history branches: a log that is set back, repaired, and goes on another way."""
+"""Streams of topics whose history branches: a log that is restored from a copy or repaired, and then continues."""
 
 from __future__ import annotations
 
@@ -65,45 +65,45 @@ async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(t
 
 
 def owner(broker: MemoryBroker) -> SnapshotManager:
-    keeper = SnapshotManager(broker)
-    keeper.recover()
-    return keeper
+    manager = SnapshotManager(broker)
+    manager.recover()
+    return manager
 
 
 def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, SnapshotManager, TopicWriter]:
     """Seven records in four ledgers, all in the snapshot, with a cursor at the sixth."""
     broker = MemoryBroker(ledger_entries=ledger_entries)
-    log, keeper = TopicWriter(broker, "t"), owner(broker)
-    keeper.register("t")
+    log, manager = TopicWriter(broker, "t"), owner(broker)
+    manager.register("t")
     for txn in range(1, 8):
         log.records(txn, f"v{txn}")
         log.commit(txn)
-    keeper.pump()
-    keeper.followed("t").cursors = {"cache": 6, "slow": 1}
-    keeper.snapshot("t")
-    return broker, keeper, log
+    manager.pump()
+    manager.followed("t").cursors = {"cache": 6, "slow": 1}
+    manager.snapshot("t")
+    return broker, manager, log
 
 
-def versions(keeper: SnapshotManager) -> tuple[Version, ...]:
-    return keeper.followed("t").failover.versions
+def versions(manager: SnapshotManager) -> tuple[Version, ...]:
+    return manager.followed("t").failover.versions
 
 
-def test_a_rebuilt_topic_goes_on_with_its_history() -> None:
-    _, keeper, log = written()
-    before = versions(keeper)
-    keeper.rebuild("t")
-    assert versions(keeper)[1:] == before
-    assert versions(keeper)[0].seqno == 7
-    assert keeper.followed("t").cursors == {"cache": 6, "slow": 1}
+def test_a_rebuilt_topic_continues_with_its_history() -> None:
+    _, manager, log = written()
+    before = versions(manager)
+    manager.rebuild("t")
+    assert versions(manager)[1:] == before
+    assert versions(manager)[0].seqno == 7
+    assert manager.followed("t").cursors == {"cache": 6, "slow": 1}
     log.records(9, "more")
     log.commit(9)
-    keeper.pump()
-    assert keeper.sequencer("t").next_seqno == 9
+    manager.pump()
+    assert manager.sequencer("t").next_seqno == 9
 
 
 def test_where_a_ledger_is_missing_in_the_middle_history_branches_before_it() -> None:
-    broker, keeper, _ = written(ledger_entries=4)  # two records and their markers in each
-    keeper.close()
+    broker, manager, _ = written(ledger_entries=4)  # two records and their markers in each
+    manager.close()
     ledgers = broker.log.topic("t").ledgers
     del ledgers[2]
     again = owner(broker)
@@ -114,8 +114,8 @@ def test_where_a_ledger_is_missing_in_the_middle_history_branches_before_it() ->
 
 
 def test_a_log_that_was_cut_branches_where_it_ends() -> None:
-    broker, keeper, _ = written(ledger_entries=4)
-    keeper.close()
+    broker, manager, _ = written(ledger_entries=4)
+    manager.close()
     topic = broker.log.topic("t")
     del topic.ledgers[2:]
     topic.last = topic.ledgers[-1].batches[-1].positions.last
@@ -126,9 +126,9 @@ def test_a_log_that_was_cut_branches_where_it_ends() -> None:
 
 
 def test_a_log_that_has_lost_its_beginning_is_another_history() -> None:
-    broker, keeper, _ = written(ledger_entries=4)
-    before = versions(keeper)
-    keeper.close()
+    broker, manager, _ = written(ledger_entries=4)
+    before = versions(manager)
+    manager.close()
     broker.trim("t", broker.ledgers("t")[1].ledger)
     again = owner(broker)
     again.rebuild("t")
@@ -140,7 +140,7 @@ def test_a_log_that_has_lost_its_beginning_is_another_history() -> None:
 
 @pytest.mark.parametrize("seqno", [3, 7])
 @on_a_loop
-async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_go_on(seqno: int) -> None:
+async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_continue(seqno: int) -> None:
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         for number in range(seqno):
@@ -148,9 +148,9 @@ async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_go_on(seqno: in
         reader = Follower(client.stream("t"))
         await reader.until(seqno)
         token = reader.stream.token
-    with SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.rebuild("t")
+    with SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.rebuild("t")
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"more": "y"})
         again = Follower(client.stream("t", from_=token))

@@ -1,4 +1,4 @@
-"""Streams that nothing will ever come of say so at once."""
+"""Streams that can never return anything fail at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service_setup import engine_on, on_a_loop
 from streamed import client_of, write
 
 from broker_io.errors import InvalidTopicName, ServiceUnavailable
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import ResumeToken
 from txnbuffer.client.stream_connection import StreamSession
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -36,7 +36,7 @@ async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(b
 
 
 @on_a_loop
-async def test_a_stream_that_begins_when_its_client_was_closed_is_told(broker):
+async def test_a_stream_of_a_closed_client_is_an_error(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
         open_one, late = client.stream("t"), client.stream("t")

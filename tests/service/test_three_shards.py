@@ -1,4 +1,4 @@
-"""More than two shards: transactions across all of them, what each needs of the others, what goes on without one."""
+"""Three shards: transactions across all of them, requests between them, and what continues without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE = Counter({b"v": 1})
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at every second is looked at more often."""
+    """Run the checks of every second more often."""
     monkeypatch.setattr(engine, "TICK", 0.1)
 
 
@@ -42,7 +42,7 @@ async def test_each_coordinator_ends_transactions_on_the_topics_of_all() -> None
 
 
 @on_a_loop
-async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_one_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on(3) as world:
         before = await App.on(world, 0, *ALL)
@@ -68,7 +68,7 @@ async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def consumed(world: Shards, most: int, topic: str, end: Position) -> None:
-    """A group of a shard has come to a place of a topic."""
+    """Move a group of a shard to a position of a topic."""
     app = await App.on(world, most)
     group = next(name for name in "abcdefghijkl" if shard_of(name, 3) == most)
     joined = await app.session.ask(joins=lambda request: (NamedRequest(request, group),))
@@ -90,7 +90,7 @@ async def test_the_floor_is_that_of_the_slowest_group_of_any_shard() -> None:
 
 
 @on_a_loop
-async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_an_owner_that_can_write_decisions_reports_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on(3) as world:
         faults = world.broker(2).faults
@@ -128,13 +128,13 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
 
 
 @on_a_loop
-async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_shard_rarely_gets_repeated_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shards_on(3) as world:
         found = world.shard_messages(1)
         await world.kill(0)
 
         def sent(*, asks: bool, wishes: bool) -> int:
-            """How many letters a question and a wish make."""
+            """How many messages two requests are sent in."""
             found.send()
             before = found.sent
             if asks:
@@ -153,7 +153,7 @@ async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.Monkey
 
 
 @on_a_loop
-async def test_who_has_nothing_to_say_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_shard_still_sends_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shards_on(3) as world:
         monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1)
         await eventually(lambda: all(world.shard_messages(number).received > 10 for number in range(3)))

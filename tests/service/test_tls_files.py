@@ -1,4 +1,4 @@
-"""Certificates and keys are looked at before anything is opened."""
+"""Certificates and keys are checked before anything is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that somebody deletes on a cluster, and that are made anew by whoever writes on: nobody waits for ever."""
+"""Topics that are deleted on a cluster and re-created by applications that keep writing: nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
 WAITING = 1000
-"""The number of a request that waits."""
+"""The number of a waiting request."""
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def cluster():
         yield opened
 
 
-def make_anew(cluster: MemoryBroker, name: str) -> None:
-    """Nobody sees that it was gone."""
+def recreate(cluster: MemoryBroker, name: str) -> None:
+    """Delete and create a topic at once, so that nobody sees it missing."""
     with cluster.log.changed:
         cluster.delete_topic(name)
         cluster.create_topic(name)
@@ -44,10 +44,10 @@ async def answer(app):
     return app.session.answers.pop(WAITING)
 
 
-async def followed_anew(engine: Engine, cluster: MemoryBroker, name: str) -> None:
+async def followed_again(engine: Engine, cluster: MemoryBroker, name: str) -> None:
     def followed() -> bool:
-        tail = engine.topics.get(name).followed
-        return tail is not None and tail.writer.incarnation == cluster.incarnation(name)
+        followed = engine.topics.get(name).followed
+        return followed is not None and followed.writer.incarnation == cluster.incarnation(name)
 
     await eventually(followed)
     await eventually(lambda: name in engine.coordinator.topics())
@@ -58,14 +58,14 @@ async def noticed(engine: Engine, name: str) -> None:
 
 
 @on_a_loop
-async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks(cluster):
+async def test_a_recreated_topic_is_registered_again_without_a_request(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         old, new = next(app.ids), next(app.ids)
         await app.write("a", [old], b"old")
         assert await app.commit(old, "a") is Outcome.COMMIT
-        make_anew(cluster, "a")
-        await followed_anew(engine, cluster, "a")
+        recreate(cluster, "a")
+        await followed_again(engine, cluster, "a")
         app.forget_writers()
         await app.write("a", [new], b"new")
         ask_visible(app, new, "a")
@@ -75,7 +75,7 @@ async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks
 
 
 @on_a_loop
-async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(cluster):
+async def test_a_topic_recreated_with_partitions_is_no_longer_reported(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         old, new = next(app.ids), next(app.ids)
@@ -93,9 +93,9 @@ async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(clu
         assert visible(cluster, "a") == {b"new": 1}
         with pytest.raises(RegistrationFailed, match="such as 'a-partition-0'"):
             await app.session.register("a")
-        with cluster.log.changed:  # all of it is deleted, but who has a partition open makes that again
+        with cluster.log.changed:  # all of it is deleted, but an application with an open partition re-creates that one
             cluster.log.partitions.clear()
-            make_anew(cluster, "a-partition-1")
+            recreate(cluster, "a-partition-1")
         await eventually(lambda: engine.topics.get("a-partition-1") is None)
     async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a") is None
@@ -108,8 +108,8 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         follower = engine.topics.get("a").follower
-        follower.paused += 1  # it has not heard yet
-        make_anew(cluster, "a")
+        follower.paused += 1  # it has not read the log yet
+        recreate(cluster, "a")
         await app.write("a", [txn])
         ask_visible(app, txn, "a")
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is not None)
@@ -129,14 +129,14 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         engine.topics.get("a").follower.paused += 1
-        make_anew(cluster, "a")
+        recreate(cluster, "a")
         await app.write("a", [txn])
-        with cluster.writer("a", exclusive=True):  # no marker gets in
+        with cluster.writer("a", exclusive=True):  # no marker can be written
             ask_visible(app, txn, "a")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
             engine.topics.get("a").follower.paused -= 1
             engine.followers.wake()
-            await followed_anew(engine, cluster, "a")
+            await followed_again(engine, cluster, "a")
             assert TxnId(0, txn) in engine.topics.get("a").followed.buffer.ongoing
             assert visible(cluster, "a") == {}
         assert await answer(app) is Outcome.COMMIT
@@ -153,9 +153,9 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
         with cluster.writer("a", exclusive=True):
             ask_visible(app, txn, "a", "b")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
-            make_anew(cluster, "a")
+            recreate(cluster, "a")
             assert await answer(app) is Outcome.COMMIT
-        await followed_anew(engine, cluster, "a")
+        await followed_again(engine, cluster, "a")
         await eventually(lambda: engine.coordinator.low_water_mark >= txn)
         assert cluster.last_position("a") is None
         assert visible(cluster, "b") == {b"v": 1}
@@ -173,7 +173,7 @@ async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it
         def away():
             raise ServiceUnavailable("the broker is away")
 
-        with monkeypatch.context() as patched:  # nobody knows yet what became of it
+        with monkeypatch.context() as patched:  # the missing topic is not resolved yet
             patched.setattr(broker, "topics", away)
             cluster.delete_topic("b")
             await noticed(engine, "b")
@@ -211,16 +211,16 @@ async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_
         await app.write("a", [next(app.ids)])
         first = engine.topics.get("a")
         away = ServiceUnavailable("the broker is away")
-        with cluster.log.changed:  # the reader is opened anew only when the topic is another one
+        with cluster.log.changed:  # the reader is opened again only after the topic was re-created
             broker.faults.fail_read(away, topic="a")
             cluster.log.changed.notify_all()
-            make_anew(cluster, "a")
-        await followed_anew(engine, cluster, "a")
+            recreate(cluster, "a")
+        await followed_again(engine, cluster, "a")
         assert isinstance(first.problem, TopicNotFound)
 
 
 @on_a_loop
-async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(cluster, monkeypatch):
+async def test_the_broker_is_queried_until_a_missing_topic_is_resolved(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
@@ -244,7 +244,7 @@ async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(c
 
 
 @on_a_loop
-async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_is_gone(cluster, monkeypatch):
+async def test_an_error_of_registering_again_is_reported_until_it_passes(cluster, monkeypatch):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         txn, later = next(app.ids), next(app.ids)
@@ -254,7 +254,7 @@ async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_i
             raise unsafe
 
         engine.topics.get("a").follower.paused += 1
-        make_anew(cluster, "a")
+        recreate(cluster, "a")
         await app.write("a", [txn])
         with monkeypatch.context() as patched, cluster.writer("a", exclusive=True):
             patched.setattr(broker, "create_topic", refuse)
@@ -266,7 +266,7 @@ async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_i
             assert isinstance(told, NotVisible)
             assert "its messages expire" in str(told)
             await eventually(lambda: "its messages expire" in str(engine.topics.get("a").obstacle))
-        await followed_anew(engine, cluster, "a")
+        await followed_again(engine, cluster, "a")
         app.forget_writers()
         await app.write("a", [later])
         ask_visible(app, later, "a")
@@ -275,19 +275,19 @@ async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_i
 
 
 @on_a_loop
-async def test_a_topic_that_was_made_anew_while_no_service_was_there_is_followed(cluster):
+async def test_a_topic_recreated_while_no_service_ran_is_followed(cluster):
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "gone")
         txn = next(app.ids)
         engine.fail(CoordinatorStopped("as if it had crashed"))
-    make_anew(cluster, "a")
+    recreate(cluster, "a")
     cluster.delete_topic("gone")
     await app.write("a", [txn])
     async with cluster_engine(cluster) as (engine, _):
         again = RawSession(InProcess(engine))
         await again.hello(app.session.session, [TxnId(0, txn)])
         app.session = again
-        await followed_anew(engine, cluster, "a")
+        await followed_again(engine, cluster, "a")
         await eventually(lambda: "gone" not in engine.coordinator.topics())
         ask_visible(app, txn, "a")
         assert await answer(app) is Outcome.COMMIT
@@ -295,7 +295,7 @@ async def test_a_topic_that_was_made_anew_while_no_service_was_there_is_followed
 
 
 @on_a_loop
-async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster):
+async def test_a_topic_that_only_seemed_to_be_gone_continues_where_it_was(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         txn, later = next(app.ids), next(app.ids)
@@ -306,10 +306,10 @@ async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster)
         await eventually(lambda: first.sequencing.sequencer.next_seqno == 2)
         broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
         await eventually(lambda: engine.topics.get("a").followed not in (None, first))
-        await followed_anew(engine, cluster, "a")
+        await followed_again(engine, cluster, "a")
         await app.write("a", [later])
         ask_visible(app, later, "a")
         assert await answer(app) is Outcome.COMMIT
-        tail = engine.topics.get("a").followed
-        await eventually(lambda: tail.sequencing.sequencer.next_seqno == 3)
-        assert tail.failover.versions == first.failover.versions
+        followed = engine.topics.get("a").followed
+        await eventually(lambda: followed.sequencing.sequencer.next_seqno == 3)
+        assert followed.failover.versions == first.failover.versions

@@ -1,19 +1,19 @@
-"""Records with many properties and many records without, side by side."""
+"""Records with many properties between many records without any."""
 
 from __future__ import annotations
 
 from broker_io.batch import Message
 from broker_io.errors import Error
-from txnbuffer.service.sends import MessagesPart
+from txnbuffer.service.appends import MessagesPart
 from txnbuffer.service.topic import ServiceTopic
 
 
 def part(*messages: Message) -> MessagesPart:
-    def landed() -> None: ...
+    def acknowledged() -> None: ...
 
     def failed(_: Error) -> None: ...
 
-    return MessagesPart(messages, landed, failed)
+    return MessagesPart(messages, acknowledged, failed)
 
 
 def test_many_properties_of_one_record_are_no_columns_for_many_others() -> None:

@@ -3,7 +3,7 @@
     python tests/sinks/materialize_soak.py --kills 20 --seed 7
 
 One transaction an hour of flights, one in ten aborted, some keys deleted. After each kill of the materializer, and in
-the end, the tables have to be what the source says of the seqno that stands beside them. Prints one JSON object; exit
+the end, the tables must equal the source at their stored seqno. Prints one JSON object; exit
 code 1 if they are not.
 """
 
@@ -35,7 +35,7 @@ MAX_WAIT = 120.0
 """Seconds without progress after which the soak gives up."""
 
 Contents = tuple[dict[str, tuple[str, int, int | None]], dict[int, tuple[str, int | None]]]
-"""Key → value, seqno, event time; and the same of records without a key, by seqno."""
+"""Key → value, seqno, event time; and the same for records without a key, by seqno."""
 
 
 class Flight(NamedTuple):
@@ -56,13 +56,13 @@ class Report:
 
 
 def deleted(hour: Hour, topic: str) -> list[bytes]:
-    """The keys that an hour deletes behind its records."""
+    """The keys that an hour deletes after its records."""
     keys = [record.key for record in hour.records[topic] if record.key is not None]
     return keys[:1] if hour.number % 3 == 1 else []
 
 
 def truth(hours: list[Hour], topic: str) -> list[Flight]:
-    """What is visible in a topic, in order: the n-th has seqno n."""
+    """The visible records of a topic in order: the n-th has seqno n."""
     found: list[Flight] = []
     for hour in hours:
         if hour.aborted_on_purpose:
@@ -75,7 +75,7 @@ def truth(hours: list[Hour], topic: str) -> list[Flight]:
 
 
 def contents(flights: list[Flight]) -> Contents:
-    """What the tables are after so many mutations."""
+    """The expected tables after `seqno` mutations."""
     keyed: dict[str, tuple[str, int, int | None]] = {}
     keyless: dict[int, tuple[str, int | None]] = {}
     for seqno, (key, value, event_time) in enumerate(flights, 1):
@@ -90,7 +90,7 @@ def contents(flights: list[Flight]) -> Contents:
 
 
 class Writer(threading.Thread):
-    """Writes each hour once, whatever happens to the service; `written`: how many."""
+    """Writes each hour once, despite kills of the service; `written` is the number of hours."""
 
     def __init__(self, address: str, hours: list[Hour]) -> None:
         super().__init__(daemon=True)
@@ -121,7 +121,7 @@ class Writer(threading.Thread):
             except AlreadyCommitted:
                 return
             except (OutcomeUnknown, ServiceUnavailable):
-                continue  # the number tells whether it committed
+                continue  # the number shows whether it committed
             return
 
 
@@ -134,7 +134,7 @@ def send(txn: Any, hour: Hour) -> None:
 
 
 class Materializer:
-    """`txnbuf materialize` in a process of its own."""
+    """`txnbuf materialize` in its own process."""
 
     def __init__(self, address: str, path: Path) -> None:
         self._command = [sys.executable, "-m", "txnbuffer", "materialize", address, *TOPICS, f"sqlite:{path}"]
@@ -152,23 +152,23 @@ class Materializer:
             self._process = None
 
     def ended(self) -> str | None:
-        """What a process said that has ended; None while it runs."""
+        """The output of a process that has ended; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
-        out, told = self._process.communicate(timeout=MAX_WAIT)
-        return f"exit code {self._process.returncode}: {out}{told}"
+        out, errors = self._process.communicate(timeout=MAX_WAIT)
+        return f"exit code {self._process.returncode}: {out}{errors}"
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for its end; what it printed."""
+        """Wait for its end; its output."""
         assert self._process is not None
-        out, told = self._process.communicate(timeout=MAX_WAIT)
-        assert self._process.returncode == 0, told
+        out, errors = self._process.communicate(timeout=MAX_WAIT)
+        assert self._process.returncode == 0, errors
         rows: list[dict[str, Any]] = json.loads(out)
         return rows
 
 
 def look(path: Path, flights: dict[str, list[Flight]], report: Report) -> None:
-    """Compare the tables with the source, as of the seqnos that stand beside them."""
+    """Compare the tables with the source at their stored seqnos."""
     if not path.exists():
         return
     report.looks += 1
@@ -193,7 +193,7 @@ def look(path: Path, flights: dict[str, list[Flight]], report: Report) -> None:
 
 
 def soak(kills: int, seed: int, hours: list[Hour], directory: Path) -> Report:
-    """So many kills, half of them of each side, at moments that the seed chooses."""
+    """Kill each side half of the times, at times drawn from the seed."""
     chance, report = random.Random(seed), Report(seed)
     path, port = directory / "flights.db", kept_port()
     flights = {topic: truth(hours, topic) for topic in TOPICS}
@@ -239,14 +239,14 @@ def soak(kills: int, seed: int, hours: list[Hour], directory: Path) -> Report:
 
 
 def reach(writer: Writer, mark: int) -> None:
-    """Wait until so many hours are written."""
+    """Wait until enough hours are written."""
     last, since = writer.written, time.monotonic()
     while writer.written < mark:
         if writer.error is not None:
             raise writer.error
         if writer.written > last:
             last, since = writer.written, time.monotonic()
-        assert time.monotonic() - since < MAX_WAIT, f"the writer stands at {last} of {mark}"
+        assert time.monotonic() - since < MAX_WAIT, f"the writer is at {last} of {mark}"
         time.sleep(0.005)
 
 
@@ -258,7 +258,7 @@ def main() -> None:
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory() as directory:
-        report = soak(options.kills, seed, load_hours()[: options.hours], Path(directory))
+        report = soak(options.kills, seed, load_hours(options.hours), Path(directory))
     print(json.dumps(asdict(report)))
     sys.exit(1 if report.wrong else 0)
 

@@ -1,4 +1,4 @@
-"""`materialize` on engines in this process: large snapshots in parts, rollbacks, several topics, what is refused."""
+"""`materialize` with engines in this process: large snapshots in parts, rollbacks, several topics, errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @on_a_loop
-async def test_topics_become_tables_and_go_on(path):
+async def test_topics_become_tables_and_continue(path):
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2"})
@@ -59,7 +59,7 @@ async def test_topics_become_tables_and_go_on(path):
 
 
 @on_a_loop
-async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(path, monkeypatch):
+async def test_a_partial_snapshot_is_completed_by_the_next_owner(path, monkeypatch):
     monkeypatch.setattr(runner, "MAX_ROWS", 8)
     broker = MemoryBroker()
     truth: dict[str, str] = {}
@@ -100,8 +100,8 @@ async def test_a_recreated_topic_starts_over(path):
 
 
 @on_a_loop
-async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_path):
-    """The log is set back to an older copy, and its state rebuilt."""
+async def test_a_branched_history_is_followed_from_the_branch(path, tmp_path):
+    """The log is restored from an older copy, and its state rebuilt."""
     log, copy = tmp_path / "log", tmp_path / "copy"
 
     async def serve(**rows: str | None) -> SinkProgress:
@@ -116,9 +116,9 @@ async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_p
     await serve(a="2", c="2")
     shutil.rmtree(log)
     copy.rename(log)
-    with open_broker(f"file:{log}") as broker, SnapshotManager(broker) as keeper:
-        keeper.recover()
-        keeper.rebuild("t")
+    with open_broker(f"file:{log}") as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.rebuild("t")
     done = await serve(b=None)
     assert (done.rollbacks, done.mutations, table(path), standing(path)) == (1, 1, {"a": "1"}, [("t", 3, 1)])
 
@@ -145,7 +145,7 @@ async def test_trimmed_mutations_are_reported_and_the_table_can_be_replaced(path
 
 
 @on_a_loop
-async def test_what_can_not_be_filled_is_refused_and_changes_nothing(path):
+async def test_tables_that_can_not_be_written_are_rejected_and_unchanged(path):
     broker, other = MemoryBroker(), MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})

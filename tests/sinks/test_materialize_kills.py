@@ -1,4 +1,4 @@
-"""The soak of tables, which `make soak` plays, sees what it is there for."""
+"""The soak of tables, which `make soak` runs, detects damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def soak() -> ModuleType:
         "",
     ],
 )
-def test_the_soak_sees(soak: ModuleType, tmp_path: Path, damage: str) -> None:
+def test_the_soak_detects_damage(soak: ModuleType, tmp_path: Path, damage: str) -> None:
     flights = {"departures": [soak.Flight(None, "k", None), soak.Flight("b", "x", None), soak.Flight("b", None, None)]}
     flights["departures"].append(soak.Flight("a", "y", None))
     path = tmp_path / "flights.db"

@@ -1,4 +1,4 @@
-"""A relay: its target holds what the source holds, once and in order, whatever fails when."""
+"""A relay: its target has the records of the source, once and in order, despite failures."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ T, CLEAN = "orders", "clean"
 
 
 class Source:
-    """A topic with an owner, in a cluster of its own."""
+    """A topic with an owner, in its own cluster."""
 
     def __init__(self, *, registered: bool = True, ledger_entries: int = 1000) -> None:
         self.cluster = MemoryBroker(ledger_entries=ledger_entries)
         self.log = TopicWriter(self.cluster, T)
-        self.keeper = SnapshotManager(self.cluster.connect())
-        self.keeper.recover()
+        self.manager = SnapshotManager(self.cluster.connect())
+        self.manager.recover()
         if registered:
-            self.keeper.register(T)
+            self.manager.register(T)
         self.numbers = itertools.count(1)
 
     def commit(self, *values: str | None, key: str | None = None) -> None:
         txn = next(self.numbers)
         self.log.records(txn, *values, key=key)
         self.log.commit(txn)
-        self.keeper.pump()
+        self.manager.pump()
 
     def abort(self, *values: str) -> None:
         txn = next(self.numbers)
         self.log.records(txn, *values)
         self.log.abort(txn)
-        self.keeper.pump()
+        self.manager.pump()
 
     def values(self) -> list[bytes | None]:
         with CommittedReader(self.cluster, T) as reader:
@@ -84,12 +84,12 @@ def values(far: MemoryBroker) -> list[bytes | None]:
     return [message.value for message in messages(far)]
 
 
-def test_what_committed_stands_there_once_as_plain_messages(source: Source, far: MemoryBroker) -> None:
+def test_committed_records_are_copied_once_as_messages(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b", key="k")
     source.abort("never")
     source.commit(None, key="k")
     source.log.plain("ordinary")
-    source.keeper.pump()
+    source.manager.pump()
     assert source.relay(owned(far)).run(follow=False).records == 4
     found = messages(far)
     assert [(one.key, one.value) for one in found] == [
@@ -116,7 +116,7 @@ def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(fa
     assert done == RelayProgress(1, None, done.position, None)
 
 
-def test_another_run_goes_on_behind_the_last(source: Source, far: MemoryBroker) -> None:
+def test_another_run_continues_after_the_last(source: Source, far: MemoryBroker) -> None:
     source.commit("a")
     first = source.relay(owned(far)).run(follow=False)
     again = source.relay(owned(far)).run(follow=False)
@@ -126,11 +126,11 @@ def test_another_run_goes_on_behind_the_last(source: Source, far: MemoryBroker) 
     assert values(far) == [b"a", b"b", b"c"]
 
 
-def test_a_topic_that_has_its_first_transactions_later_is_numbered_from_there(far: MemoryBroker) -> None:
+def test_records_have_seqnos_from_the_first_transaction_on(far: MemoryBroker) -> None:
     source = Source(registered=False)
     source.log.plain("a")
     source.relay(owned(far)).run(follow=False)
-    source.keeper.register(T)
+    source.manager.register(T)
     source.commit("b")
     source.relay(owned(far)).run(follow=False)
     source.commit("c")
@@ -139,7 +139,7 @@ def test_a_topic_that_has_its_first_transactions_later_is_numbered_from_there(fa
     assert [one.properties.get("relay.seqno") for one in messages(far)] == [None, "2", "3"]
 
 
-def test_record_sets_come_apart(far: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_sets_are_split(far: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 2)
     source = Source(registered=False)
     with source.cluster.writer(T) as writer:
@@ -154,7 +154,7 @@ def test_record_sets_come_apart(far: MemoryBroker, monkeypatch: pytest.MonkeyPat
 
 
 class Cut(OwnedTarget):
-    """A target whose appends break off after so many messages each time: a prefix stands, and nobody knows of it."""
+    """A target whose appends fail after some messages, which are stored without an acknowledgement."""
 
     def __init__(self, far: MemoryBroker, cuts: list[int]) -> None:
         super().__init__(far.connect, CLEAN)
@@ -172,7 +172,7 @@ class Cut(OwnedTarget):
             return super().append(batch, seqno)
         if not self._broken and self._left:
             super().append(batch.take(slice(self._left)), seqno).result(120)
-        self._broken = True  # nothing behind it gets through
+        self._broken = True  # later appends fail
         lost: Future[Any] = Future()
         lost.set_exception(AppendUnknown("the connection broke: open another writer"))
         return lost
@@ -184,7 +184,9 @@ class Cut(OwnedTarget):
     size=st.integers(1, 4),
     later=st.integers(0, 3),
 )
-def test_whatever_breaks_the_target_is_the_source(batches: list[int], cuts: list[int], size: int, later: int) -> None:
+def test_the_target_equals_the_source_despite_failures(
+    batches: list[int], cuts: list[int], size: int, later: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relaying, "RECORDS", size)
         patch.setattr(relaying, "FIRST_PAUSE", 0.0)
@@ -199,13 +201,13 @@ def test_whatever_breaks_the_target_is_the_source(batches: list[int], cuts: list
         assert values(far) == source.values()
 
 
-def test_of_two_relays_the_later_one_goes_on(source: Source, far: MemoryBroker) -> None:
+def test_the_later_of_two_relays_continues(source: Source, far: MemoryBroker) -> None:
     source.commit("a")
     older = source.relay(target := owned(far))
     seen: list[int] = []
 
     def stop() -> bool:
-        """Let another relay come while this one waits for more."""
+        """Start another relay while this one waits for records."""
         seen.append(older.progress.records)
         if len(seen) == 3:
             source.relay(owned(far)).run(follow=False)
@@ -219,15 +221,15 @@ def test_of_two_relays_the_later_one_goes_on(source: Source, far: MemoryBroker) 
     assert values(far) == [b"a", b"b"]
 
 
-def test_a_relay_stops_when_told_to_with_all_acknowledged(source: Source, far: MemoryBroker) -> None:
+def test_a_relay_stops_on_request_with_everything_acknowledged(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
-    told: list[int] = []
-    relay = source.relay(owned(far), on_progress=lambda relayed: told.append(relayed.records))
+    reported: list[int] = []
+    relay = source.relay(owned(far), on_progress=lambda relayed: reported.append(relayed.records))
     done = relay.run(stop=lambda: CLEAN in far.topics() and far.last_position(CLEAN) is not None)
-    assert (done.records, told, values(far)) == (2, [2], [b"a", b"b"])
+    assert (done.records, reported, values(far)) == (2, [2], [b"a", b"b"])
 
 
-def test_a_target_that_holds_something_else_is_left_alone(source: Source, far: MemoryBroker) -> None:
+def test_a_target_with_other_records_is_rejected(source: Source, far: MemoryBroker) -> None:
     source.commit("a")
     with TopicWriter(far, CLEAN)._writer as writer:
         writer.append(Batch.of([Message(None, b"mine")])).result(120)
@@ -242,7 +244,7 @@ def test_a_target_that_holds_something_else_is_left_alone(source: Source, far: M
     assert values(far) == [b"a"]
 
 
-def test_a_last_message_that_is_gone_tells_nothing(source: Source, far: MemoryBroker) -> None:
+def test_a_target_without_its_last_message_is_rejected(source: Source, far: MemoryBroker) -> None:
     source.commit("a")
     source.relay(owned(far)).run(follow=False)
     far.roll(CLEAN)
@@ -251,35 +253,35 @@ def test_a_last_message_that_is_gone_tells_nothing(source: Source, far: MemoryBr
         source.relay(owned(far)).run(follow=False)
 
 
-def test_a_hole_in_the_source_is_told_and_none_where_the_log_begins_right_behind(far: MemoryBroker) -> None:
+def test_a_gap_in_the_source_is_an_error_unless_the_log_begins_with_the_next_record(far: MemoryBroker) -> None:
     source = Source(ledger_entries=4)
     source.commit("a", "b", "c")  # with its marker a ledger
     source.relay(owned(far)).run(follow=False)
     source.commit("d", "e", "f")
-    source.keeper.snapshot(T)
-    source.keeper.snapshot(T)
-    source.keeper.trim(T, source.cluster.ledgers(T)[1].ledger)
+    source.manager.snapshot(T)
+    source.manager.snapshot(T)
+    source.manager.trim(T, source.cluster.ledgers(T)[1].ledger)
     source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"a", b"b", b"c", b"d", b"e", b"f"]
     for _ in range(3):
         source.commit("x", "y", "z")
-    source.keeper.snapshot(T)
-    source.keeper.snapshot(T)
-    source.keeper.trim(T, source.cluster.ledgers(T)[-1].ledger)
+    source.manager.snapshot(T)
+    source.manager.snapshot(T)
+    source.manager.trim(T, source.cluster.ledgers(T)[-1].ledger)
     with pytest.raises((MutationsTrimmed, PositionTrimmed)):
         source.relay(owned(far)).run(follow=False)
     assert len(values(far)) == 6
 
 
-def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, far: MemoryBroker) -> None:
+def test_a_branch_of_the_source_stops_it_and_can_be_resent(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     source.relay(owned(far)).run(follow=False)
-    source.keeper.close()
+    source.manager.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.keeper = SnapshotManager(source.cluster.connect())
-    source.keeper.recover()
-    source.keeper.register(T)
+    source.manager = SnapshotManager(source.cluster.connect())
+    source.manager.recover()
+    source.manager.register(T)
     source.commit("other")
     with pytest.raises(RelayBranched, match="after seqno 0"):
         source.relay(owned(far)).run(follow=False)
@@ -291,16 +293,16 @@ def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, f
     assert [one.properties.get("relay.rollback") for one in messages(far)] == [None, None, "0", None]
 
 
-def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
+def test_a_branch_is_resent_to_a_service_too(source: Source) -> None:
     opening = connect("memory:relay-resend")
     source.commit("a", "b", "c")
     source.relay(ServiceTarget(opening.open_sync, CLEAN)).run(follow=False)
-    source.keeper.close()
+    source.manager.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.keeper = SnapshotManager(source.cluster.connect())
-    source.keeper.recover()
-    source.keeper.register(T)
+    source.manager = SnapshotManager(source.cluster.connect())
+    source.manager.recover()
+    source.manager.register(T)
     for value in ("other", "more"):
         source.commit(value)
         source.relay(ServiceTarget(opening.open_sync, CLEAN), resend=value == "other").run(follow=False)
@@ -321,7 +323,7 @@ def test_a_recreated_topic_without_transactions_is_a_branch(far: MemoryBroker) -
     assert values(far) == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_log_that_became_shorter_is_a_branch(source: Source, far: MemoryBroker) -> None:
+def test_a_truncated_log_is_a_branch(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     done = source.relay(owned(far)).run(follow=False)
     last, at = messages(far)[-1], done.position
@@ -333,7 +335,7 @@ def test_a_log_that_became_shorter_is_a_branch(source: Source, far: MemoryBroker
         source.relay(owned(far)).run(follow=False)
 
 
-def test_numbers_that_do_not_follow_are_told(source: Source, far: MemoryBroker) -> None:
+def test_seqnos_that_do_not_ascend_are_an_error(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     source.relay(owned(far)).run(follow=False)
     last = messages(far)[-1]

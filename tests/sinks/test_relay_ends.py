@@ -1,4 +1,4 @@
-"""A relay that is told to end while its target, or what it waits for, does not answer."""
+"""A relay that is stopped while its target, or another call, does not return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOUND = 60.0
 
 
 class Ending:
-    """A relay that runs in a thread until it is told to end."""
+    """A relay that runs in a thread until it is stopped."""
 
     def __init__(self, relay: Relay) -> None:
         self.relay = relay
@@ -60,7 +60,7 @@ class Ending:
 
 
 class Silent(OwnedTarget):
-    """Acknowledges nothing."""
+    """A target that acknowledges nothing."""
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
         return Future()
@@ -79,7 +79,7 @@ def source() -> MemoryBroker:
     return broker
 
 
-def test_a_target_that_never_answers_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_never_answers_does_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "LAST_WAIT", 0.0)
     relay = Relay(source().connect, T, Silent(MemoryBroker().connect, CLEAN), max_unavailable=ENDLESS)
     ending = Ending(relay)
@@ -88,7 +88,7 @@ def test_a_target_that_never_answers_does_not_hold_the_end(monkeypatch: pytest.M
     assert (relay.progress.records, relay.unacknowledged) == (0, 5)
 
 
-def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubled(
+def test_a_hanging_service_does_not_delay_the_stop_and_nothing_is_lost_or_doubled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "LAST_WAIT", 0.0)
@@ -121,11 +121,11 @@ def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubl
             clean = reading.client.open_broker()
             deadline = time.monotonic() + BOUND
             while len(found := committed(clean, CLEAN)) < len(rows) and time.monotonic() < deadline:
-                time.sleep(0.05)  # what was cut off is aborted first
+                time.sleep(0.05)  # the interrupted transaction is aborted first
             assert found == rows
 
 
-def test_behind_an_append_that_failed_none_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_append_is_stored_after_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = connect("memory:relay-chain")
     target = ServiceTarget(opening.open_sync, CLEAN)
     assert target.open() is None
@@ -133,7 +133,7 @@ def test_behind_an_append_that_failed_none_stands(monkeypatch: pytest.MonkeyPatc
 
     async def send_rows(self: Transaction, topic: str, rows: Any, *more: Any) -> None:
         if rows.values == [b"1"]:
-            raise InvalidRequest("the second one is refused")
+            raise InvalidRequest("the second one is invalid")
         await sent(self, topic, rows, *more)
 
     monkeypatch.setattr(Transaction, "send_rows", send_rows)
@@ -167,7 +167,7 @@ def test_a_call_that_was_started_ends_with_its_client() -> None:
 
 
 class Hanging:
-    """A relay that does not hear."""
+    """A relay that ignores its stop."""
 
     unacknowledged = 0
 
@@ -179,11 +179,11 @@ class Hanging:
         self.free.wait(BOUND)
 
 
-def test_the_command_ends_though_what_it_waits_for_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_ends_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "LAST_WAIT", 0.0)
     hanging, stopping = Hanging(), threading.Event()
     stopping.set()
-    assert command._run(hanging, True, stopping) is False  # type: ignore[arg-type]  # it stands for a relay
+    assert command._run(hanging, True, stopping) is False  # type: ignore[arg-type]  # a fake relay
     assert hanging.began.wait(BOUND)
     hanging.free.set()
-    assert command._run(hanging, True, threading.Event()) is True  # type: ignore[arg-type]  # it stands for a relay
+    assert command._run(hanging, True, threading.Event()) is True  # type: ignore[arg-type]  # a fake relay

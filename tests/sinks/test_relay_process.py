@@ -1,4 +1,4 @@
-"""`txnbuf relay` as people run it: through kills of both sides, from a service into an embedded log."""
+"""`txnbuf relay` as a process, through kills of both sides, from a service to an embedded log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from txnbuffer import connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 
 
-def test_through_kills_of_both_sides_the_target_is_the_source(tmp_path: Path) -> None:
+def test_the_target_equals_the_source_after_kills_of_both_sides(tmp_path: Path) -> None:
     source, target = through_kills(tmp_path, kills=3, seed=20261121, same_service=False)
     assert target == source
     assert len(source) > 100
 
 
-def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> None:
+def test_a_relay_reports_its_result_and_exits_with_0_at_sigterm(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
         address, clean = f"txnbuf://127.0.0.1:{service.port}", f"file:{tmp_path / 'clean'}"
         with connect(address) as client:
@@ -30,10 +30,10 @@ def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> N
         first = RelayProcess(tmp_path / "log.txt", address, T, CLEAN, "--to", clean, *options)
         code, printed = first.finish()
         assert code == 0, first.log.read_text()
-        told = json.loads(printed)
+        report = json.loads(printed)
         with open_broker(address) as broker:
             rows = committed(broker, T)
-        assert (told["records"], told["seqno"], told["resumed_behind"]) == (len(rows), len(rows), None)
+        assert (report["records"], report["seqno"], report["resumed_behind"]) == (len(rows), len(rows), None)
         (cursor,) = call(ServiceAddress(address), "Cursors")
         assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == (T, "relay", len(rows))
         going = RelayProcess(tmp_path / "going.txt", address, T, CLEAN, "--to", clean, "--output", "json")
@@ -48,7 +48,7 @@ def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> N
         assert json.loads(printed)["records"] == 0
 
 
-def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
+def test_invalid_relays_are_rejected(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
         with connect(address) as client:

@@ -1,4 +1,4 @@
-"""Topics whose history branches anywhere, connections that are cut, sinks that are killed: the table is the branch.
+"""With topics that branch, lost connections and killed sinks, the table equals the current branch.
 
 The service is the naive one of `stream_world`; client, wire, loop and SQLite are the real ones.
 """
@@ -20,8 +20,12 @@ from stream_world import Branch, Node, Row, Table
 
 from txnbuffer.client.stream_connection import StreamSession
 from txnbuffer.client.streams import ChangeStream
-from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
+from txnbuffer.rpc.stream_frames import (
+    decode_stream_client_frame,
+    decode_stream_server_frame,
+    encode_stream_client_frame,
+    encode_stream_server_frame,
+)
 from txnbuffer.sinks import runner, sqlite
 from txnbuffer.sinks.runner import SinkProgress, run_sink
 from txnbuffer.sinks.sqlite import SQLiteFile
@@ -34,7 +38,7 @@ VALUES = (b"1", b"22", b"333", None)
 
 
 class Owners:
-    """Topic `t`, whoever owns it now; `branches`: by the version that was their newest."""
+    """Topic `t` with its current owner; `branches` by their newest version."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -54,11 +58,11 @@ class Owners:
         self.news.set()
 
     def keep(self) -> None:
-        """Somebody falls behind with what there is, and may come back."""
+        """A node keeps its present state; it may become the owner later."""
         self.older = [*self.older[-4:], self.branch.copy()]
 
     def fail_over(self, old: Branch, lost: int = 0) -> None:
-        """Somebody takes over with what it had, but for its last mutations."""
+        """A node takes over with its state, without its last mutations."""
         seqno = old.high - min(lost, old.high)
         log = old.log.created(self.uuid(), seqno)
         self.topics["t"] = self.named(Branch(log, old.rows[:seqno], 0, old.incarnation))
@@ -90,7 +94,7 @@ class Owners:
 
 
 class OwnerLink:
-    """A connection, until it is cut."""
+    """A connection until it is lost."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
@@ -128,7 +132,7 @@ def stored(path: Path) -> Table:
 
 
 class Follower:
-    """A materializer that is killed and begun again; each table that is told to be complete is compared."""
+    """A materializer that is killed and restarted; each table that is reported as complete is compared."""
 
     def __init__(self, owners: Owners, path: Path) -> None:
         self.owners = owners
@@ -144,11 +148,11 @@ class Follower:
         with SQLiteFile(self.path) as file:
             file._database.execute("PRAGMA synchronous = OFF")
             try:
-                await run_sink(Streams(streaming), "t", file.table("t"), on_progress=self.tell)  # type: ignore[arg-type]  # a part of one
+                await run_sink(Streams(streaming), "t", file.table("t"), on_progress=self.check)  # type: ignore[arg-type]  # a part of one
             finally:
                 await streaming.close()
 
-    def tell(self, filled: SinkProgress) -> None:
+    def check(self, filled: SinkProgress) -> None:
         assert filled.token is not None
         self.filled = filled
         if filled.rollbacks > self._rollbacks:
@@ -178,7 +182,7 @@ class Follower:
 
 
 class Streams:
-    """The part of a client that gives streams."""
+    """The part of a client that opens streams."""
 
     def __init__(self, streaming: StreamSession) -> None:
         self._streaming = streaming
@@ -188,7 +192,7 @@ class Streams:
 
 
 async def history(seed: int, path: Path) -> Counter[str]:
-    """Anything happens for a while; then all comes to rest. What kinds of writes and rollbacks there were."""
+    """Random events, then rest; returns the kinds of writes and rollbacks that occurred."""
     chance = random.Random(seed)
     owners = Owners(chance)
     follower = Follower(owners, path)
@@ -219,7 +223,7 @@ async def history(seed: int, path: Path) -> Counter[str]:
 
 
 @on_a_loop_for(240.0)
-async def test_the_table_is_always_that_of_the_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_table_always_equals_the_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_ROWS", 4)
     monkeypatch.setattr(runner, "MAX_WAIT", 0.005)
     monkeypatch.setattr(runner, "POLL", 0.005)
@@ -231,7 +235,7 @@ async def test_the_table_is_always_that_of_the_branch(tmp_path: Path, monkeypatc
 
 
 @on_a_loop_for(120.0)
-async def test_a_table_goes_back_no_further_than_it_has_to(tmp_path: Path) -> None:
+async def test_a_table_rolls_back_only_as_far_as_necessary(tmp_path: Path) -> None:
     owners = Owners(random.Random(1))
     follower = Follower(owners, tmp_path / "t.db")
     try:

@@ -1,4 +1,4 @@
-"""The durable cursors of sinks and relays: they move only up to what is durable there."""
+"""The durable cursors of sinks and relays move only up to what is durable there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from txnbuffer.sinks.runner import run_sink
 
 
 class Cursors:
-    """Notes each move, and how far the sink was then."""
+    """Records each move, and the seqno of the sink at that time."""
 
     def __init__(self, sink: ListSink) -> None:
         self.begun: list[Any] = []
@@ -43,7 +43,7 @@ class Cursors:
 
 
 class Slow(ListSink):
-    """Full at its third write."""
+    """A sink that is full at its third write."""
 
     def write(self, batches: Any) -> None:
         if len(self.writes) == 2:
@@ -52,25 +52,25 @@ class Slow(ListSink):
 
 
 @on_a_loop
-async def test_a_sink_moves_its_cursor_behind_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sink_moves_its_cursor_up_to_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     monkeypatch.setattr("txnbuffer.sinks.runner.MAX_ROWS", 1)
     items = [batch(token(number), row(number, "a", str(number))) for number in range(3, 8)]
     client, sink = Script(items), Slow(token(2))
     cursors = client.cursors = Cursors(sink)  # type: ignore[attr-defined]  # a client has some
     with pytest.raises(SinkFull):
-        await run_sink(client, "t", sink, cursor="table")  # type: ignore[arg-type]  # it stands for a client
+        await run_sink(client, "t", sink, cursor="table")  # type: ignore[arg-type]  # a fake client
     assert cursors.begun == [token(2)]
     assert cursors.moves[-1] == (4, 4)
     assert all(moved <= held for moved, held in cursors.moves)
     again = Script([None])
     cursors = again.cursors = Cursors(ListSink())  # type: ignore[attr-defined]  # a client has some
-    await run_sink(again, "t", ListSink(), cursor="table")  # type: ignore[arg-type]  # it stands for a client
+    await run_sink(again, "t", ListSink(), cursor="table")  # type: ignore[arg-type]  # a fake client
     assert (cursors.begun, cursors.moves) == (["beginning"], [])
 
 
 class Breaking(OwnedTarget):
-    """Of its appends the third is lost, and all behind it."""
+    """A target that loses its third append and all later ones."""
 
     appends = 0
 
@@ -84,7 +84,7 @@ class Breaking(OwnedTarget):
 
 
 class Service:
-    """What a relay asks about its cursor, and how many messages its target has then; `raised` answers by method."""
+    """Records a relay's calls and the number of messages in its target; `raised` has errors by method."""
 
     def __init__(self, far: MemoryBroker) -> None:
         self.asked: list[tuple[str, Any, int]] = []
@@ -103,15 +103,15 @@ class Service:
 
 @pytest.fixture
 def source() -> MemoryBroker:
-    """A topic of six records, each of a transaction."""
+    """A topic with six records, each of a transaction."""
     cluster = MemoryBroker()
-    log, keeper = TopicWriter(cluster, "t"), SnapshotManager(cluster.connect())
-    keeper.recover()
-    keeper.register("t")
+    log, manager = TopicWriter(cluster, "t"), SnapshotManager(cluster.connect())
+    manager.recover()
+    manager.register("t")
     for number in range(1, 7):
         log.records(number, str(number))
         log.commit(number)
-        keeper.pump()
+        manager.pump()
     return cluster
 
 
@@ -119,7 +119,7 @@ def relay(source: MemoryBroker, target: OwnedTarget, service: Service) -> Relay:
     return Relay(source.connect, "t", target, max_unavailable=0.0, cursor=RelayCursor(service, "t", "relay"))
 
 
-def test_a_relay_moves_its_cursor_behind_what_its_target_has(
+def test_a_relay_moves_its_cursor_up_to_what_its_target_has(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
@@ -137,7 +137,7 @@ def test_a_relay_moves_its_cursor_behind_what_its_target_has(
     assert all(moved <= landed for moved, landed in service.moves())
 
 
-def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_moves_its_cursor_rarely_and_at_its_end(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
     monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 3600.0)
     far = MemoryBroker()
@@ -147,7 +147,7 @@ def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monk
     assert [at for at, _ in service.moves()] == [1, 6]
 
 
-def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
+def test_a_relay_that_has_caught_up_moves_its_cursor_to_the_end(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
@@ -163,7 +163,7 @@ def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
     assert polls[-1]
 
 
-def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_whose_cursor_was_dropped_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.0)
     far = MemoryBroker()
     service = Service(far)
@@ -172,7 +172,7 @@ def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: py
         relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
 
 
-def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker) -> None:
+def test_if_the_service_is_behind_the_relay_everything_is_kept(source: MemoryBroker) -> None:
     far = MemoryBroker()
     relay(source, OwnedTarget(far.connect, "clean"), Service(far)).run(follow=False)
     service = Service(far)
@@ -182,7 +182,7 @@ def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker)
     assert asked == [("AddCursor", 6), ("AddCursor", "beginning"), ("AdvanceCursor", 6)]
 
 
-def test_a_relay_without_news_says_again_where_its_cursor_stands(
+def test_a_relay_without_new_records_repeats_the_last_move(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.0)
@@ -194,16 +194,16 @@ def test_a_relay_without_news_says_again_where_its_cursor_stands(
     cursor.begin(source, 4)
     for _ in range(3):
         cursor.move_if_due()
-    assert service.moves() == [(4, 0)]  # a cursor that was there may stand before it
+    assert service.moves() == [(4, 0)]  # an existing cursor may be before it
     monkeypatch.setattr(relay_module, "REPEAT_INTERVAL", 0.0)
     cursor.move_if_due()
     assert service.moves() == [(4, 0)] * 2
 
 
 @on_a_loop
-async def test_a_reader_without_news_says_again_where_its_cursor_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_without_new_records_repeats_the_last_move(monkeypatch: pytest.MonkeyPatch) -> None:
     cursors = Cursors(ListSink(token(9)))
-    hold = CursorLease(cursors, "t", "table")  # type: ignore[arg-type]  # it stands for those of a client
+    hold = CursorLease(cursors, "t", "table")  # type: ignore[arg-type]  # fake cursors
     await hold.begin(token(4))
     await hold.moved()
     await hold.moved()

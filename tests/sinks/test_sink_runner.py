@@ -1,4 +1,4 @@
-"""The loop that fills a sink: what it writes at once, what it does about rollbacks, and when it stops."""
+"""The loop that writes to a sink: what one write contains, rollbacks, and when it stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seqnos(sink: ListSink) -> list[int]:
 
 
 @on_a_loop
-async def test_what_waits_is_written_at_once():
+async def test_waiting_batches_are_written_at_once():
     sink, heard = ListSink(), []
     items = [batch(token(n), row(n, "a", "x"), caught_up=n == 5) for n in range(1, 6)]
     done = await filled(Script([*items, None]), sink, on_progress=lambda now: heard.append(now.token.seqno))
@@ -36,7 +36,7 @@ async def test_what_waits_is_written_at_once():
 
 
 @on_a_loop
-async def test_a_large_snapshot_goes_in_parts_and_nothing_before_it_waits(monkeypatch):
+async def test_a_large_snapshot_is_written_in_parts_after_earlier_batches(monkeypatch):
     monkeypatch.setattr(runner, "MAX_ROWS", 4)
     parts = [batch(token(n, 2, 20), row(n, f"{n}", "x")) for n in range(3, 11)]
     whole = [batch(token(1), row(1, "a", "x")), batch(token(2), row(2, "b", "x"))]
@@ -48,7 +48,7 @@ async def test_a_large_snapshot_goes_in_parts_and_nothing_before_it_waits(monkey
 
 
 @on_a_loop
-async def test_size_ends_a_write_too(monkeypatch):
+async def test_bytes_limit_a_write_too(monkeypatch):
     monkeypatch.setattr(runner, "MAX_BYTES", 100)
     parts = [batch(token(n, 0, 9), row(n, f"{n}", "x" * 60)) for n in range(1, 6)]
     sink = ListSink()
@@ -57,7 +57,7 @@ async def test_size_ends_a_write_too(monkeypatch):
 
 
 @on_a_loop
-async def test_a_sink_goes_on_where_it_stands():
+async def test_a_sink_continues_from_its_token():
     place = token(7, 5, 9)
     script, sink = Script([batch(token(9), row(9, "a", "x")), None]), ListSink(place)
     await filled(script, sink)
@@ -68,7 +68,7 @@ async def test_a_sink_goes_on_where_it_stands():
 
 
 @on_a_loop
-async def test_a_rollback_is_undone_and_told_to_the_stream():
+async def test_a_rollback_is_applied_and_reported_to_the_stream():
     back = Rollback("t", 6, token(9))
     items = [batch(token(5), row(5, "a", "x")), batch(token(9), row(9, "a", "y")), back]
     script, sink = Script([*items, batch(token(8), row(8, "b", "z")), None]), ListSink(points=(0, 5))
@@ -78,7 +78,7 @@ async def test_a_rollback_is_undone_and_told_to_the_stream():
 
 
 @on_a_loop
-async def test_what_began_a_snapshot_is_dropped_where_it_would_be_undone():
+async def test_the_start_of_a_snapshot_is_dropped_if_it_is_rolled_back():
     back = Rollback("t", 6, token(9, 5, 12))
     items = [batch(token(5), row(5, "a", "x")), batch(token(9, 5, 12), row(9, "a", "y")), back]
     script, sink = Script([*items, batch(token(8), row(8, "b", "z")), None]), ListSink()
@@ -97,7 +97,7 @@ async def test_a_discarded_sink_starts_over_from_the_oldest():
 
 
 @on_a_loop
-async def test_a_sink_of_another_cluster_is_refused():
+async def test_a_sink_of_another_cluster_is_rejected():
     sink = ListSink(token(0))
     with pytest.raises(ForeignSink, match="the list holds topic 't' of cluster c-1, not c-2: use another sink"):
         await filled(Script([batch(token(3, cluster="c-2"), row(3, "a", "x"))]), sink)
@@ -105,7 +105,7 @@ async def test_a_sink_of_another_cluster_is_refused():
 
 
 @on_a_loop
-async def test_it_stops_when_it_is_told_to():
+async def test_it_stops_on_request():
     stop = asyncio.Event()
     script, sink = Script([batch(token(1), row(1, "a", "x"))]), ListSink()
     done = await filled(script, sink, stop=stop, on_progress=lambda now: stop.set())
@@ -113,7 +113,7 @@ async def test_it_stops_when_it_is_told_to():
 
 
 @pytest.mark.parametrize("error", [ServiceUnavailable("gone"), StreamTrimmed("trimmed")])
-def test_what_the_stream_raises_is_raised_and_nothing_is_half_done(error):
+def test_errors_of_the_stream_are_raised_and_writes_are_complete(error):
     sink = ListSink()
     with pytest.raises(type(error)):
         asyncio.run(filled(Script([batch(token(1), row(1, "a", "x")), error]), sink))
@@ -124,7 +124,7 @@ def test_what_the_stream_raises_is_raised_and_nothing_is_half_done(error):
 
 
 @on_a_loop
-async def test_whoever_is_cancelled_waits_for_the_sink():
+async def test_a_cancelled_caller_waits_for_the_sink():
     begun, go_on, done = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -144,7 +144,7 @@ async def test_whoever_is_cancelled_waits_for_the_sink():
 
 
 @on_a_loop
-async def test_a_sink_follows_an_engine_and_is_refused_by_another_one():
+async def test_a_sink_follows_an_engine_and_is_rejected_by_another():
     broker = MemoryBroker()
     sink = ListSink()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

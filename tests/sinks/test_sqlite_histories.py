@@ -1,4 +1,4 @@
-"""Any history of writes, rollbacks and restarts: the tables are what a dictionary says."""
+"""Any history of writes, rollbacks and restarts: the tables equal a dictionary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Contents = tuple[dict[bytes, tuple[bytes, int]], dict[int, bytes | None]]
 
 
 class Tables(RuleBasedStateMachine):
-    """`points`: what the tables were each time they were complete at the end of a write, newest last."""
+    """`points`: the tables after each write that completed them, newest last."""
 
     @initialize(undo=st.sampled_from([3, 8, 1000]), binary=st.booleans())
     def open(self, undo: int, binary: bool) -> None:

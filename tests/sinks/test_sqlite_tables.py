@@ -1,4 +1,4 @@
-"""Topics as SQLite tables: what stands in them, that rollbacks undo it, and what is refused."""
+"""Topics as SQLite tables: their contents, rollbacks and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txnbuffer.sinks.sqlite import SQLiteFile, SQLiteTable
 
 
 def rows(path: Path, query: str = "SELECT key, value, seqno FROM t ORDER BY key") -> list[tuple[Any, ...]]:
-    """As another process sees it."""
+    """The contents of a table as another process reads them."""
     with closing(sqlite3.connect(path)) as database:
         return database.execute(query).fetchall()
 
@@ -50,7 +50,7 @@ def fill_all_kinds(table: SQLiteTable) -> None:
     table.write([batch(token(5), *odd), batch(token(9), *gone)])
 
 
-def test_what_stands_in_a_file(path: Path) -> None:
+def test_golden_file(path: Path) -> None:
     """Golden: the statements that make such a file, and what the columns hold."""
     with SQLiteFile(path) as file:
         fill_all_kinds(begun(file))
@@ -70,7 +70,7 @@ def test_what_stands_in_a_file(path: Path) -> None:
     assert rows(again) == [("a", "one", 1), ("b", "zwei é", 2)]
 
 
-def test_of_each_key_the_latest_value_stands(path: Path) -> None:
+def test_a_table_has_the_latest_value_of_each_key(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         assert table.begin() is None
@@ -84,7 +84,7 @@ def test_of_each_key_the_latest_value_stands(path: Path) -> None:
         assert begun(file).begin() == token(9)
 
 
-def test_records_without_a_key_stand_beside(path: Path) -> None:
+def test_records_without_a_key_have_a_table(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         table.write([batch(token(2), row(1, None, "x"), row(2, "a", "y"))])
@@ -96,7 +96,7 @@ def test_records_without_a_key_stand_beside(path: Path) -> None:
         assert rows(path, "SELECT seqno FROM t_keyless") == [(1,)]
 
 
-def test_text_is_text_and_all_else_bytes(path: Path) -> None:
+def test_utf8_is_text_and_everything_else_bytes(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         fill_all_kinds(table)
@@ -111,7 +111,7 @@ def test_text_is_text_and_all_else_bytes(path: Path) -> None:
     assert rows(path, "SELECT key, value FROM u_undo") == [(b"a", b"1")]
 
 
-def test_a_rollback_goes_back_to_what_the_topic_was(path: Path) -> None:
+def test_a_rollback_restores_the_tables(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         table.write([batch(token(2), row(1, "a", "1"), row(2, "b", "1"))])
@@ -143,7 +143,7 @@ def test_a_rollback_over_several_points_finds_the_oldest(path: Path) -> None:
         assert rows(path, "SELECT point FROM t_undo") == [(1,)]
 
 
-def test_nothing_to_undo_stays_as_it_is(path: Path) -> None:
+def test_a_rollback_with_nothing_to_undo_changes_nothing(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         table.write([batch(token(2), row(1, "a", "1"), row(2, "b", "1"))])
@@ -151,7 +151,7 @@ def test_nothing_to_undo_stays_as_it_is(path: Path) -> None:
         assert len(rows(path)) == 2
 
 
-def test_the_undo_is_bounded_and_beyond_it_all_goes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_beyond_the_undo_table_discards_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "UNDO_ROWS", 4)
     with SQLiteFile(path) as file:
         table = begun(file)
@@ -171,7 +171,7 @@ def test_the_undo_is_bounded_and_beyond_it_all_goes(path: Path, monkeypatch: pyt
         assert rows(path) == []
 
 
-def test_a_write_is_whole_or_not_at_all(path: Path) -> None:
+def test_a_write_is_atomic(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)
         table.write([batch(token(1), row(1, "a", "1"))])
@@ -188,7 +188,7 @@ def test_a_write_is_whole_or_not_at_all(path: Path) -> None:
     assert rows(path) == [("a", "2", 2)]
 
 
-def test_one_file_holds_several_topics(path: Path) -> None:
+def test_one_file_has_several_topics(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(1), row(1, "a", "1"))])
         begun(file, "u", "other").write([batch(token(2), row(2, "b", "2"))])
@@ -200,7 +200,7 @@ def test_one_file_holds_several_topics(path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", ["T", "t_undo", "T_KEYLESS", "txnbuffer_topics", "sqlite_x", "SQLite_x"])
-def test_a_name_that_is_taken_is_refused(path: Path, topic: str) -> None:
+def test_a_name_in_use_is_rejected(path: Path, topic: str) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(1), row(1, "a", "1"))])
         with pytest.raises(ForeignSink, match=f"for topic '{topic}': use another name"):
@@ -209,7 +209,7 @@ def test_a_name_that_is_taken_is_refused(path: Path, topic: str) -> None:
     assert rows(path) == [("a", "1", 1)]
 
 
-def test_a_topic_that_gave_nothing_leaves_nothing(path: Path) -> None:
+def test_a_topic_without_mutations_has_no_tables(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file)
     assert rows(path, "SELECT name FROM sqlite_schema WHERE type = 'table'") == [("txnbuffer_topics",)]
@@ -251,7 +251,7 @@ def test_a_file_has_one_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert rows(path) == [("a", "1", 1)]
 
 
-def test_files_of_others_are_refused_and_left_alone(path: Path) -> None:
+def test_files_of_other_applications_are_rejected_and_unchanged(path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE mine (x)")
     before = path.read_bytes()
@@ -274,7 +274,7 @@ def test_files_of_others_are_refused_and_left_alone(path: Path) -> None:
         SQLiteFile(path.parent)
 
 
-def test_a_token_that_is_none_is_told(path: Path) -> None:
+def test_an_invalid_token_is_an_error(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(1))])
         file._database.execute("UPDATE txnbuffer_topics SET token = 'x'")
@@ -282,7 +282,7 @@ def test_a_token_that_is_none_is_told(path: Path) -> None:
             begun(file)
 
 
-def test_indexes_and_views_of_a_user_stay(path: Path) -> None:
+def test_indexes_and_views_of_a_user_are_kept(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(1), row(1, "a", '{"n": 1}'))])
     with closing(sqlite3.connect(path)) as database:
@@ -321,7 +321,7 @@ def test_tables_are_replaced_with_the_first_write_to_the_new_ones(path: Path) ->
 
 @pytest.mark.parametrize("suffix", ["", "-writer"])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_file_that_was_removed_or_replaced_is_not_written_on(path: Path, suffix: str, again: bool) -> None:
+def test_a_removed_or_replaced_file_is_not_written(path: Path, suffix: str, again: bool) -> None:
     place = path.with_name(path.name + suffix)
     with SQLiteFile(path) as file:
         table = begun(file)

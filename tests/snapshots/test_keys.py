@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.keys import OWNER_KEY, EntryKey, KeyKind, end_key, is_internal, part_key, spill_key
+from snapshots.format import OWNER_KEY, EntryKey, KeyKind, end_key, is_internal, overflow_key, segment_key
 
 topics = st.one_of(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
@@ -11,7 +11,7 @@ topics = st.one_of(
 )
 keys = st.one_of(
     st.builds(EntryKey, topics, st.just(KeyKind.END), st.just(0)),
-    st.builds(EntryKey, topics, st.sampled_from([KeyKind.PART, KeyKind.SPILL]), st.integers(1, 10**18 - 1)),
+    st.builds(EntryKey, topics, st.sampled_from([KeyKind.SEGMENT, KeyKind.OVERFLOW]), st.integers(1, 10**18 - 1)),
 )
 
 
@@ -32,19 +32,19 @@ def test_only_one_spelling_of_a_key_is_read(data):
 
 
 def test_the_keys_are_spelled_as_documented():
-    assert part_key("orders", 12) == b"orders-12"
-    assert spill_key("orders", 3) == b"orders-s3"
+    assert segment_key("orders", 12) == b"orders-12"
+    assert overflow_key("orders", 3) == b"orders-s3"
     assert end_key("orders") == b"orders-end"
     assert EntryKey.parse(OWNER_KEY) is None
 
 
 def test_neighbours_do_not_collide():
     names = ["a", "a-1", "a-s1", "a-end", "a-partition-1", "a-"]
-    seen = {key(name, 1) for name in names for key in (part_key, spill_key)} | {end_key(name) for name in names}
+    seen = {key(name, 1) for name in names for key in (segment_key, overflow_key)} | {end_key(name) for name in names}
     assert len(seen) == 3 * len(names)
 
 
-def test_what_is_no_key_is_none():
+def test_an_invalid_key_is_none():
     for data in (
         b"",
         b"-1",
@@ -64,6 +64,6 @@ def test_what_is_no_key_is_none():
     assert EntryKey.parse("a-١".encode()) is None
 
 
-def test_internal_topics_are_told_by_their_prefix():
+def test_internal_topics_are_known_by_their_prefix():
     assert is_internal("__txnbuffer_snapshots")
     assert not is_internal("orders")

@@ -1,5 +1,5 @@
 import pytest
-from snapshot_driver import Interfering, entries, keeper, put
+from snapshot_driver import Interfering, entries, manager_on, put
 from writing import TopicWriter
 
 from broker_io.batch import Batch
@@ -7,8 +7,7 @@ from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots import owner
 from snapshots.errors import OwnershipLost
-from snapshots.format import owner_message
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC, owner_message
 from snapshots.owner import acquire
 from snapshots.scan import scan
 
@@ -33,7 +32,7 @@ def test_a_fenced_owner_writes_nothing_more():
     assert broker.last_position(SNAPSHOT_TOPIC) == last
 
 
-def test_ownership_that_was_given_up_writes_nothing_even_where_nobody_fences():
+def test_released_ownership_writes_nothing_even_without_fencing():
     broker = MemoryBroker()
     ownership, _ = acquire(broker)
     ownership.lost = True
@@ -53,7 +52,7 @@ def test_a_fenced_owner_never_fences_back():
     assert not second.lost
 
 
-def test_a_successor_that_has_not_said_a_word_yet_is_not_fenced_either(monkeypatch):
+def test_a_successor_that_has_written_nothing_yet_is_not_fenced_either(monkeypatch):
     monkeypatch.setattr(owner, "RENEW_SECONDS", 0.05)
     broker = MemoryBroker()
     first, _ = acquire(broker)
@@ -76,8 +75,8 @@ def test_an_owner_that_lost_an_acknowledgement_renews_itself():
     ownership.append([owner_message(2)])
 
 
-def test_an_epoch_that_was_never_acknowledged_is_not_ours():
-    """Renewing fails, another owner takes the epoch that was tried: the first one is out."""
+def test_an_epoch_that_was_never_acknowledged_is_not_owned():
+    """Renewing fails and another owner uses the epoch that was tried: the first one has lost ownership."""
     broker = MemoryBroker()
     first, _ = acquire(broker)
     broker.faults.fail_append(DiskFailed("gone"), topic=SNAPSHOT_TOPIC)
@@ -92,7 +91,7 @@ def test_an_epoch_that_was_never_acknowledged_is_not_ours():
 
 @pytest.mark.parametrize(("landed", "epoch"), [([], 6), ([6], 7), ([5], 6), ([8], 9), ([7, 6], 8)])
 def test_h12_two_owners_with_one_epoch_number(landed, epoch):
-    """The fenced owner's entry lands after the new owner has read the topic and before its first write."""
+    """The fenced owner's entry becomes durable after the new owner has read the topic, before its first write."""
     broker = MemoryBroker()
     broker.create_topic(SNAPSHOT_TOPIC)
     put(broker, owner_message(5))
@@ -109,7 +108,7 @@ def test_h12_two_owners_with_one_epoch_number(landed, epoch):
 
 def test_p6_a_zombie_write_is_refused_or_ignored():
     broker = MemoryBroker()
-    zombie = keeper(broker)
+    zombie = manager_on(broker)
     zombie.register("t")
     writer = TopicWriter(broker, "t")
     for txn in range(1, 8):
@@ -117,7 +116,7 @@ def test_p6_a_zombie_write_is_refused_or_ignored():
         writer.abort(txn)
     zombie.pump()
     plan, _ = zombie._followed["t"].plan(zombie.epoch)
-    owner = keeper(broker)
+    owner = manager_on(broker)
     owner.snapshot("t")
     with pytest.raises(OwnershipLost):
         zombie.snapshot("t")
@@ -126,4 +125,4 @@ def test_p6_a_zombie_write_is_refused_or_ignored():
     table = scan(broker)
     assert table.zombies == len(plan.first) + 1
     assert table.topics["t"] == before
-    assert keeper(broker).buffer("t").aborted.ids() == owner.buffer("t").aborted.ids()
+    assert manager_on(broker).buffer("t").aborted.ids() == owner.buffer("t").aborted.ids()

@@ -43,7 +43,7 @@ def test_the_measured_replay_rate_decides():
     assert due.due(100.0)
 
 
-def test_a_run_too_short_to_tell_changes_no_rate():
+def test_a_replay_too_short_to_measure_changes_no_rate():
     due = account()
     due.measured(messages=999, seconds=10.0)
     due.measured(messages=10_000, seconds=0.0)

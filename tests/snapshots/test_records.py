@@ -81,7 +81,7 @@ def test_any_bytes_are_a_record_or_refused(data):
 
 
 def test_a_fixed_of_another_size_is_not_written():
-    with pytest.raises(ValueError, match="4 bytes got 5"):
+    with pytest.raises(ValueError, match="must have 4 bytes, got 5"):
         CODEC.encode({**dict.fromkeys(("number",), 1), "flag": True, "text": "", "blob": b"", "digest": b"12345"})
 
 

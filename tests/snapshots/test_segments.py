@@ -1,4 +1,4 @@
-"""Snapshots of a state that knows nothing of transactions: numbers, of which full segments are sealed."""
+"""Snapshots of a state without transactions: numbers, sealed in segments of a fixed size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import pytest
 
 from broker_io.memory import MemoryBroker
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import DIGEST_BYTES, PART, Stored, checked, decode_end, digest
-from snapshots.keys import EntryKey, KeyKind
+from snapshots.format import (
+    DIGEST_BYTES,
+    SEGMENT,
+    EntryKey,
+    KeyKind,
+    Stored,
+    chained,
+    checked,
+    decode_end,
+    digest,
+    state_bytes,
+)
 from snapshots.owner import acquire
 from snapshots.records import decode_long, encode_long
 from snapshots.scan import TopicEntries, scan
-from snapshots.segments import chained, state_bytes
 from snapshots.writer import SnapshotWriter, commit
 
 T = "numbers"
@@ -41,13 +50,13 @@ def decode(topic: str, number: int, stored: Stored) -> Entry:
         text = slice(start + DIGEST_BYTES, -DIGEST_BYTES)
         return Entry(epoch, data[start : text.start], data[text], data[text.stop :])
 
-    return checked(EntryKey(topic, KeyKind.PART, number), PART, stored, read)
+    return checked(EntryKey(topic, KeyKind.SEGMENT, number), SEGMENT, stored, read)
 
 
 def restored(entries: TopicEntries) -> tuple[list[bytes], bytes]:
     assert entries.end is not None
     end = decode_end(T, entries.end)
-    return [entry.text for entry in chained(T, end, entries.parts, decode)], state_bytes(T, end, entries.spills)
+    return [entry.text for entry in chained(T, end, entries.segments, decode)], state_bytes(T, end, entries.overflow)
 
 
 def test_segments_and_state_come_back_as_they_were_written() -> None:
@@ -63,11 +72,11 @@ def test_segments_and_state_come_back_as_they_were_written() -> None:
             commit(ownership, [(writer, writer.plan(ownership.epoch, b""))])
         entries = scan(broker).topics[T]
         assert restored(entries) == ([b"odd", b"even"], b"")
-        assert (sorted(entries.parts), entries.spills) == ([3, 4], {})
+        assert (sorted(entries.segments), entries.overflow) == ([3, 4], {})
         for number in (3, 4):
-            rest = {other: stored for other, stored in entries.parts.items() if other != number}
+            rest = {other: stored for other, stored in entries.segments.items() if other != number}
             with pytest.raises(SnapshotDamaged, match="it is missing"):
-                restored(TopicEntries(entries.end, parts=rest))
-        swapped = {3: entries.parts[4], 4: entries.parts[3]}
+                restored(TopicEntries(entries.end, segments=rest))
+        swapped = {3: entries.segments[4], 4: entries.segments[3]}
         with pytest.raises(SnapshotDamaged, match="does not follow"):
-            restored(TopicEntries(entries.end, parts=swapped))
+            restored(TopicEntries(entries.end, segments=swapped))

@@ -1,4 +1,4 @@
-"""The rows of the conformance checklist that are about streams; rows 50 and 51 stand with the failover log.
+"""The rows of the conformance checklist about streams; rows 50 and 51 are with the failover log.
 
 Rows 55 to 57 and 59 are about cursors and backfills, which the mutation manager hides.
 """
@@ -18,16 +18,18 @@ from txnbuffer.errors import (
     StreamMemoryExhausted,
     StreamTrimmed,
 )
-from txnbuffer.streams.effects import CloseCursor, EndConnection, OpenCursor
 from txnbuffer.streams.failover import FailoverLog, Version
 from txnbuffer.streams.messages import (
+    CloseCursor,
     CloseStream,
+    EndConnection,
     EndReason,
     Goodbye,
     Grant,
     Noop,
     NoopAnswer,
     Ok,
+    OpenCursor,
     Refused,
     RequestFlag,
     RollbackRequired,
@@ -53,16 +55,16 @@ def test_row_52_purge() -> None:
     assert isinstance(answer(request(start=200), facts(purge_seqno=200)), Ok)
 
 
-@pytest.mark.parametrize(("start", "purge", "goes_on"), [(100, 99, True), (100, 101, False), (0, 101, True)])
-def test_row_52_purge_after_the_request(start: int, purge: int, goes_on: bool) -> None:
+@pytest.mark.parametrize(("start", "purge", "continues"), [(100, 99, True), (100, 101, False), (0, 101, True)])
+def test_row_52_purge_after_the_request(start: int, purge: int, continues: bool) -> None:
     rig = ServerRig()
     rig.open(request(start=start), facts())
-    assert rig.server.scan_opens(1, purge) is goes_on
-    assert rig.heard() == ([] if goes_on else [StreamEnd(1, EndReason.ROLLBACK)])
+    assert rig.server.scan_opens(1, purge) is continues
+    assert rig.heard() == ([] if continues else [StreamEnd(1, EndReason.ROLLBACK)])
     assert not rig.server.scan_opens(2, 0), "a stream that is gone needs no scan"
 
 
-def test_row_52_purge_that_the_client_was_told_of() -> None:
+def test_row_52_a_known_purge() -> None:
     rig = ServerRig()
     rig.open(request(), facts(purge_seqno=200))
     rig.snapshot(1, 1, 250, 5, ends=False)
@@ -95,7 +97,7 @@ def test_row_58_a_reader_that_makes_no_progress_is_too_slow() -> None:
     rig.open(request(), facts(high=2), granted=(1, 100))
     rig.snapshot(1, 1, 2, 1, ends=False)
     assert rig.server.statistics(1.5).streams[0].paused_current_duration == 1.5
-    rig.server.advanced("t", 3, 3.0)  # more to send is no progress, nor is a grant that grants nothing
+    rig.server.advanced("t", 3, 3.0)  # more to send is no progress, nor is an empty grant
     rig.say(Grant(1, 1, 100), now=4.0)
     rig.server.tick(4.9)
     assert rig.heard() == []
@@ -169,7 +171,7 @@ def test_row_61_nothing_is_left_to_send() -> None:
 
 
 def test_row_61_a_partial_snapshot_is_completed_by_several() -> None:
-    """The client has [100, 200] up to 150; what the cursor has ends at 170, at 180 and at 230."""
+    """The client has [100, 200] up to 150; the cursor's snapshots end at 170, 180 and 230."""
     rig = ServerRig()
     rig.open(request(start=150, snapshot_start=100, snapshot_end=200), facts())
     assert rig.effects() == [OpenCursor(1, "t", 150, request().end, 200)]
@@ -195,8 +197,8 @@ def test_row_61_from_now_and_from_the_oldest() -> None:
     assert isinstance(answer(request(start=40), facts(trimmed_seqno=40)), Ok)
 
 
-def test_row_61_a_topic_made_anew_inherits_nothing() -> None:
-    """Even where a version is the same: what the client holds is of another topic."""
+def test_row_61_a_re_created_topic_has_no_common_history() -> None:
+    """Even if a version is equal: the client's data is of another topic."""
     assert answer(request(start=5, incarnation="i-0"), facts()) == RollbackRequired(1, 0)
     assert answer(request(start=5, incarnation="i-0", purge_seqno=9), facts(purge_seqno=9)) == RollbackRequired(1, 0)
     assert isinstance(answer(request(start=5, incarnation="i-1"), facts()), Ok)
@@ -218,7 +220,7 @@ def test_row_62_a_second_connection_of_a_name_closes_the_first() -> None:
     assert names.named(ServerRig(name="indexer").server) is newer.server, "the newer one still has the name"
 
 
-def test_row_62_noop_is_asked_and_answered() -> None:
+def test_row_62_noop_is_sent_and_answered() -> None:
     rig = ServerRig()
     rig.server.tick(9.9)
     assert rig.heard(9.9) == []
@@ -242,14 +244,14 @@ def test_row_62_noop_that_is_not_answered() -> None:
     assert isinstance(goodbye.error, ConnectionSilent)
 
 
-def test_row_62_a_suspended_server_asks_before_it_gives_up() -> None:
+def test_row_62_a_suspended_server_sends_a_noop_before_it_gives_up() -> None:
     rig = ServerRig()
     rig.server.tick(1000.0)
     assert rig.heard(1000.0) == [Noop()]
     assert not rig.server.closed
 
 
-def test_row_62_a_client_that_talks_hears_something_too() -> None:
+def test_row_62_a_client_that_sends_gets_noops_too() -> None:
     rig = ServerRig()
     rig.say(CloseStream(9), now=9.0)
     rig.server.tick(10.0)
@@ -269,7 +271,7 @@ def test_row_62_a_client_gives_up_after_two_silent_intervals() -> None:
 
 
 def test_row_62_flow_control() -> None:
-    """Neither mutations nor bytes beyond what was granted, but for the last one's bytes."""
+    """Mutations and bytes are within the grant, except the bytes of the last one."""
     rig = ServerRig()
     rig.open(request(), facts(), granted=(0, 0))
     assert rig.server.wanted() == []
@@ -279,7 +281,7 @@ def test_row_62_flow_control() -> None:
     assert rig.server.wanted() == [], "k1 with three bytes is five"
     rig.say(Grant(1, 3, 50), Grant(1, 2, 40))
     assert [tuple(one) for one in rig.server.wanted()] == [(1, 2, 45)], "a grant that is late takes nothing back"
-    with pytest.raises(ValueError, match="3 mutations where 2 are granted"):
+    with pytest.raises(ValueError, match="3 mutations exceed the grant of 2"):
         rig.server.mutations(1, rows(2, 3, 4), 0.0)
 
 
@@ -306,7 +308,7 @@ def test_row_62_close_and_open_again() -> None:
     assert isinstance(rig.open(request(2, start=5), facts())[0], Ok)
 
 
-def test_row_62_the_log_comes_whole() -> None:
+def test_row_62_the_log_is_complete() -> None:
     log = FailoverLog((Version(0x12, 200), Version(0x11, 100), W))
     ok, *_ = ServerRig().open(request(start=50), facts(log=log))
     assert isinstance(ok, Ok)

@@ -1,4 +1,4 @@
-"""Every row of the checklists of mutations and streams has the tests that it says, or a reason."""
+"""Every row of the checklists of mutations and streams has the tests that it names, or a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN = set().union(*map(numbers_of, NAMES))
 
 
 def rows(path: Path) -> list[tuple[list[int], str]]:
-    """Numbers and whole text of each row."""
+    """Numbers and text of each row."""
     found = []
     for line in path.read_text().splitlines():
         if cell := re.match(r"\| ([\d, –]+) \|", line):
@@ -47,12 +47,12 @@ def rows(path: Path) -> list[tuple[list[int], str]]:
 BOTH = [(path, *row) for path in sorted(TESTS.glob("*s/CHECKLIST.md")) for row in rows(path)]
 
 
-def test_all_62_behaviours_are_there() -> None:
+def test_all_62_behaviours_are_listed() -> None:
     assert {number for _, numbers, _ in BOTH for number in numbers} == set(range(1, 63))
 
 
 @pytest.mark.parametrize(("path", "numbers", "line"), BOTH, ids=lambda value: str(value)[:20])
-def test_a_row_that_applies_is_shown(path: Path, numbers: list[int], line: str) -> None:
+def test_a_row_that_applies_has_tests(path: Path, numbers: list[int], line: str) -> None:
     _, _, _, where, why, _ = (cell.strip() for cell in line.split("|"))
     if where == "–":
         assert why, f"{path}: {line}"
@@ -60,7 +60,7 @@ def test_a_row_that_applies_is_shown(path: Path, numbers: list[int], line: str) 
         assert set(numbers) <= SHOWN, f"{path}: {line}"
 
 
-def test_tests_that_are_named_exist() -> None:
+def test_named_tests_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", (TESTS / "streams" / "CHECKLIST.md").read_text()))
     assert len(named) > 10
     assert named - NAMES == set()

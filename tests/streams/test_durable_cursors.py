@@ -1,4 +1,4 @@
-"""What a durable cursor may be, and what it holds."""
+"""Durable cursors: valid positions, and what they keep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_seqno_or_a_token_of_this_history_is_acknowledged(at: int | ResumeToke
     assert acknowledged(at, "t", FACTS) == (at if isinstance(at, int) else at.seqno)
 
 
-def test_inside_a_snapshot_everything_behind_the_seqno_is_still_needed() -> None:
+def test_inside_a_snapshot_everything_after_its_start_is_needed() -> None:
     assert acknowledged(ResumeToken("t", "c", "i", (NEW, OLD), 60, 55, 70), "t", FACTS) == 60
 
 
@@ -41,21 +41,21 @@ def test_inside_a_snapshot_everything_behind_the_seqno_is_still_needed() -> None
         (token(10, OLD, incarnation="other"), ForeignToken),
     ],
 )
-def test_what_is_of_another_history_is_refused(at: int | ResumeToken, error: type[Exception]) -> None:
+def test_positions_of_another_history_are_rejected(at: int | ResumeToken, error: type[Exception]) -> None:
     with pytest.raises(error):
         acknowledged(at, "t", FACTS)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "ä" * 101, "a\nb", 5, None])
-def test_what_is_no_name_is_refused(name: object) -> None:
+def test_invalid_names_are_rejected(name: object) -> None:
     with pytest.raises(InvalidRequest):
         check_cursor_name(name)
     assert check_cursor_name("x" * 200) == "x" * 200
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5)), max_size=8), st.integers(0, 40))
-def test_what_is_held_is_what_comes_next_and_no_more(steps: list[tuple[int, int]], seqno: int) -> None:
-    """Against a list: the ledger of each visible record; an empty one has the number of the next record."""
+def test_the_first_ledger_kept_has_the_next_record(steps: list[tuple[int, int]], seqno: int) -> None:
+    """Against a list of the ledgers of visible records; an empty ledger has the seqno of the next record."""
     firsts: dict[int, int] = {}
     where: dict[int, int] = {}
     ledger, following = 0, 1

@@ -21,7 +21,7 @@ def test_row_50_initial_log_entries_and_edges() -> None:
     assert first.created(MAX_UUID, MAX_SEQNO).end_of(7, MAX_SEQNO) == MAX_SEQNO
 
 
-def test_row_51_creating_drops_what_began_later() -> None:
+def test_row_51_creating_drops_later_versions() -> None:
     assert FIVE.created(6, 500).versions == (Version(6, 500), *FIVE.versions)
     assert FIVE.created(6, 199).versions == (Version(6, 199), Version(2, 100), Version(1, 0))
     assert FIVE.created(6, 200).versions[:2] == (Version(6, 200), Version(3, 200)), "as late is not later"
@@ -57,7 +57,7 @@ def test_row_51_sanitising(stored: tuple[tuple[int, int], ...], left: tuple[tupl
 
 
 @given(st.lists(st.builds(Version, st.integers(-1, 40), st.integers(-1, 60)), max_size=60))
-def test_whatever_is_stored_something_sound_comes_of_it(stored: list[Version]) -> None:
+def test_any_stored_log_is_repaired(stored: list[Version]) -> None:
     log = FailoverLog.sanitised(stored, 99)
     assert FailoverLog.sanitised(log.versions, 98) == log
     assert set(log.versions) <= {*stored, Version(99, 0)}
@@ -67,19 +67,19 @@ def test_whatever_is_stored_something_sound_comes_of_it(stored: list[Version]) -
     "versions",
     [(), ((0, 0),), ((1, 5), (2, 6)), ((1, 5), (1, 4)), ((1, -1),), tuple((n, 0) for n in range(1, 1002))],
 )
-def test_what_is_no_log_is_refused(versions: tuple[tuple[int, int], ...]) -> None:
+def test_invalid_logs_are_rejected(versions: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match="version"):
         FailoverLog(tuple(Version(*pair) for pair in versions))
 
 
-def test_an_unclean_start_branches_where_all_was_there() -> None:
+def test_an_unclean_start_branches_where_the_data_was_complete() -> None:
     assert branch_point(high_seqno=20, snapshot_start=10, snapshot_end=20) == 20
     assert branch_point(high_seqno=15, snapshot_start=10, snapshot_end=20) == 10
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
-def test_a_reader_goes_back_to_where_a_copy_was_taken(steps: list[int], data: st.DataObject) -> None:
-    """Each owner writes so much; a copy is taken anywhere, both go on, and a reader of one comes to the other."""
+def test_a_reader_goes_back_to_the_point_of_a_copy(steps: list[int], data: st.DataObject) -> None:
+    """Each owner writes; a copy is taken at any point, both continue, and a reader of one moves to the other."""
     at = data.draw(st.integers(0, len(steps)))
     uuids = iter(range(2, 1000))
 

@@ -1,7 +1,7 @@
-"""Client and server joined by a wire that cuts anywhere, with failovers, compactions and crashes of the client.
+"""Client and server on a connection that is lost anywhere, with failovers, compactions and crashes of the client.
 
-Whenever the client says that its data is complete, its table is what the history that it follows says; in
-the end it is what the topic holds.
+Whenever the client reports that its data is complete, its table equals the history that it follows; in
+the end it equals the topic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ reasons = st.sampled_from([EndReason.STATE_CHANGED, EndReason.ROLLBACK, EndReaso
 
 
 class LossyWire(RuleBasedStateMachine):
-    """Every rule leaves a world in which all that was said so far holds."""
+    """The rules of the state machine; the invariants hold after each."""
 
     @initialize(first=rows)
     def begin(self, first: list[tuple[bytes | None, bytes | None]]) -> None:
@@ -78,8 +78,8 @@ class LossyWire(RuleBasedStateMachine):
             self.world.connect()
 
     @rule(topic=topics)
-    def make_anew(self, topic: str) -> None:
-        self.world.anew(topic)
+    def re_create(self, topic: str) -> None:
+        self.world.recreate(topic)
         self.world.node.server.end_topic(topic, EndReason.ROLLBACK)
         self.world.node.settle()
 

@@ -1,4 +1,4 @@
-"""The rollback search: the vectors of other implementations, and what must hold whatever the histories."""
+"""The rollback point: test vectors of other implementations, and properties for any history."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_an_older_version_of_the_client_is_found() -> None:
 
 
 def test_the_end_of_a_version_at_the_client_counts_as_much_as_that_here() -> None:
-    """Up to 500 both were on W; the client left it at 450, and what it has behind that is of no history here."""
+    """Up to 500 both were on W; the client left it at 450, and its mutations after that are not in this history."""
     assert common_seqno((Version(Z, 450), Version(W, 0)), THREE, 1200) == 450
     assert common_seqno((Version(Z, 700), Version(W, 0)), THREE, 1200) == 500
     assert common_seqno((Version(Z, 450),), THREE, 1200) is None
 
 
-def test_a_client_on_an_old_version_with_nothing_to_undo_goes_on() -> None:
-    """Told to go back to 500 while it stands at 400 it would ask the same for ever."""
+def test_a_client_on_an_old_version_with_nothing_to_undo_continues() -> None:
+    """If it had to go back to 500 while it is at 400, it would repeat the request for ever."""
     assert rollback_point(400, 400, 400, (Version(W, 0),), THREE, 1200) is OK
 
 
@@ -98,7 +98,7 @@ def logs(draw: st.DrawFn) -> FailoverLog:
 
 
 @given(logs(), st.lists(seqnos, min_size=3, max_size=3), st.lists(st.tuples(st.integers(1, 8), seqnos), max_size=4))
-def test_a_client_that_goes_back_is_told_to_only_once(
+def test_a_client_that_rolls_back_has_to_do_so_only_once(
     table: FailoverLog, numbers: list[int], held: list[tuple[int, int]]
 ) -> None:
     snapshot_start, start, snapshot_end = sorted(numbers)

@@ -1,4 +1,4 @@
-"""The client's side of streams, told by hand what a server would say, and what none may."""
+"""The client's side of streams, with messages that a server sends, and with ones that it must not send."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ from txnbuffer.errors import (
     StreamViolation,
 )
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import (
-    CaughtUp,
-    Completed,
-    Delivered,
-    EndConnection,
-    Interrupted,
-    RollBack,
-    StreamEnded,
-    StreamOpened,
-)
 from txnbuffer.streams.failover import Version
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
+    CaughtUp,
     CloseStream,
+    Completed,
+    Delivered,
+    EndConnection,
     EndReason,
     Goodbye,
     Grant,
+    Interrupted,
     Refused,
     RequestFlag,
+    RollbackReceived,
     RollbackRequired,
     ServerMessage,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotFlag,
     StreamEnd,
+    StreamEnded,
     StreamHello,
     StreamMutations,
+    StreamOpened,
     StreamRequest,
 )
 from txnbuffer.streams.token import ResumeToken
@@ -64,7 +62,7 @@ def request_of(rig: ClientRig) -> StreamRequest:
     return found
 
 
-def test_the_first_words_of_a_connection() -> None:
+def test_the_first_messages_of_a_connection() -> None:
     rig = ClientRig(PART, config=ClientConfig("indexer", 10, 1000, 5.0))
     assert rig.first == [
         StreamHello(STREAM_VERSION, "indexer", 5.0),
@@ -90,7 +88,7 @@ def test_a_snapshot_from_its_beginning_to_its_end() -> None:
     assert isinstance(caught_up, CaughtUp)
 
 
-def test_caught_up_is_told_once_each_time_it_comes_true() -> None:
+def test_caught_up_is_reported_once_each_time() -> None:
     rig = ClientRig()
     assert [type(event) for event in rig.ok(high=0)] == [StreamOpened, CaughtUp]
     assert [type(event) for event in rig.tell(begin(1, 1), SnapshotEnd(1, 1, 1))] == [Completed]
@@ -98,7 +96,7 @@ def test_caught_up_is_told_once_each_time_it_comes_true() -> None:
     assert [type(event) for event in rig.tell(begin(3, 3), SnapshotEnd(1, 3, 3))] == [Completed, CaughtUp]
 
 
-def test_a_whole_snapshot_whose_end_was_cut_off_is_complete_when_it_is_opened_again() -> None:
+def test_a_snapshot_whose_end_was_lost_is_complete_after_reopening() -> None:
     rig = ClientRig(PART.reached(200))
     opened, done = rig.ok(200)
     assert isinstance(opened, StreamOpened)
@@ -106,7 +104,7 @@ def test_a_whole_snapshot_whose_end_was_cut_off_is_complete_when_it_is_opened_ag
     assert done.token.snapshot_start == 200
 
 
-def test_it_asks_again_from_the_middle_of_a_snapshot_with_its_real_bounds() -> None:
+def test_it_requests_the_rest_of_a_snapshot_with_its_bounds() -> None:
     rig = ClientRig()
     rig.ok()
     rig.tell(begin(1, 9), some(2))
@@ -137,45 +135,45 @@ def test_it_asks_again_from_the_middle_of_a_snapshot_with_its_real_bounds() -> N
         (begin(1, 4), StreamEnd(1, EndReason.OK)),
     ],
 )
-def test_a_stream_that_breaks_the_protocol_ends_for_good(messages: tuple[ServerMessage, ...]) -> None:
+def test_a_stream_that_violates_the_protocol_ends_for_good(messages: tuple[ServerMessage, ...]) -> None:
     rig = ClientRig()
     rig.ok()
     *_, ended = rig.tell(*messages)
     assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, StreamViolation)
     assert rig.said()[-1] == CloseStream(1)
-    assert rig.tell(some(9)) == [], "what still comes of it is not looked at"
+    assert rig.tell(some(9)) == [], "later messages of it are ignored"
     rig.client.tick(1000.0)
     assert not any(isinstance(message, StreamRequest) for message in rig.said())
 
 
-def test_more_than_was_granted_breaks_the_protocol() -> None:
+def test_more_than_was_granted_violates_the_protocol() -> None:
     rig = ClientRig(config=ClientConfig("", 2, 1000))
     rig.ok()
     assert isinstance(rig.tell(begin(1, 9), some(1, 2))[0], Delivered)
     assert isinstance(rig.tell(some(3))[0], StreamEnded)
 
 
-def test_a_message_for_a_stream_that_was_never_asked_for_ends_the_connection() -> None:
+def test_a_message_for_a_stream_that_was_never_requested_ends_the_connection() -> None:
     rig = ClientRig()
     (gone,) = rig.tell(begin(1, 1, stream=2), begin(1, 1))
     assert isinstance(gone, EndConnection)
     assert isinstance(gone.error, StreamViolation)
 
 
-def test_row_54_a_rollback_is_the_readers_to_make_and_then_it_asks_again() -> None:
+def test_row_54_the_reader_rolls_back_and_requests_again() -> None:
     rig = ClientRig(ResumeToken("t", "c-1", "i-1", (Version(0x12, 120), W), 150, 150, 150, 40))
     (event,) = rig.tell(RollbackRequired(1, 110))
-    assert isinstance(event, RollBack)
+    assert isinstance(event, RollbackReceived)
     assert event.seqno == 110
     assert rig.said() == [], "nothing is asked before it is done"
     for wrong in (111, -1):
-        with pytest.raises(InvalidRequest, match="0 to 110 will do"):
+        with pytest.raises(InvalidRequest, match="must be 0 to 110"):
             rig.client.rolled_back(rig.handle, wrong, 1.0)
     rig.client.rolled_back(rig.handle, 90, 1.0)
     asked = request_of(rig)
     assert (asked.stream, asked.start, asked.versions, asked.purge_seqno) == (2, 90, (W,), 0)
-    with pytest.raises(InvalidRequest, match="nothing was asked"):
+    with pytest.raises(InvalidRequest, match="no rollback was requested"):
         rig.client.rolled_back(rig.handle, 0, 1.0)
 
 
@@ -189,7 +187,7 @@ def test_row_54_a_rollback_survives_the_connection() -> None:
     assert request_of(rig).start == 100
 
 
-def test_a_strict_reader_of_nothing_is_sent_back_to_zero_only_once() -> None:
+def test_a_strict_reader_without_data_is_rolled_back_to_zero_only_once() -> None:
     rig = ClientRig(ResumeToken("t", versions=(W,)), flags=RequestFlag.STRICT)
     rig.tell(RollbackRequired(1, 0))
     rig.client.rolled_back(rig.handle, 0, 1.0)
@@ -197,7 +195,7 @@ def test_a_strict_reader_of_nothing_is_sent_back_to_zero_only_once() -> None:
     assert isinstance(rig.tell(RollbackRequired(2, 0))[0], StreamEnded)
 
 
-def test_it_opens_again_after_any_unexpected_end() -> None:
+def test_it_is_opened_again_after_any_unexpected_end() -> None:
     rig = ClientRig(config=ClientConfig(first_retry=1.0, last_retry=3.0, noop_interval=1000.0))
     waits = []
     now = 0.0
@@ -217,7 +215,7 @@ def test_it_opens_again_after_any_unexpected_end() -> None:
     assert waits == [1.0, 2.0, 3.0, 3.0]
 
 
-def test_progress_makes_it_patient_again() -> None:
+def test_progress_resets_the_delay() -> None:
     rig = ClientRig(config=ClientConfig(first_retry=1.0, last_retry=9.0))
     rig.ok()
     rig.tell(StreamEnd(1, EndReason.CLOSED))
@@ -234,7 +232,7 @@ def test_progress_makes_it_patient_again() -> None:
         (Refused(1, TopicNotFound("no topic t")), TopicNotFound),
     ],
 )
-def test_what_trying_again_can_not_mend_ends_it(message: ServerMessage, error: type[Exception]) -> None:
+def test_an_error_that_is_not_retryable_ends_it(message: ServerMessage, error: type[Exception]) -> None:
     rig = ClientRig()
     if isinstance(message, StreamEnd):
         rig.ok()
@@ -243,7 +241,7 @@ def test_what_trying_again_can_not_mend_ends_it(message: ServerMessage, error: t
     assert isinstance(ended.error, error)
 
 
-def test_a_refusal_that_may_pass_is_tried_again() -> None:
+def test_a_retryable_refusal_is_retried() -> None:
     rig = ClientRig()
     (interrupted,) = rig.tell(Refused(1, StreamMemoryExhausted("full")))
     assert isinstance(interrupted, Interrupted)
@@ -264,7 +262,7 @@ def test_without_reopening_the_first_interruption_ends_it(reason: EndReason | No
     assert isinstance(ended.error, StreamTooSlow if reason else StreamClosed)
 
 
-def test_an_end_that_was_reached_and_not_told_is_not_asked_for_again() -> None:
+def test_an_end_that_was_reached_and_not_reported_is_not_requested_again() -> None:
     rig = ClientRig(end=2)
     rig.ok(end=2)
     rig.tell(begin(1, 3), some(1), SnapshotEnd(1, 3, 3))
@@ -281,7 +279,7 @@ def test_a_snapshot_begun_before_the_end_is_completed_beyond_it() -> None:
     assert rig.first[1] == StreamRequest(1, "t", 150, 200, (W,), 100, 200, RequestFlag.NONE, "c-1", "i-1", 0)
 
 
-def test_now_is_settled_once() -> None:
+def test_now_is_resolved_once() -> None:
     rig = ClientRig(flags=RequestFlag.FROM_NOW | RequestFlag.TO_NOW)
     (opened, _) = rig.ok(300, end=300)
     assert isinstance(opened, StreamOpened)
@@ -295,7 +293,7 @@ def test_now_is_settled_once() -> None:
     assert (asked.start, asked.flags) == (300, RequestFlag.NONE)
 
 
-def test_a_token_of_another_cluster_or_topic_goes_no_further() -> None:
+def test_a_token_of_another_cluster_or_topic_ends_it() -> None:
     rig = ClientRig(ResumeToken("t", "c-2", "i-1", (W,), 150, 150, 150))
     (ended,) = rig.ok(150)
     assert isinstance(ended, StreamEnded)
@@ -348,7 +346,7 @@ def test_grants_follow_what_the_reader_consumed() -> None:
         rig.client.consumed(rig.handle, 2, 10)
 
 
-def test_what_waits_for_the_reader_stands_against_the_next_connection() -> None:
+def test_unconsumed_mutations_count_against_the_next_connection() -> None:
     rig = ClientRig(config=ClientConfig("", 10, 100))
     rig.ok()
     rig.tell(begin(1, 300), some(1, 2, 3, size=8))

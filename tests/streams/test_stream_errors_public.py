@@ -1,4 +1,4 @@
-"""What a reader of change streams can be told is found where the rest of the public names are."""
+"""All errors of change streams are public names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import txnbuffer
 from txnbuffer import errors
 
 INSIDE = ("StreamExists", "StreamViolation")
-"""Of connections, which are made again by themselves."""
+"""Errors of connections, which are reopened automatically."""
 OTHERS = (
     "BackfillFailed", "ForeignToken", "SeqnoOutOfRange", "TokensFailed", "TooManyCursors", "UnknownCursor",
     "UnreadableToken",

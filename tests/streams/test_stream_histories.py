@@ -1,4 +1,4 @@
-"""Long histories drawn from seeds: branches, cuts, compactions, crashes, much denser than a search finds them."""
+"""Long histories from seeds: branches, lost connections, compactions and crashes in quick succession."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def fail_over(world: World, topic: str, chance: random.Random) -> None:
     end(world, topic, EndReason.ROLLBACK, cut=chance.random() < 0.5)
 
 
-def make_anew(world: World, topic: str, chance: random.Random) -> None:
-    world.anew(topic)
+def re_create(world: World, topic: str, chance: random.Random) -> None:
+    world.recreate(topic)
     end(world, topic, EndReason.ROLLBACK, cut=chance.random() < 0.5)
 
 
@@ -70,7 +70,7 @@ def retry(world: World, _: str, chance: random.Random) -> None:
 
 
 ACTIONS = {
-    write: 8, flow: 14, drain: 3, cut: 2, fail_over: 2, make_anew: 0.1, compact: 0.5, end_streams: 0.5, store: 2,
+    write: 8, flow: 14, drain: 3, cut: 2, fail_over: 2, re_create: 0.1, compact: 0.5, end_streams: 0.5, store: 2,
     crash: 1, retry: 3,
 }  # fmt: skip
 
@@ -89,7 +89,7 @@ def end(world: World, topic: str, reason: EndReason, *, cut: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_table_is_what_the_history_says(seed: int) -> None:
+def test_the_table_equals_the_history(seed: int) -> None:
     chance = random.Random(seed)
     world = World(TOPICS)
     for action in chance.choices([*ACTIONS], [*ACTIONS.values()], k=150):

@@ -1,4 +1,4 @@
-"""The server's side of streams: how a connection begins and ends, frames, figures, defects of the shell."""
+"""The server's side of streams: start and end of connections, frames, statistics, errors of the shell."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from stream_rigs import ServerRig, facts, request, rows
 
 from broker_io.errors import TopicNotFound
 from txnbuffer.errors import ConnectionSilent, StreamViolation
-from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
+    CloseCursor,
     CloseStream,
+    EndConnection,
     EndReason,
+    FindTopic,
     Goodbye,
     Grant,
     NoopAnswer,
@@ -35,7 +37,7 @@ from txnbuffer.streams.server import ServerConfig, StreamServer
         (StreamHello(STREAM_VERSION, "", 10.0), StreamHello(STREAM_VERSION, "", 10.0)),
     ],
 )
-def test_a_connection_that_does_not_begin_with_one_sound_hello_ends(messages: tuple[ClientMessage, ...]) -> None:
+def test_a_connection_must_begin_with_one_valid_hello(messages: tuple[ClientMessage, ...]) -> None:
     server = StreamServer(ServerConfig(), 0.0)
     server.receive((*messages, request(5)), 0.0)
     (goodbye,) = server.take_frame(1, 0.0)
@@ -45,7 +47,7 @@ def test_a_connection_that_does_not_begin_with_one_sound_hello_ends(messages: tu
     assert server.closed
 
 
-def test_who_never_says_hello_is_not_waited_for() -> None:
+def test_a_connection_without_hello_is_ended() -> None:
     server = StreamServer(ServerConfig(hello_timeout=60.0), 0.0)
     server.tick(59.0)
     assert not server.closed
@@ -55,7 +57,7 @@ def test_who_never_says_hello_is_not_waited_for() -> None:
     assert isinstance(goodbye.error, ConnectionSilent)
 
 
-def test_a_topic_that_is_not_here_and_one_that_is_closed_meanwhile() -> None:
+def test_a_topic_of_another_service_and_a_stream_closed_meanwhile() -> None:
     rig = ServerRig()
     rig.say(request(1), request(2), CloseStream(2))
     assert rig.effects() == [FindTopic(1, "t"), FindTopic(2, "t")]
@@ -80,7 +82,7 @@ def test_a_lost_connection_closes_its_cursors() -> None:
     assert rig.server.wanted() == []
 
 
-def test_frames_are_cut_by_bytes_and_take_one_message_at_least() -> None:
+def test_frames_are_limited_by_bytes_and_have_at_least_one_message() -> None:
     rig = ServerRig()
     rig.open(request(), facts())
     rig.server.snapshot_begins(1, 1, 9)
@@ -97,10 +99,10 @@ def test_frames_are_cut_by_bytes_and_take_one_message_at_least() -> None:
 @pytest.mark.parametrize(
     ("begin", "given"), [((2, 4), ()), ((1, 0), ()), ((1, 4), (5,)), ((1, 4), (2, 1)), ((1, 4), (0,))]
 )
-def test_a_cursor_that_leaves_a_hole_or_goes_back_is_a_defect(begin: tuple[int, int], given: tuple[int, ...]) -> None:
+def test_a_cursor_must_not_leave_a_gap_or_go_back(begin: tuple[int, int], given: tuple[int, ...]) -> None:
     rig = ServerRig()
     rig.open(request(), facts())
-    with pytest.raises(ValueError, match=r"follow|stand behind"):
+    with pytest.raises(ValueError, match=r"follow|not within"):
         rig.snapshot(1, *begin, *given)
 
 

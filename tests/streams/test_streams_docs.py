@@ -1,4 +1,4 @@
-"""The tables of the documentation are those of the code, and the tables of states lead somewhere."""
+"""The tables of the documentation are those of the code, and the tables of states are complete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_table_of_end_reasons() -> None:
     assert set(ERROR_OF) == set(EndReason) - {EndReason.OK}
 
 
-def test_every_state_can_be_reached_and_left_and_nothing_follows_death() -> None:
+def test_every_state_can_be_reached_and_left_except_the_last() -> None:
     for steps, first, dead in (
         (PRODUCER_STEPS, Producing.ASKED, Producing.DEAD),
         (CONSUMER_STEPS, Consuming.WAITING, Consuming.DEAD),
@@ -46,7 +46,7 @@ def test_every_state_can_be_reached_and_left_and_nothing_follows_death() -> None
         assert len({(step.before, step.event) for step in steps}) == len(steps)
 
 
-def test_what_the_tables_do_not_have_is_refused() -> None:
+def test_events_without_a_transition_are_rejected() -> None:
     for state, event in itertools.product(Producing, Event):
         if not any((step.before, step.event) == (state, event) for step in PRODUCER_STEPS):
             with pytest.raises(StreamViolation, match=event.value):

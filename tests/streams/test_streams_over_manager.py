@@ -1,4 +1,4 @@
-"""Streams over the cursors of the real mutation manager: each topic's order holds, across connections too."""
+"""Streams with the cursors of the real mutation manager: each topic is in order, also across connections."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.cursor import Cursor
 from txnbuffer.mutations.manager import MutationManager, ReadLog
-from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
+from txnbuffer.rpc.stream_frames import (
+    decode_stream_client_frame,
+    decode_stream_server_frame,
+    encode_stream_client_frame,
+    encode_stream_server_frame,
+)
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import CloseCursor, Completed, Delivered, FindTopic, OpenCursor
+from txnbuffer.streams.messages import CloseCursor, Completed, Delivered, FindTopic, OpenCursor
 from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
 from txnbuffer.streams.token import ResumeToken
 
@@ -22,7 +26,7 @@ TOPICS = ("a", "b")
 
 
 class Shell:
-    """The least that joins a server with managers: effects to cursors, slices to messages, reads of the log."""
+    """A minimal shell for a server and managers: effects to cursors, slices to messages, reads of the log."""
 
     def __init__(self, logs: dict[str, list[Mutation]], managers: dict[str, MutationManager]) -> None:
         self.logs, self.managers = logs, managers
@@ -62,7 +66,7 @@ class Shell:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_order_of_each_topic_holds(seed: int) -> None:
+def test_each_topic_is_in_order(seed: int) -> None:
     chance = random.Random(seed)
     logs: dict[str, list[Mutation]] = {topic: [] for topic in TOPICS}
     managers = {topic: MutationManager() for topic in TOPICS}

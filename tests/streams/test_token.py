@@ -1,4 +1,4 @@
-"""Resume tokens: their text, and how they follow a stream."""
+"""Resume tokens: their text, and their changes along a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_golden_tokens() -> None:
 
 
 @given(tokens())
-def test_a_token_comes_back_as_it_was(token: ResumeToken) -> None:
+def test_a_token_is_read_as_written(token: ResumeToken) -> None:
     assert ResumeToken.parse(str(token)) == token
 
 
@@ -64,13 +64,13 @@ def test_a_token_comes_back_as_it_was(token: ResumeToken) -> None:
         {"purge": -1},
     ],
 )
-def test_what_is_no_token_is_refused(changes: dict[str, object]) -> None:
+def test_invalid_tokens_are_rejected(changes: dict[str, object]) -> None:
     with pytest.raises(UnreadableToken, match="start the stream from its beginning"):
         ResumeToken.parse(json.dumps(json.loads(str(TOKEN)) | changes))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "1", "{", str(TOKEN)[:-1], "[" * 100_000, '{"v":1}'])
-def test_noise_is_refused(text: str) -> None:
+def test_noise_is_rejected(text: str) -> None:
     with pytest.raises(UnreadableToken):
         ResumeToken.parse(text)
 

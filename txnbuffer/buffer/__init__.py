@@ -1,8 +1,6 @@
 """The transactional state of one topic, pure: the buffer folded from its log, visibility and sequence numbers."""
 
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void
-from txnbuffer.buffer.sequencer import Sequenced, Sequencer, SequencerState, reader_floor
 from txnbuffer.buffer.sets import OpenTxn
 from txnbuffer.buffer.state import (
     NOWHERE,
@@ -10,12 +8,28 @@ from txnbuffer.buffer.state import (
     BufferState,
     CoordinatorColumns,
     Counters,
+    Damage,
+    Effect,
+    EpochRaised,
+    Ignored,
     Items,
     OngoingColumns,
+    Reason,
     SegmentColumns,
     SegmentSummary,
+    Suppressed,
+    TransactionEnded,
+    Void,
 )
-from txnbuffer.buffer.visibility import decided_rows, visible_counts, visible_mask
+from txnbuffer.buffer.visibility import (
+    Sequenced,
+    Sequencer,
+    SequencerState,
+    decided_rows,
+    reader_floor,
+    visible_counts,
+    visible_mask,
+)
 
 __all__ = [
     "NOWHERE",

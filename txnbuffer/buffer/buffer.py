@@ -6,25 +6,32 @@ The rules of the log protocol that it applies, in log order; the code names them
    here if a marker said so, or if it is at or below the low-water mark and not ongoing.
 2. A record whose seq is not above the highest accepted of its transaction is a duplicate: suppressed
    and counted.
-3. An item of a marker ends its transaction, unless that has ended here: then it is ignored. An ABORT without
+3. An item of a marker ends its transaction; if that has ended here, the item is ignored. An ABORT without
    records is stored as an end, not as an abort.
-4. A one-phase item of an epoch older than the newest seen here from that coordinator is void. A decided
-   one holds whatever its epoch.
-5. Of a marker the items count first, then its low-water mark and epoch. A message is applied whole.
-6. A COMMIT is damage if the number of accepted records differs from the number in the marker.
+4. A one-phase item is void if a newer epoch of its coordinator was seen here. A decided item counts
+   whatever its epoch.
+5. A marker's items are applied first, then its low-water mark and epoch. A message is applied whole.
+6. A COMMIT is damaged if the number of accepted records differs from the number in the marker.
 7. A marker that can't be decoded and a message of another protocol version stop the topic; a record
    that can't be decoded is suppressed and counted.
+
+The buffer also cuts its aborts and suppressed ranges, in log order, into segments with permanent numbers. They are
+appended to the unsealed items. When there are `segment_size` of them, the next item seals these: they become the next
+segment, which never changes. So the cuts depend on the log alone, not on how it was read or when snapshots were
+written. The items of one marker may fall into two segments. Consecutive suppressed messages are one range as long as
+the range is unsealed. The stored format calls a segment a *part* and the unsealed items the *tail*.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+
+import numpy as np
 
 from broker_io.batch import PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.decoding import PlacedMarker, decode
-from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void
-from txnbuffer.buffer.segments import BufferSegments
 from txnbuffer.buffer.sets import (
     AbortedSet,
     CoordinatorState,
@@ -34,7 +41,22 @@ from txnbuffer.buffer.sets import (
     coordinator_columns,
     coordinator_states,
 )
-from txnbuffer.buffer.state import BufferSegment, BufferState, Counters, Items
+from txnbuffer.buffer.state import (
+    BufferSegment,
+    BufferState,
+    Counters,
+    Damage,
+    Effect,
+    EpochRaised,
+    Ignored,
+    Items,
+    Reason,
+    SegmentColumns,
+    SegmentSummary,
+    Suppressed,
+    TransactionEnded,
+    Void,
+)
 from txnbuffer.errors import OutOfOrder, ProtocolStopped, SegmentMismatch
 from txnbuffer.model import Marker, Outcome, RecordSlice, TxnId, Undecodable
 
@@ -45,10 +67,103 @@ DAMAGE_KEPT = 1000
 _COUNTER_OF = {Reason.LATE: "late", Reason.DUPLICATE: "duplicates", Reason.UNDECODABLE: "undecodable"}
 
 
+class BufferSegments:
+    """The unsealed items, the sealed segments not taken yet, and the summaries of all segments not dropped."""
+
+    __slots__ = ("_aborts", "_ranges", "_sealed", "next_number", "segment_size", "summaries")
+
+    def __init__(self, segment_size: int) -> None:
+        if segment_size < 1:
+            raise ValueError(f"segment_size must be at least 1, got {segment_size}")
+        self.segment_size = segment_size
+        self.next_number = 1
+        self.summaries: deque[SegmentSummary] = deque()
+        self._sealed: list[BufferSegment] = []
+        self._aborts: list[tuple[TxnId, Position]] = []
+        self._ranges: list[tuple[Position, Position]] = []
+
+    @property
+    def unsealed_size(self) -> int:
+        return len(self._aborts) + len(self._ranges)
+
+    def add_aborts(self, txns: list[TxnId], marker: Position) -> None:
+        """Add transactions that one marker aborted."""
+        start = 0
+        while start < len(txns):
+            if self.unsealed_size >= self.segment_size:
+                self._seal()
+            stop = start + self.segment_size - self.unsealed_size
+            self._aborts += [(txn, marker) for txn in txns[start:stop]]
+            start = stop
+
+    def add_range(self, first: Position, last: Position, before: Position | None) -> bool:
+        """Add suppressed positions; `before` is the end of the message before them.
+
+        Return True if they extended the newest range, False if they are a new one.
+        """
+        if self._ranges and self._ranges[-1][1] == before and before.ledger == first.ledger:
+            self._ranges[-1] = (self._ranges[-1][0], last)
+            return True
+        if self.unsealed_size >= self.segment_size:
+            self._seal()
+        self._ranges.append((first, last))
+        return False
+
+    @property
+    def first_number(self) -> int:
+        """The number of the oldest segment not dropped, or of the next one if there is none."""
+        return self.next_number - len(self.summaries)
+
+    def unsealed(self) -> Items:
+        return Items.of(self._aborts, self._ranges)
+
+    def columns(self) -> SegmentColumns:
+        rows = np.array(self.summaries, np.int64).reshape(-1, len(SegmentSummary._fields)).T
+        return SegmentColumns(self.first_number, rows[1], rows[2], rows[3])
+
+    @classmethod
+    def of(cls, segment_size: int, sealed: SegmentColumns, unsealed: Items) -> BufferSegments:
+        """Restored from a snapshot; all sealed segments were taken."""
+        segments = cls(segment_size)
+        numbers = range(sealed.first, sealed.end)
+        rows = zip(
+            numbers, sealed.last_ledgers.tolist(), sealed.aborts.tolist(), sealed.suppressed.tolist(), strict=True
+        )
+        segments.summaries.extend(map(SegmentSummary._make, rows))
+        segments.next_number = sealed.end
+        ids = map(TxnId, unsealed.most.tolist(), unsealed.least.tolist())
+        segments._aborts = list(zip(ids, unsealed.markers, strict=True))
+        segments._ranges = list(zip(unsealed.firsts, unsealed.lasts, strict=True))
+        return segments
+
+    def take_sealed(self) -> list[BufferSegment]:
+        """The segments sealed since the last call."""
+        taken, self._sealed = self._sealed, []
+        return taken
+
+    def trim(self, first_ledger: int) -> list[int]:
+        """Drop the oldest segments, if all their items are in ledgers below `first_ledger`; return their numbers.
+
+        The numbers ascend. Segments that were not taken yet stay.
+        """
+        untaken = self.next_number - len(self._sealed)
+        dropped: list[int] = []
+        while self.summaries and self.summaries[0].last_ledger < first_ledger and self.summaries[0].number < untaken:
+            dropped.append(self.summaries.popleft().number)
+        return dropped
+
+    def _seal(self) -> None:
+        segment = BufferSegment(self.next_number, self.unsealed())
+        self._sealed.append(segment)
+        self.summaries.append(segment.summary)
+        self.next_number += 1
+        self._aborts, self._ranges = [], []
+
+
 class TransactionBuffer:
     """What is visible in one topic, as of the last message applied.
 
-    `segment_size` is the number of aborts and suppressed ranges in a sealed part.
+    `segment_size` is the number of aborts and suppressed ranges in a sealed segment.
     """
 
     __slots__ = (
@@ -80,9 +195,9 @@ class TransactionBuffer:
 
     @classmethod
     def restore(cls, state: BufferState, segments: Iterable[BufferSegment]) -> TransactionBuffer:
-        """The buffer whose `snapshot_state()` was `state`; `segments` are all that it names, ascending.
+        """The buffer whose `snapshot_state()` was `state`; `segments`: all that the state names, ascending.
 
-        Raises SegmentMismatch if they are not.
+        Raises SegmentMismatch for any others.
         """
         buffer = cls(state.segment_size)
         buffer.segments = BufferSegments.of(state.segment_size, state.segments, state.unsealed)
@@ -96,17 +211,17 @@ class TransactionBuffer:
         for segment in segments:
             if segment.summary != next(expected, None):
                 raise SegmentMismatch(
-                    f"part {segment.number} is not the one that the state names: recover from an older snapshot"
+                    f"segment {segment.number} is not the one that the state names: recover from an older snapshot"
                 )
             buffer._load(segment.items)
         missing = next(expected, None)
         if missing is not None:
-            raise SegmentMismatch(f"part {missing.number} is missing: recover from an older snapshot")
+            raise SegmentMismatch(f"segment {missing.number} is missing: recover from an older snapshot")
         buffer._load(state.unsealed)
         return buffer
 
     def snapshot_state(self) -> BufferState:
-        """All but the sealed parts, copied. Parts that `take_sealed` has not given out yet belong to it."""
+        """A copy of all but the sealed segments; it names those that `take_sealed` has not returned yet, too."""
         return BufferState(
             segment_size=self.segments.segment_size,
             applied=self._applied,
@@ -129,12 +244,12 @@ class TransactionBuffer:
 
     @property
     def max_read_position(self) -> Position | None:
-        """All messages up to this one are decided; None if there are none, or while a replay is under way."""
+        """All messages up to this one are decided; None if there are none, or during a replay."""
         return None if self.replaying else self.decided_position
 
     @property
     def decided_position(self) -> Position | None:
-        """`max_read_position`, also while a replay is under way."""
+        """`max_read_position`, also during a replay."""
         oldest = self.ongoing.oldest()
         return self._applied if oldest is None else oldest.before
 
@@ -167,13 +282,13 @@ class TransactionBuffer:
     # Input
 
     def replay_until(self, end: Position | None) -> None:
-        """Show nothing until the message at `end` is applied (None: the log is empty)."""
+        """Make nothing visible until the message at `end` is applied (None: the log is empty)."""
         self._until = end
 
     def apply_batch(self, placed: PlacedBatch) -> list[Effect]:
-        """Apply the messages that follow the applied ones; returns the effects in log order.
+        """Apply the messages that follow the applied ones; return the effects in log order.
 
-        Raises ProtocolStopped (rule 7) with the effects of the messages before; from then on each call raises it.
+        Raises ProtocolStopped (rule 7) with the effects of the messages before; each later call raises it too.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -197,14 +312,14 @@ class TransactionBuffer:
         return effects
 
     def take_sealed(self) -> list[BufferSegment]:
-        """The parts sealed since the last call: an owner writes them, a reader drops them."""
+        """The segments sealed since the last call: an owner writes them, a reader drops them."""
         return self.segments.take_sealed()
 
     def trim(self, first_ledger: int) -> list[int]:
         """Drop what only records of ledgers below `first_ledger` need: these ledgers are deleted.
 
-        Returns the numbers of the parts dropped, ascending; hand each to `forget`. Only whole parts go,
-        from the front, and only those that were taken. Which transactions have ended stays known.
+        Return the numbers of the dropped segments, ascending; pass each segment to `forget`. Only the oldest
+        segments are dropped, whole, and only after `take_sealed`. Which transactions have ended stays known.
         """
         if first_ledger > self.first_ledger:
             self.first_ledger = first_ledger
@@ -212,9 +327,9 @@ class TransactionBuffer:
         return self.segments.trim(first_ledger)
 
     def forget(self, segment: BufferSegment) -> None:
-        """Take the ids of a dropped part out of the aborted set; doing so again changes nothing."""
+        """Remove the ids of a dropped segment from the aborted set; a second call changes nothing."""
         if segment.number >= self.segments.first_number:
-            raise ValueError(f"part {segment.number} was not dropped")
+            raise ValueError(f"segment {segment.number} was not dropped")
         self.aborted.discard(segment.items.most, segment.items.least)
 
     # The fold
@@ -313,7 +428,7 @@ class TransactionBuffer:
 
 
 def _record_at(run: RecordSlice, index: int, positions: Positions) -> Position:
-    """Position of one record of a run; `positions` are those of the messages that it was read from."""
+    """Position of one record of a slice; `positions`: of the messages that the slice was read from."""
     row = positions.search(run.first)
     if row < len(positions) and positions[row] == run.first:
         return positions[row + index]

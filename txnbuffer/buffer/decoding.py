@@ -1,6 +1,6 @@
 """Decoding a batch of a topic's log into what the buffer folds: slices of records, markers, undecodable records.
 
-The properties are read as whole columns. Only a message that is neither an ordinary nor a sound transactional record
+The properties are read as whole columns. Only a message that is neither an ordinary nor a valid transactional record
 is decoded as a row. A few messages are cheaper to decode row by row.
 """
 
@@ -13,17 +13,31 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Message, PlacedBatch
 from broker_io.position import NO_INDEX, Position, Positions
-from txnbuffer.columns import ABSENT, number, numbers, present, texts_equal, transaction_codes
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, RecordSlice, TxnId, Undecodable
-from txnbuffer.protocol import MARKER, MARKER_TEXT, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, decode_marker
+from txnbuffer.protocol import (
+    ABSENT,
+    MARKER,
+    MARKER_TEXT,
+    MAX_SET_RECORDS,
+    RECORDS,
+    SEQ,
+    TXN,
+    VERSION,
+    decode_marker,
+    number,
+    numbers,
+    present,
+    texts_equal,
+    transaction_codes,
+)
 
 FEW_ROWS = 8
-"""Below this many messages reading rows costs less than reading columns."""
+"""With fewer messages, reading rows costs less than reading columns."""
 
 
 class PlacedMarker(NamedTuple):
-    """A marker where it is."""
+    """A marker and its position."""
 
     position: Position
     marker: Marker
@@ -34,10 +48,10 @@ Item: TypeAlias = RecordSlice | PlacedMarker | Undecodable | ProtocolStopped
 
 
 def decode(placed: PlacedBatch) -> list[Item]:
-    """The items of a batch in log order; the last one is the error at which the topic stops, if it does.
+    """The items of a batch in log order; if the topic stops, the last one is the error.
 
-    A run holds rows that follow one another: of the same transaction with consecutive seqs, or ordinary
-    ones. A record set is a run of its own, its positions being `(ledger, entry, 0 ... n - 1)`.
+    A slice has consecutive rows: of one transaction with consecutive seqs, or ordinary ones. A record
+    set is a slice of its own; its positions are `(ledger, entry, 0 … n - 1)`.
     """
     return decode_rows(placed) if len(placed) < FEW_ROWS else decode_columns(placed)
 
@@ -93,7 +107,7 @@ def decode_columns(placed: PlacedBatch) -> list[Item]:
 
 
 class TxnColumns(NamedTuple):
-    """Transaction and seq of each row; `least` is positive where there is one."""
+    """Transaction and seq of each row; `least` is positive if the row has a transaction."""
 
     most: NDArray[np.int64]
     least: NDArray[np.int64]
@@ -107,7 +121,7 @@ def _starts(
     least: NDArray[np.int64],
     seqs: NDArray[np.int64],
 ) -> NDArray[np.intp]:
-    """Rows at which a run begins; a row that is `alone` shares its run with nobody."""
+    """Rows at which a slice begins; a row that is `alone` is a slice of its own."""
     begins = np.ones(len(alone), np.bool_)
     follows = (most[1:] == most[:-1]) & (least[1:] == least[:-1]) & (~sound[1:] | (seqs[1:] - 1 == seqs[:-1]))
     begins[1:] = alone[1:] | alone[:-1] | ~follows

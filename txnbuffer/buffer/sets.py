@@ -22,7 +22,7 @@ from txnbuffer.model import Outcome, TxnId
 
 
 class OpenTxn:
-    """One ongoing transaction: where it began here, the real position before that, what was accepted of it."""
+    """One ongoing transaction: its first record here, the position before that, and what was accepted of it."""
 
     __slots__ = ("accepted", "before", "ended", "first", "highest", "txn")
 
@@ -38,8 +38,7 @@ class OpenTxn:
 class Ongoing:
     """The ongoing transactions of a topic.
 
-    They open in log order and an ended one never opens again, so the oldest is the head of a queue from
-    which ended ones are taken lazily.
+    They open in log order and never reopen, so the oldest is the head of a queue; ended ones are removed lazily.
     """
 
     __slots__ = ("_by_id", "_queue")
@@ -70,14 +69,14 @@ class Ongoing:
         self._queue.append(entry)
 
     def end(self, txn: TxnId) -> OpenTxn | None:
-        """Take a transaction out; None if it was not in."""
+        """Remove and return a transaction; None if it is not ongoing."""
         entry = self._by_id.pop(txn, None)
         if entry is not None:
             entry.ended = True
         return entry
 
     def tidy(self) -> None:
-        """Give back the room of ended transactions behind one that stays open; to be called now and then."""
+        """Free the memory of ended transactions after one that stays open; call it now and then."""
         if len(self._queue) > 2 * len(self._by_id) + 64:
             self._queue = deque(self)
 
@@ -106,10 +105,10 @@ class Ongoing:
 
 
 class CoordinatorState:
-    """One coordinator as one topic's log shows it.
+    """What one topic's log says of one coordinator.
 
-    Every transaction up to `low_water_mark` has ended; of those above, the bitmaps hold the ones whose
-    marker was seen here, by outcome. Trimming the log never touches this.
+    Every transaction up to `low_water_mark` has ended; the bitmaps hold those above whose marker was seen
+    here, by outcome. Trimming the log never changes this.
     """
 
     __slots__ = ("aborted", "committed", "epoch", "low_water_mark")
@@ -137,7 +136,7 @@ class CoordinatorState:
         return Outcome.ABORT if least in self.aborted else None
 
     def add(self, committed: set[int], aborted: set[int]) -> None:
-        """Note ends. Those at or below the low-water mark need no note: all of them have ended."""
+        """Record ends, except at or below the low-water mark, where all have ended."""
         mark = self.low_water_mark
         self.committed.update([least for least in committed if least > mark])
         self.aborted.update([least for least in aborted if least > mark])
@@ -170,7 +169,7 @@ def coordinator_states(columns: CoordinatorColumns) -> dict[int, CoordinatorStat
 
 
 def bitmap_to_bytes(bitmap: BitMap64) -> bytes:
-    """A bitmap in its stored form, roaring's portable one."""
+    """A bitmap in its stored form, Roaring's portable one."""
     copy = bitmap.copy()
     copy.run_optimize()
     data: bytes = copy.serialize()
@@ -178,7 +177,7 @@ def bitmap_to_bytes(bitmap: BitMap64) -> bytes:
 
 
 class AbortedSet:
-    """Aborted transactions, asked one by one or by the column; a few bits an id where ids are dense."""
+    """Aborted transactions, looked up one by one or by column; a few bits per id where ids are dense."""
 
     __slots__ = ("_bitmaps",)
 
@@ -202,7 +201,7 @@ class AbortedSet:
             self._bitmaps.setdefault(coordinator, BitMap64()).update(chosen)
 
     def discard(self, most: Int64s, least: Int64s) -> None:
-        """Take out a column of ids; those that are not in are passed over."""
+        """Remove a column of ids; ids that are not in the set are ignored."""
         for coordinator, chosen in _by_coordinator(most, least):
             bitmap = self._bitmaps.get(coordinator)
             if bitmap is not None:
@@ -213,7 +212,7 @@ class AbortedSet:
                     del self._bitmaps[coordinator]
 
     def mask(self, most: Int64s, least: Int64s) -> NDArray[np.bool_]:
-        """bool[n]: which ids are in. An id with a negative least never is."""
+        """bool[n]: which ids are in the set. An id with a negative least never is."""
         found = np.zeros(len(least), np.bool_)
         for coordinator, bitmap in self._bitmaps.items():
             rows = np.flatnonzero((most == coordinator) & (least > 0))
@@ -241,17 +240,17 @@ class SuppressedRanges:
         return sum(len(firsts) for firsts, _ in self._ledgers.values())
 
     def add(self, first: Position, last: Position) -> None:
-        """Add a range above all that are in."""
+        """Add a range above all others."""
         firsts, lasts = self._ledgers.setdefault(first.ledger, ([], []))
         firsts.append(first)
         lasts.append(last)
 
     def extend(self, last: Position) -> None:
-        """Let the newest range of a ledger end later."""
+        """Extend the newest range of the ledger."""
         self._ledgers[last.ledger][1][-1] = last
 
     def trim(self, first_ledger: int) -> None:
-        """Forget the ranges of all ledgers below one."""
+        """Forget the ranges of all ledgers below `first_ledger`."""
         for ledger in [ledger for ledger in self._ledgers if ledger < first_ledger]:
             del self._ledgers[ledger]
 
@@ -279,7 +278,7 @@ class SuppressedRanges:
         return np.cumsum(steps[:-1]) > 0
 
     def touch(self, first: Position, last: Position) -> bool:
-        """Whether anything from one position to another, of the same ledger, is suppressed."""
+        """Whether any position from `first` to `last`, of the same ledger, is suppressed."""
         return bool(self._overlapping(first, last)[0])
 
     def count(self, first: Position, size: int) -> int:

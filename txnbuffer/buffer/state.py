@@ -1,22 +1,24 @@
-"""The state of a transaction buffer as plain columns, as a snapshot stores it, and its sealed segments."""
+"""The values of a transaction buffer: its state as plain columns, as a snapshot stores it, its sealed segments, and the
+effects of applying messages. Records that are simply accepted have no effect.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap64
 
 from broker_io.position import EARLIEST, Int64s, Position, Positions
-from txnbuffer.buffer.effects import Damage
-from txnbuffer.model import TxnId
+from txnbuffer.model import Outcome, TxnId
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """Columns of a aborts and r ranges, each in log order.
+    """Columns of `a` aborts and `r` ranges, each in log order.
 
     `most`, `least`: int64[a], the aborted transactions; `markers`: the a positions of their markers.
     `firsts`, `lasts`: the r ranges of suppressed positions, ends included, each within one ledger.
@@ -56,7 +58,7 @@ class Items:
 
 
 class SegmentSummary(NamedTuple):
-    """What the state of a buffer keeps of a sealed part."""
+    """What the state of a buffer keeps of a sealed segment."""
 
     number: int
     last_ledger: int
@@ -66,7 +68,7 @@ class SegmentSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferSegment:
-    """A sealed part; numbers start at 1."""
+    """A sealed segment; numbers start at 1."""
 
     number: int
     items: Items
@@ -78,12 +80,12 @@ class BufferSegment:
 
 
 NOWHERE = EARLIEST
-"""Stands in a column of positions for "none": what is before the first message of a log."""
+"""No position, in a column of positions: before the first message of a log."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OngoingColumns:
-    """n ongoing transactions, oldest first; `befores` is NOWHERE for one that began with the log."""
+    """`n` ongoing transactions, oldest first; `befores` is NOWHERE for one that began with the log."""
 
     most: Int64s
     least: Int64s
@@ -98,9 +100,9 @@ class OngoingColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoordinatorColumns:
-    """k coordinators, ascending by `most`; the bitmaps in roaring's portable 64-bit form.
+    """`k` coordinators, ascending by `most`; the bitmaps in Roaring's portable 64-bit form.
 
-    Equal sets can have different bytes: roaring may store a few numbers as a list or as a run of the same size.
+    Equal sets can have different bytes: Roaring may store a few numbers as a list or as a run of the same size.
     """
 
     most: Int64s
@@ -115,7 +117,7 @@ class CoordinatorColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentColumns:
-    """The p parts that still count, with the numbers `first`, `first + 1`, ...: ledger of the last item, counts."""
+    """Summaries of the segments `first`, `first + 1`, … that are not dropped: ledger of the last item, counts."""
 
     first: int
     last_ledgers: Int64s
@@ -127,7 +129,7 @@ class SegmentColumns:
 
     @property
     def end(self) -> int:
-        """The number that the next part will get."""
+        """The number that the next segment will get."""
         return self.first + len(self)
 
 
@@ -143,11 +145,11 @@ class Counters(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BufferState:
-    """State between two messages: all up to `applied` is in, nothing after it.
+    """State between two messages: it includes all up to `applied`, nothing after it.
 
     `max_read` follows from the rest; it is kept for callers that need only it. Suppressed ranges of
-    ledgers below `first_ledger` no longer count. `damage` holds the first damaged commits, `counters`
-    the number of all.
+    ledgers below `first_ledger` are dropped. `damage` holds the first damaged commits, `counters` the
+    number of all.
     """
 
     segment_size: int
@@ -187,3 +189,72 @@ def _plain(name: str, value: object) -> dict[str, object]:
             plain |= _plain(f"{name}.{field.name}" if name else field.name, getattr(value, field.name))
         return plain
     return {name: value}
+
+
+class Reason(enum.Enum):
+    """Why records are suppressed."""
+
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    UNDECODABLE = "undecodable"
+
+
+class Suppressed(NamedTuple):
+    """`size` records (undecodable: messages) from `first` to `last` will never be visible.
+
+    `txn` is None if it can't be read.
+    """
+
+    reason: Reason
+    txn: TxnId | None
+    first: Position
+    last: Position
+    size: int
+
+
+class TransactionEnded(NamedTuple):
+    """A transaction ended here by the marker at `position`; `accepted` of its records were accepted before."""
+
+    txn: TxnId
+    outcome: Outcome
+    position: Position
+    decided: bool
+    accepted: int
+
+
+class Ignored(NamedTuple):
+    """A marker's item without effect: its transaction had ended here."""
+
+    txn: TxnId
+    outcome: Outcome
+    position: Position
+
+
+class Void(NamedTuple):
+    """A one-phase item of an owner with `epoch`, after an owner with the epoch `newest` was seen."""
+
+    txn: TxnId
+    outcome: Outcome
+    position: Position
+    epoch: int
+    newest: int
+
+
+class Damage(NamedTuple):
+    """A commit that expects `expected` records in this topic found `accepted`."""
+
+    txn: TxnId
+    position: Position
+    expected: int
+    accepted: int
+
+
+class EpochRaised(NamedTuple):
+    """A marker of a newer owner of a coordinator was read in this topic."""
+
+    coordinator: int
+    epoch: int
+    position: Position
+
+
+Effect: TypeAlias = Suppressed | TransactionEnded | Ignored | Void | Damage | EpochRaised

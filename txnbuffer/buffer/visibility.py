@@ -1,27 +1,32 @@
-"""The visibility rule: which messages of a batch are visible, according to a transaction buffer.
+"""Which messages of a batch are visible according to a transaction buffer, and the seqnos of the visible records.
 
-A record at or before the max read position is visible unless its transaction is aborted or its position is suppressed;
+A record at or before maxReadPosition is visible unless its transaction is aborted or its position is suppressed;
 a marker never is. The rule needs nothing else, whatever position a reader starts from. It is applied to a transaction
 buffer, or to a pinned copy that no longer changes.
+
+The visible records of a topic have the seqnos 1, 2, 3 … in the order of their positions. The sequencer follows the max
+read position: a record gets its seqno once all records before it are decided. Seqnos depend on the log alone, so every
+reader and every recovery assigns the same. After a recovery the log is read again from the sequencer's position, which
+may be before the buffer's applied position.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import PlacedBatch
 from broker_io.position import NO_INDEX, Int64s, Position
+from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.sets import AbortedSet, SuppressedRanges
-from txnbuffer.columns import numbers, present, transaction_codes
-from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, TXN
+from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, TXN, numbers, present, transaction_codes
 
 
 class Visibility(Protocol):
-    """All up to `max_read_position` is decided, None: nothing is."""
+    """All up to `max_read_position` is decided; None: nothing is."""
 
     @property
     def aborted(self) -> AbortedSet: ...
@@ -43,15 +48,14 @@ class PinnedVisibility:
 
     @classmethod
     def of(cls, visibility: Visibility) -> PinnedVisibility:
-        """Shares the sets of a buffer that is not to be applied any further."""
+        """Pin a buffer's visibility; it shares the buffer's sets, so nothing more may be applied to the buffer."""
         return cls(visibility.aborted, visibility.suppressed, visibility.max_read_position)
 
 
 def visible_mask(placed: PlacedBatch, buffer: Visibility) -> NDArray[np.bool_]:
     """bool[n]: which of the messages are visible, at least in part.
 
-    Of a record set some records may be suppressed: once it is unpacked, the positions of its records
-    tell which (`buffer.suppressed.mask`).
+    Some records of a record set may be suppressed: `buffer.suppressed.mask` of their positions shows which.
     """
     return visible_counts(placed, buffer) > 0
 
@@ -76,7 +80,7 @@ def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
 
 
 def decided_rows(placed: PlacedBatch, buffer: Visibility) -> int:
-    """How many of the messages, from the first, stand at or before the max read position."""
+    """How many of the messages, from the first, are at or before maxReadPosition."""
     limit = buffer.max_read_position
     if limit is None or not len(placed):
         return 0
@@ -93,3 +97,90 @@ def _unsuppressed(placed: PlacedBatch, buffer: Visibility, sets: NDArray[np.intp
         for (ledger, entry, _), size in zip(positions.take(sets), sizes.tolist(), strict=True)
     ]
     return sizes - np.array(hidden, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequencerState:
+    """All up to `position` is sequenced, `next_seqno` comes next; `(ledger, -1)` is the start of a ledger.
+
+    `first_seqnos[i]` is the seqno of the first visible record from the start of `ledgers[i]` on, ascending.
+    """
+
+    position: Position | None
+    next_seqno: int
+    ledgers: Int64s
+    first_seqnos: Int64s
+
+
+class Sequenced(NamedTuple):
+    """Messages `start` to `stop` (exclusive) of a batch were sequenced.
+
+    `counts`: int64[stop - start], how many visible records each holds; they have the seqnos
+    `first_seqno`, `first_seqno + 1`, …
+    """
+
+    start: int
+    stop: int
+    counts: Int64s
+    first_seqno: int
+
+
+class Sequencer:
+    """`position`: the end of the last sequenced message, or the start of the next ledger; None before the first."""
+
+    __slots__ = ("first_seqnos", "next_seqno", "position")
+
+    def __init__(self) -> None:
+        self.position: Position | None = None
+        self.next_seqno = 1
+        self.first_seqnos: dict[int, int] = {}
+
+    @classmethod
+    def restore(cls, state: SequencerState) -> Sequencer:
+        sequencer = cls()
+        sequencer.position = state.position
+        sequencer.next_seqno = state.next_seqno
+        sequencer.first_seqnos = dict(zip(state.ledgers.tolist(), state.first_seqnos.tolist(), strict=True))
+        return sequencer
+
+    def snapshot_state(self) -> SequencerState:
+        ledgers = np.array([*self.first_seqnos], np.int64)
+        return SequencerState(
+            self.position, self.next_seqno, ledgers, np.array([*self.first_seqnos.values()], np.int64)
+        )
+
+    def advance(self, placed: PlacedBatch, buffer: TransactionBuffer) -> Sequenced:
+        """Sequence the messages that follow those sequenced so far, up to maxReadPosition of the buffer.
+
+        Messages of the batch that are sequenced already are skipped; those not decided yet have to be passed
+        again later. No message may be missing between the last sequenced one and the batch.
+        """
+        start = 0 if self.position is None else placed.positions.search(self.position, right=True)
+        stop = decided_rows(placed, buffer)
+        first = self.next_seqno
+        if start >= stop:
+            return Sequenced(start, start, np.zeros(0, np.int64), first)
+        rows = placed.take(slice(start, stop))
+        counts = visible_counts(rows, buffer)
+        self.first_seqnos.setdefault(rows.positions.first.ledger, first)
+        self.next_seqno += int(counts.sum())
+        self.position = _end_of(rows.positions.last, buffer.max_read_position)
+        return Sequenced(start, stop, counts, first)
+
+    def trim(self, first_ledger: int) -> None:
+        """Forget the ledgers below one."""
+        self.first_seqnos = {ledger: seqno for ledger, seqno in self.first_seqnos.items() if ledger >= first_ledger}
+
+
+def _end_of(message: Position, limit: Position | None) -> Position:
+    """The end of a message: for a record set its last record, as in maxReadPosition."""
+    whole = limit is not None and message.batch == NO_INDEX and limit[:2] == message[:2]
+    return limit if whole and limit is not None else message
+
+
+def reader_floor(first_ledger: int, next_record: Position | None) -> int:
+    """The ledger below which a reader may trim its copy of the buffer.
+
+    Not above that of its next record: its visibility is still needed if it was read before its ledger was deleted.
+    """
+    return first_ledger if next_record is None else min(first_ledger, next_record.ledger)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from txnbuffer.cli.admin_client import ServiceAddress, call_owner, service_option
+from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.output import output_option, show_record
 
 
@@ -17,4 +18,4 @@ def command(txn: str, service: ServiceAddress, output: str) -> None:
 
     A committed transaction stays committed; its outcome is then COMMIT.
     """
-    show_record(call_owner(service, "Abort", txn=txn), output)
+    show_record(call_owner(service, "Abort", txn=str(parse_txn(txn))), output)

@@ -114,7 +114,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     """The response of a service to one admin call. Raises the error that it returns, or ServiceUnavailable."""
     import grpc
 
-    from txnbuffer.client.links import named
+    from txnbuffer.client.links import error_of
     from txnbuffer.rpc.frames import ADMIN_SERVICE
 
     target = service.address.removeprefix("txnbuf://")
@@ -127,7 +127,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
         try:
             return json.loads(rpc(json.dumps(request).encode(), timeout=timeout))
         except grpc.RpcError as error:
-            raise named(error, target) from None
+            raise error_of(error, target) from None
 
 
 def _channel(target: str, tls_ca: str | None) -> Any:

@@ -12,16 +12,14 @@ from broker_io.batch import PlacedBatch, PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
-from snapshots.format import decode_end
-from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.format import SNAPSHOT_TOPIC, EntryKey, KeyKind, decode_end
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
-from txnbuffer.cli.options import address_argument, open_for_reading, tls_option, with_config
+from txnbuffer.cli.options import address_argument, open_for_reading, parse_txn, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.config import Config
-from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
 from txnbuffer.recovery.load import LoadedTopic, load
@@ -118,7 +116,7 @@ def inspect_buffer(
     address: str, topic: str, txn_text: str | None, tls_ca: str | None, config: Config, output: str
 ) -> None:
     """Show the transaction state of TOPIC, restored from its snapshot and advanced to the end of its log."""
-    txn = None if txn_text is None else _txn(txn_text)
+    txn = None if txn_text is None else parse_txn(txn_text)
     with open_for_reading(address, config, tls_ca) as broker:
         loaded = load(broker, topic)
         _apply_rest(broker, loaded)
@@ -126,13 +124,6 @@ def inspect_buffer(
             show_record(_buffer_record(broker, loaded), output, title=topic)
         else:
             show_record({"topic": topic, "txn": txn, "state": _txn_state(loaded, txn)}, output)
-
-
-def _txn(text: str) -> TxnId:
-    try:
-        return TxnId.parse(text)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
 
 
 def _apply_rest(broker: Broker, loaded: LoadedTopic) -> None:
@@ -156,7 +147,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         ],
         "aborts": len(buffer.aborted),
         "suppressed_ranges": sum(1 for _ in buffer.suppressed.ranges()),
-        "parts": len(state.segments),
+        "segments": len(state.segments),
         "unsealed": len(state.unsealed.least) + len(state.unsealed.firsts),
         "coordinators": [
             f"{most}: epoch {epoch}, low-water mark {mark}"
@@ -210,15 +201,17 @@ def inspect_snapshot(address: str, topic: str | None, tls_ca: str | None, config
 
 def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
     found: list[tuple[EntryKey, Any]] = [] if entries.end is None else [(EntryKey(topic, KeyKind.END), entries.end)]
-    found += [(EntryKey(topic, KeyKind.PART, number), stored) for number, stored in sorted(entries.parts.items())]
-    found += [(EntryKey(topic, KeyKind.SPILL, number), stored) for number, stored in sorted(entries.spills.items())]
+    found += [(EntryKey(topic, KeyKind.SEGMENT, number), stored) for number, stored in sorted(entries.segments.items())]
+    found += [
+        (EntryKey(topic, KeyKind.OVERFLOW, number), stored) for number, stored in sorted(entries.overflow.items())
+    ]
     for key, stored in found:
         detail = ""
         if key.kind is KeyKind.END:
             try:
                 end = decode_end(topic, stored)
-                parts = f"parts {end.first_part} to {end.next_part - 1}" if end.parts else "no parts"
-                detail = f"snapshot {end.snapshot_id}, {parts}, {len(end.spills)} spills"
+                segments = f"segments {end.first_segment} to {end.next_segment - 1}" if end.segments else "no segments"
+                detail = f"snapshot {end.snapshot_id}, {segments}, {len(end.overflow)} overflow entries"
                 if end.deleted:
                     detail = f"snapshot {end.snapshot_id}: topic deleted by request"
             except SnapshotError as error:

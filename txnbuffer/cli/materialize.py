@@ -29,7 +29,7 @@ PROGRESS_INTERVAL = 5.0
 @click.option("--to", metavar="SEQNO|now", help="Stop at this seqno, or at the present end. Default: never.")
 @click.option("--table", metavar="NAME", help="Table for a single topic; by default named after the topic.")
 @click.option("--binary", is_flag=True, help="Store all keys and values as BLOB, also those that are text.")
-@click.option("--anew", "replace", is_flag=True, help="Drop the tables of these topics and build them again.")
+@click.option("--rebuild", "replace", is_flag=True, help="Drop the tables of these topics and build them again.")
 @click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that the log keeps what is not in FILE yet.")
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
               help="Give up after this many seconds without a service.")  # fmt: skip

@@ -12,6 +12,8 @@ import click
 from broker_io import is_cluster, open_broker
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import TxnId
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,6 +57,14 @@ def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
     return load_config(config_path, os.environ, flags)
+
+
+def parse_txn(text: str) -> TxnId:
+    """Parse a transaction id. Raises InvalidRequest."""
+    try:
+        return TxnId.parse(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def open_for_reading(address: str, config: Config, tls_ca: str | None = None) -> Broker:

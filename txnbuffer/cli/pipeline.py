@@ -101,15 +101,15 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 @click.option("--format", "form", type=click.Choice([PARQUET, DELTA]), default=PARQUET, show_default=True,
               help="File format; delta needs txnbuffer[delta].")  # fmt: skip
 @click.option(
-    "--go-on",
+    "--skip-lost",
     is_flag=True,
-    help="Skip records that were trimmed before they were exported, instead of failing.",
+    help="Skip records that were trimmed or deleted before they were exported, instead of failing.",
 )
 @job_options
 @output_option
 def export(
     address: str, directory: str, topics: tuple[str, ...], pattern: str | None, latest: bool, columns: str | None,
-    messages: int | None, continuous: bool, every: float, form: str, go_on: bool, job: Job, output: str,
+    messages: int | None, continuous: bool, every: float, form: str, skip_lost: bool, job: Job, output: str,
 ) -> None:  # fmt: skip
     """Write committed records of ADDRESS to DIR, each exactly once.
 
@@ -122,7 +122,7 @@ def export(
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
-    options["fail_on_data_loss"] = "false" if go_on else "true"
+    options["fail_on_data_loss"] = "false" if skip_lost else "true"
     target = target_of(directory, LATEST if latest else VERSIONS, form)
     check_outside_log(target, address)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
@@ -159,8 +159,8 @@ def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
 def audit(address: str, directory: str, html: str | None, job: Job, output: str) -> None:
     """Compare every key of the export in DIR with the log of ADDRESS, up to the end of the export.
 
-    Exit code 1 if keys differ; the first of them are shown. Also if an exported topic was deleted since. Records that
-    were trimmed from the log are not compared.
+    Exit code 1 if keys differ (the first are shown) or an exported topic was deleted. Records that were trimmed from
+    the log are not compared.
     """
     from txnbuffer.pipeline.jobs.audit import as_json, as_page
     from txnbuffer.pipeline.jobs.audit import audit as compare

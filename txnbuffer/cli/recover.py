@@ -7,7 +7,7 @@ import sys
 import click
 
 from broker_io.port import Broker
-from snapshots.keys import check_data_topic
+from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
 from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
@@ -113,5 +113,5 @@ def _row(shard: Shard, found: Decisions) -> dict[str, object]:
         "topic": found.topic,
         "lost": found.lost or "",
         "open_transactions": len(found.open_transactions(shard)),
-        "committed_in_part": [f"{shard.number}:{least}" for least in found.halves(shard)],
+        "committed_in_part": [f"{shard.number}:{least}" for least in found.partly_committed(shard)],
     }

@@ -86,13 +86,15 @@ def run(address: str, config: Config) -> int:
     from txnbuffer.service.process import Shutdown, check, serve
 
     check_address(address)
-    shared = is_cluster(address)
-    check(config, shared=shared)
+    cluster_mode = is_cluster(address)
+    check(config, cluster_mode=cluster_mode)
     gc.set_threshold(50_000, 20, 100)  # most objects are short-lived, and few are in cycles
     owner = f"{socket.gethostname()}:{address}"
     log = _log()
-    shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if shared else None
-    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, shutdown=shutdown)
+    shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if cluster_mode else None
+    serving = serve(
+        lambda: open_for_writing(address, config), config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
+    )
     try:
         error = asyncio.run(serving)
     finally:

@@ -1,4 +1,4 @@
-"""The base of clients: sessions, producer names, and checks of sends"""
+"""What transactions and consumer groups use of a client: sessions, producer names, and checks of sends"""
 
 from __future__ import annotations
 
@@ -25,49 +25,53 @@ from txnbuffer.recordset import SET_BYTES
 
 
 class ProducerNames:
-    """The producer names that a client holds. Opening a name fences its previous holder, which may be this client."""
+    """The producer names that a client has opened, with their epochs and last committed numbers.
+
+    Opening a name fences its previous holder, which may be this client; so each name is opened once.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[str, NameOpened] = {}
+        self._opened: dict[str, NameOpened] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def sequence(self, name: str, number: int, opening: Callable[[str], Awaitable[object]]) -> ProducerSequence:
-        """Return the sequence of a held name; open the name with `opening` if it is not held. Raises
-        AlreadyCommitted.
+    async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
+        """Return the sequence of a transaction; open the name with `open_name` first if necessary.
+
+        Raises AlreadyCommitted.
         """
-        held = self._held.get(name)
+        held = self._opened.get(name)
         if held is None:
             async with self._turns.setdefault(name, asyncio.Lock()):
-                if name not in self._held:
-                    await opening(name)
-                held = self._held[name]
+                if name not in self._opened:
+                    await open_name(name)
+                held = self._opened[name]
         if number <= held.committed:
             raise AlreadyCommitted(name, number, held.committed)
         return ProducerSequence(name, number, held.epoch)
 
     def opened(self, name: str, opened: NameOpened) -> None:
-        """Hold a name from now on."""
-        self._held[name] = opened
+        """A name was opened."""
+        self._opened[name] = opened
 
     def committed(self, sequence: ProducerSequence) -> None:
         """A transaction of the name has committed."""
-        held = self._held.get(sequence.name)
+        held = self._opened.get(sequence.name)
         if held is not None and held.epoch == sequence.epoch:
-            self._held[sequence.name] = held._replace(committed=sequence.number)
+            self._opened[sequence.name] = held._replace(committed=sequence.number)
 
     def lost(self, sequence: ProducerSequence) -> None:
         """Another producer has opened the name; the next use opens it again."""
-        held = self._held.get(sequence.name)
+        held = self._opened.get(sequence.name)
         if held is not None and held.epoch == sequence.epoch:
-            del self._held[sequence.name]
+            del self._opened[sequence.name]
 
     def forget(self, name: str) -> None:
         """Release a name; the next use opens it again."""
-        self._held.pop(name, None)
+        self._opened.pop(name, None)
 
 
 class BaseClient:
-    """The part of a client that transactions and consumer groups need."""
+    """The methods of `Client` that transactions, readers and consumer groups use. Most of them are internal."""
 
     def __init__(
         self,
@@ -88,15 +92,19 @@ class BaseClient:
         self._topics: set[str] = set()
 
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """Return how a transaction ended; None while it is open. Raises OutcomeForgotten, UnknownTransaction."""
+        """Return whether a transaction committed or aborted; None while it is open.
+
+        Raises OutcomeForgotten, UnknownTransaction.
+        """
         wanted = check_txn(txn)
         session = self.sessions.at(wanted.most)
         result = await session.result(lambda future: session.core.query(wanted, future))
         return result if isinstance(result, Outcome) else None
 
     async def committed_number(self, name: str) -> int:
-        """Open a producer name, which fences its previous holder; return its last committed number, 0 if there is
-        none.
+        """Return the number of the last committed transaction of a named producer; 0 if there is none.
+
+        This opens the name: open transactions under it, of this or any other client, can no longer commit.
         """
         opened: NameOpened = await self.ask("open_names", check_name(name, "a producer"))
         self.names.opened(name, opened)
@@ -109,12 +117,12 @@ class BaseClient:
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
     ) -> AsyncReader:
-        """Return a reader of committed records; see CommittedReader for the arguments."""
+        """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
     async def sequence(self, name: str, number: int) -> ProducerSequence:
-        """Return the sequence of a producer name, opened at its first use. Raises AlreadyCommitted."""
+        """Return the sequence of a named transaction; its first use opens the name. Raises AlreadyCommitted."""
         return await self.names.sequence(name, number, self.committed_number)
 
     def check(self) -> None:
@@ -139,7 +147,7 @@ class BaseClient:
         return min(known, own) if known else own
 
     def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
-        """Return the rows with the size of their record sets. Raises InvalidRequest."""
+        """Return the rows with the size limit of their record sets set. Raises InvalidRequest."""
         set_bytes = self.set_bytes(topic, batching)
         return rows._replace(set_bytes=set_bytes) if set_bytes else rows
 
@@ -148,7 +156,7 @@ class BaseClient:
         wanted = batching or self.batching
         if wanted not in BATCHINGS:
             raise InvalidRequest(f"batching must be 'messages' or 'records', got {wanted!r}")
-        if wanted == "messages" or self._ordinary is None:  # an embedded log stores columns anyway
+        if wanted == "messages" or self._ordinary is None:  # the service of an embedded log packs records itself
             return 0
         self.serializers.check_sets(topic)
         return min(SET_BYTES, self.max_message_bytes)
@@ -159,11 +167,11 @@ class BaseClient:
             await session.result(session.core.wait_for_room)
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Return the rows by the topics or partitions that they go to. Raises InvalidRequest."""
+        """Return the rows grouped by the topic or partition to send them to. Raises InvalidRequest."""
         return await self.routes.parts(topic, rows, partition)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, for a Batch."""
+        """Return the records grouped by the topic or partition to send them to. Raises InvalidRequest."""
         return await self.routes.split(topic, records, partition)
 
     async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:

@@ -1,8 +1,8 @@
 """Branches: one transaction of a named producer, written by many processes
 
-Each process writes a branch of the transaction as a `Participant`, and one process commits all of them. A finished
-branch survives its process until its timeout; before that it ends with its session. The commit names the branches that
-count; all other branches of the same sequence number, however late, stay invisible.
+Each process writes a branch of the transaction as a `Participant`, and one process commits all of them. A branch that
+is not finished aborts when its session ends; a finished one remains until its timeout. The commit names the branches to
+commit; all other branches of the same sequence number stay invisible, also those that are written later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from txnbuffer.model import TxnId
 
 
 class Participant:
-    """Writes one branch of transaction `number` of producer `name`; it must commit within `timeout` seconds."""
+    """Writes one branch of transaction `number` of producer `name`.
+
+    The service aborts the branch if it has not committed after `timeout` seconds; None: after `transactions.timeout`.
+    """
 
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
@@ -39,8 +42,9 @@ class Participant:
         return self._begun().txn
 
     async def begin(self) -> None:
-        """Begin; return when the service knows the branch. Raises AlreadyCommitted if the number has committed,
-        TransactionAborted.
+        """Begin; return when the service has accepted the branch.
+
+        Raises AlreadyCommitted if the number has committed, and TransactionAborted.
         """
         session = self._session = await self._client.sessions.ready(self._sequence.name)
         opened = self._open = session.core.begin(self._timeout, self._sequence)
@@ -49,9 +53,9 @@ class Participant:
     async def send_batch(
         self, topic: str, records: Batch, batching: Batching | None = None, partition: int | None = None
     ) -> None:
-        """Send records given as columns; waits only while the service accepts no more records.
+        """Send records given as columns; waits only while too many bytes are unacknowledged.
 
-        Raises MessageTooLarge. Any other error means that the branch can only abort.
+        Raises MessageTooLarge. After any other error the branch can only abort.
         """
         self._begun()
         client, session = self._client, self._session
@@ -65,7 +69,7 @@ class Participant:
             await client.room(session)
 
     async def finish(self) -> Branch:
-        """Wait until all records are durable; return the branch for the commit. Nothing can be sent after that."""
+        """Wait until all records are durable; return the branch for `commit_branches`. Later sends are rejected."""
         opened = self._usable()
         await self._check(
             await self._session.result(lambda future: self._end(opened, EndPlan(False, future, ready=True)))
@@ -73,7 +77,7 @@ class Participant:
         return Branch(opened.txn, tuple(opened.counts), tuple(opened.counts.values()))
 
     async def abort(self) -> None:
-        """Abort; return when that is durable."""
+        """Abort; return when the abort is durable."""
         opened = self._begun()
         if not opened.ending:
             await self._session.result(lambda future: self._end(opened, EndPlan(False, future)))
@@ -82,7 +86,7 @@ class Participant:
         self._session.core.end(opened, plan)
 
     async def _check(self, state: object) -> None:
-        """Raise the error if the branch is not open any more."""
+        """Raise the reason if the branch is not open any more."""
         opened = self._begun()
         if state is not State.OPEN and opened.failure is None:
             # If the service rejected the branch, its error arrives before this answer.
@@ -108,17 +112,17 @@ class Participant:
 
 
 async def abort_branches(client: Client, branches: Sequence[Branch]) -> None:
-    """Abort branches of other processes; branches that have ended do not change."""
+    """Abort branches of other processes. Branches that have ended do not change."""
     for txn, topics, _ in branches:
         session = client.sessions.at(txn.most)
         await session.result(partial(session.core.abort_foreign, txn, topics))
 
 
 async def commit_branches(client: Client, name: str, number: int, branches: Sequence[Branch]) -> bool:
-    """Commit transaction `number` of producer `name` with these branches; False if it had already committed.
+    """Commit transaction `number` of producer `name` with these branches; False if the number had already committed.
 
-    Waits up to two minutes until it is visible on all topics. Raises TransactionAborted, after which nothing of it is
-    visible, ProducerFenced, OutcomeUnknown, and AlreadyCommitted if a higher number has committed.
+    Waits up to two minutes until it is visible on all topics. Raises TransactionAborted if nothing became visible,
+    ProducerFenced, OutcomeUnknown, and AlreadyCommitted if a higher number has committed.
     """
     txn = client.transaction(name=name, number=number)
     try:

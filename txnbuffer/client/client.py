@@ -48,8 +48,9 @@ FIRST_PAUSE = 0.01
 
 
 class Client(BaseClient):
-    """An asyncio client of an embedded log, a service or a cluster. `connect` creates it; use it on the loop that
-    created it.
+    """An asyncio client of an embedded log, a service or a cluster, created by `connect`.
+
+    Use it only on the event loop on which it was created.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Client(BaseClient):
         serializers: Serializers | None,
         ordinary: OrdinarySends | None = None,
     ) -> None:
-        """Take the arguments of BaseClient; `connect` sets the other attributes."""
+        """The arguments are those of BaseClient; `connect` sets the other attributes."""
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
         self.stream_connector: StreamConnector | None = None
@@ -81,10 +82,13 @@ class Client(BaseClient):
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
     ) -> Transaction:
-        """Return a transaction; use it with `async with`.
+        """Return a new transaction; use it with `async with`.
 
-        The service aborts it after `timeout` seconds. With `name` and `number` (1, 2, 3 …) it belongs to the named
-        producer, and `number` is its sequence number: each number commits at most once, however often it is retried.
+        - `timeout`: the service aborts the transaction if it is still open after this many seconds. None: after
+          `transactions.timeout` of the service, 60 s by default.
+        - `name`, `number`: the transaction is number 1, 2, 3 … of this named producer. Each number commits at most
+          once, even if it is retried.
+
         Raises InvalidRequest.
         """
         if (name is None) != (number is None):
@@ -105,8 +109,11 @@ class Client(BaseClient):
     ) -> Result:
         """Call `await work(txn)` with a new transaction, commit it, and return the result of `work`.
 
-        If the transaction aborts, retry with a new one after a pause, up to `attempts` times in total. Only
-        TransactionAborted is retried; any other exception aborts the transaction and is raised.
+        After TransactionAborted, call `work` again with a new transaction, up to `attempts` calls in total, with
+        pauses that double from 10 ms. An exception of `work` aborts the transaction; it is raised unless it is
+        TransactionAborted. The other arguments are those of `transaction`.
+
+        Raises TransactionAborted after the last attempt, and the other errors of `Transaction.commit`.
         """
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
@@ -122,13 +129,15 @@ class Client(BaseClient):
                 return result
         raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
 
-    async def delete_name(self, name: str, *, over: int = 0) -> None:
-        """Delete a producer name.
+    async def delete_name(self, name: str, *, last_number: int = 0) -> None:
+        """Delete a producer name, fence its holder and abort its open transactions.
 
-        For one hour the numbers up to `over` count as used: transactions with these numbers are rejected.
+        Afterwards the numbers of the name start at 1 again. `last_number` protects against late retries: for the
+        service's `transactions.remember` seconds (one hour by default) transactions with a number up to it raise
+        AlreadyCommitted.
         """
         self.names.forget(check_name(name, "a producer"))
-        await self.sessions.ask(name, lambda core, future: core.delete_name(name, over, future))
+        await self.sessions.ask(name, lambda core, future: core.delete_name(name, last_number, future))
 
     # Ordinary sends
 
@@ -147,8 +156,9 @@ class Client(BaseClient):
     ) -> None:
         """Send one record outside of a transaction; return when it is durable.
 
-        The arguments are those of `Transaction.send`. Raises SendUnknown if the connection broke before the
-        acknowledgement: the record may or may not be in the log, so sending it again may duplicate it.
+        The arguments are those of `Transaction.send`. Raises InvalidMessage, MessageTooLarge, InvalidTopicName,
+        TopicNotFound and ServiceUnavailable: the record was not sent. Raises SendUnknown if the connection broke
+        before the acknowledgement: the record may or may not be in the log, and a retry may duplicate it.
         """
         rows = one_row(value, key, ordering_key, event_time, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
@@ -167,14 +177,14 @@ class Client(BaseClient):
     ) -> None:
         """Send records outside of a transaction; return when all are durable.
 
-        `values`, `keys`, `event_times` and `properties` are columns of the same length. More than 4 MiB are sent as
-        several appends in order, so after an error the first records may be in the log.
+        `values`, `keys`, `event_times` and `properties` have one item for each record. More than 4 MiB are sent in
+        several appends, one after the other, so after an error the first records may be in the log. Raises as `send`.
         """
         rows = many_rows(values, keys, event_times, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key outside of a transaction: append a record with this key and no value."""
+        """Delete a key outside of a transaction: send a record with this key and no value. Raises as `send`."""
         await self._send(topic, deletion(key))
 
     # Reading
@@ -193,16 +203,18 @@ class Client(BaseClient):
     ) -> Processed:
         """Call `await handler(txn, record)` for each committed record of the source topics, exactly once.
 
-        The records that the handler sends in `txn` and the new position of the group commit together, with up to
-        `batch` records of one partition in a transaction. All processes of the group share its partitions. `start` is
-        the initial position on topics that the group has not consumed before.
+        What the handler sends in `txn` and the group's new position commit in one transaction. All processes that
+        consume with the same `group` share the partitions of the topics.
 
-        If the handler raises, it is called again up to `retries` times, with growing pauses. After that `on_error`
-        applies: "stop" raises the error, "skip" skips the record, and `dead_letter(topic)` sends the record to that
-        topic. A retry may call the handler again for earlier records of the same transaction, which was aborted.
+        - `on_error`: what follows when the handler still fails after its retries. "stop" raises its error, "skip" skips
+          the record, and `dead_letter(topic)` sends the record to that topic.
+        - `retries`: how many times a failed handler is called again, after growing pauses. The transaction was aborted,
+          so the handler is also called again for the earlier records in it.
+        - `start`: the initial position on topics that the group has not consumed before; see CommittedReader.
+        - `batch`: the maximum number of records, all of one partition, in a transaction.
+        - `idle_timeout`: return after this many seconds without a record. None: run until cancelled.
 
-        Returns the counts when no record arrives for `idle_timeout` seconds; without it, runs until cancelled. Raises
-        TopicNotFound.
+        Returns the counts of what was done. Raises TopicNotFound, InvalidRequest and HandlerTooSlow.
         """
         task = HandlerTask(handler, None, on_error, retries)
         return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
@@ -219,9 +231,10 @@ class Client(BaseClient):
         batch: int = 1000,
         idle_timeout: float | None = None,
     ) -> Processed:
-        """As `process`, with `await handler(txn, records)`: a RecordBatch of up to `batch` records of one partition.
+        """Call `await handler(txn, records)` for batches: RecordBatches of up to `batch` records of one partition.
 
-        If the handler fails on several records, the batch is halved until the failing record is found.
+        If the handler fails, the batch is halved until the failing record is found. Everything else is as in
+        `process`.
         """
         task = HandlerTask(None, handler, on_error, retries)
         return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
@@ -235,16 +248,17 @@ class Client(BaseClient):
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> ChangeStream:
-        """Return a stream of the committed changes of a topic: batches of mutations with resume tokens.
+        """Return a stream of the committed changes of a topic: `ChangeBatch`es of mutations with resume tokens.
 
-        - `from_`: "beginning", "now" or a resume token.
-        - `to`: the last seqno to deliver, or "now"; None streams without end.
-        - `store`: keeps the token of the last acknowledged batch. A token in the store takes precedence over `from_`.
-        - `cursor`: the name of a durable cursor, which keeps unacknowledged records from being trimmed. It is created
-          if it does not exist, and follows the stream within about a second, or immediately on `stream.done()`.
+        - `from_`: where to start: "beginning", "now", or the resume token of the last batch that was processed.
+        - `to`: the seqno of the last mutation to deliver, or "now" for the newest one; None: the stream has no end.
+        - `store`: where the stream saves the token of each acknowledged batch. If it has a token, the stream starts
+          there and ignores `from_`.
+        - `cursor`: the name of a durable cursor. The service does not trim the records after it. The stream creates it
+          if necessary, and moves it to the last acknowledged batch about once a second and in `stream.done()`.
 
-        The streams of a client share a connection and reopen after a connection is lost. The stream delivers a
-        `Rollback` where history branched. Raises UnreadableToken, ForeignToken, InvalidRequest.
+        All streams of a client share one connection; after it is lost, they continue over a new one. If the history of
+        the topic branched, the stream delivers a `Rollback`. Raises UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
@@ -252,19 +266,22 @@ class Client(BaseClient):
 
     @property
     def cursors(self) -> DurableCursors:
-        """The durable cursors of topics: records after a cursor are kept in the topic's log."""
+        """The durable cursors of topics. The service does not trim the records after a cursor."""
         return DurableCursors(self.admin)
 
     async def forget_group(self, group: str, topic: str | None = None) -> None:
-        """Delete the position of a consumer group on a topic and its partitions, or on all topics.
+        """Delete the positions of a consumer group on a topic and its partitions; None: on all topics.
 
-        The group then starts there as a new group. Raises InvalidRequest if the group has members.
+        The group then starts there like a new group. Raises InvalidRequest if the group has members.
         """
-        question = {"group": check_name(group, "a group"), "topic": topic}
-        await self.admin.ask(group, "ForgetGroup", question, self.admin.max_unavailable)
+        arguments = {"group": check_name(group, "a group"), "topic": topic}
+        await self.admin.ask(group, "ForgetGroup", arguments, self.admin.max_unavailable)
 
     async def join(self, group: str) -> Joined:
-        """Start a new generation of a consumer group without members; its former members must join again."""
+        """Internal: remove all members of a consumer group; return its new generation and its positions.
+
+        Their transactions can no longer commit; the members join again with their next heartbeat.
+        """
         joined: Joined = await self.ask("joins", check_name(group, "a group"))
         return joined
 

@@ -1,7 +1,8 @@
-"""Connecting: from an address to a client
+"""Opens clients from addresses; `client.session` reconnects them
 
 `connect` accepts the address of an embedded log (`memory:`, `file:DIR`), of a service (`txnbuf://HOST:PORT`) or of a
-Pulsar cluster. On a cluster the client writes records itself and sends only decisions to the service of each shard.
+Pulsar cluster. On a cluster the client writes records to Pulsar itself, and all other requests go to the service of the
+shard.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ def connector_at(address: str, connector: AddressConnector[L]) -> Callable[[], A
 
 
 def owner_connector(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> Callable[[], Awaitable[L]]:
-    """Return a connector to the owner of the namespace; it switches as soon as there is a new owner."""
+    """Return a connector to the owner of the namespace.
+
+    While the owner does not answer, it checks for a new owner and connects to that.
+    """
 
     async def found() -> L:
         try:
@@ -121,8 +125,8 @@ def owner_connector(discovery: ServiceDiscovery, connector: AddressConnector[L])
 
 
 async def _connect_newest(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> L:
-    noted = await asyncio.to_thread(discovery.property_address)
-    address = await asyncio.to_thread(discovery.newest_address) if noted is None else noted
+    annotated = await asyncio.to_thread(discovery.property_address)
+    address = await asyncio.to_thread(discovery.newest_address) if annotated is None else annotated
     connecting = asyncio.ensure_future(connector(address))
     try:
         while True:
@@ -149,7 +153,7 @@ async def _abandon(connecting: asyncio.Future[L]) -> None:
 
 REMOTE = "txnbuf://"
 MIN_ATTEMPT_SECONDS = 2.0
-"""Least number of seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
+"""Minimum seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
 ConnectorFactory: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
@@ -191,16 +195,16 @@ class PendingConnection:
         self._sync_client: SyncClient | None = None
 
     async def open(self) -> Client:
-        """Open a Client. Raises InvalidAddress, ServiceUnavailable, and whatever opening the log raises.
+        """Open a Client. Raises InvalidAddress, ServiceUnavailable, and the errors of opening a log or a cluster.
 
-        If the caller is cancelled, the exception is raised only after a log in this process has been closed again.
+        If the caller is cancelled while a log opens in this process, the log is closed before the exception is raised.
         """
         async with AsyncExitStack() as resources:
             if is_cluster(self.address):
                 client = await self._open_cluster(resources)
             elif self._cluster != NO_CLUSTER:
                 raise InvalidRequest(
-                    f"{self.address!r} is not a cluster: use service, broker_options and schemas only with pulsar://…"
+                    f"{self.address!r} is not a cluster: give service, broker_options and schemas only for pulsar://…"
                 )
             elif self.address.startswith(REMOTE):
                 client = await self._open_remote(resources)
@@ -237,7 +241,7 @@ class PendingConnection:
         resources.push_async_callback(asyncio.to_thread, broker.close)
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
-            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: remove service=")
+            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: omit service=")
         factories = [
             self._connector_factory(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)
         ]
@@ -384,9 +388,9 @@ def connect(
       `txnbuf://HOST:PORT` is a service that owns a log. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a
       Pulsar cluster; it needs a running service (`txnbuf serve`) that records which transactions committed.
     - `serializer`: converts values to bytes, for example `JsonSerializer()`. Without one, values are bytes or text.
-    - `timeout`: seconds for one attempt to connect to a service, not for a call or a transaction.
-    - `max_unavailable`: seconds, counted from the loss of the connection, that calls wait for a new one. After that
-      they raise ServiceUnavailable; a commit raises OutcomeUnknown: ask `client.outcome`.
+    - `timeout`: seconds for one attempt to connect to a service; it does not limit calls or transactions.
+    - `max_unavailable`: seconds that calls wait for a new connection after the connection was lost. Then they raise
+      ServiceUnavailable; a commit in flight raises OutcomeUnknown: call `client.outcome`.
     - `tls_ca`: path of a PEM file with the CA certificates to trust for the connection to the service. Without it
       that connection is not encrypted.
 
@@ -401,7 +405,7 @@ def connect(
       Each send can override it. An embedded log ignores it.
 
     Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
-    whatever opening the log or the cluster raises.
+    the errors of opening a log or a cluster.
     """
     if not isinstance(address, str):
         raise InvalidAddress(f"address must be text such as 'file:data', got {address!r}")

@@ -1,4 +1,4 @@
-"""Durable cursors: the log keeps the records after a cursor until it moves on"""
+"""Durable cursors: named positions in topics; the service does not trim the records after a cursor"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from txnbuffer.streams.token import ResumeToken
 MOVE_INTERVAL = 1.0
 """Seconds between two moves of a cursor that follows a stream; each move is a request to the service."""
 RESEND_INTERVAL = 60.0
-"""Seconds after which an unchanged position is sent again: a service that crashed may have lost the last moves."""
+"""Seconds after which an unchanged position is sent again, because a crashed service may have lost the last moves."""
 LAST_MOVE_TIMEOUT = 5.0
-"""Seconds to wait for the last move when the stream closes."""
+"""Maximum seconds for the last move when the stream closes."""
 
 At = int | str | ResumeToken
 
@@ -27,18 +27,18 @@ class DurableCursors:
         self._admin = admin
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
-        """Create a cursor at a seqno, a resume token, "beginning" or "now"; durable when this returns.
+        """Create a cursor at a seqno, a resume token, "beginning" or "now"; return its seqno once it is durable.
 
-        Returns the seqno of the cursor. An existing cursor does not move. Raises TooManyCursors, StreamTrimmed,
-        ServiceUnavailable, and ForeignToken or StreamBranched for a token of another topic or history.
+        If the cursor exists, it does not move. Raises TooManyCursors, StreamTrimmed, SeqnoOutOfRange,
+        ServiceUnavailable, ForeignToken for a token of another topic, and StreamBranched for one of another history.
         """
         return await self._place("AddCursor", topic, cursor, at)
 
     async def advance(self, topic: str, cursor: str, at: At) -> int:
-        """Move a cursor forward to a seqno or resume token: the log may drop what is before it.
+        """Move a cursor forward to a seqno or resume token; return its seqno. The records before it may be trimmed.
 
-        Returns the seqno of the cursor, which never moves back. Raises UnknownCursor if the cursor was removed, or
-        dropped because it kept too much, and as `add`.
+        A cursor never moves back. Raises UnknownCursor if the cursor was removed, or was dropped because it retained
+        more than `streams.cursor_bytes`, and the errors of `add`.
         """
         return await self._place("AdvanceCursor", topic, cursor, at)
 
@@ -48,19 +48,19 @@ class DurableCursors:
 
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
         place = at if isinstance(at, int) else str(at)
-        question = {"topic": topic, "cursor": cursor, "at": place}
-        answer = await self._admin.ask(topic, method, question, self._admin.max_unavailable)
+        arguments = {"topic": topic, "cursor": cursor, "at": place}
+        answer = await self._admin.ask(topic, method, arguments, self._admin.max_unavailable)
         return int(answer["seqno"])
 
 
 class CursorLease:
-    """The durable cursor of a stream, which follows its acknowledged batches; created if it does not exist."""
+    """The durable cursor of a stream. It is created if it does not exist, and moves with the acknowledged batches."""
 
     def __init__(self, cursors: DurableCursors, topic: str, name: str) -> None:
         self._cursors = cursors
         self._topic = topic
         self._name = name
-        self._made = False
+        self._created = False
         self._done: ResumeToken | None = None
         self._reported: ResumeToken | None = None
         self._reported_at = 0.0
@@ -68,19 +68,19 @@ class CursorLease:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, at: ResumeToken | str) -> None:
-        """Create the cursor where the stream starts. Raises as `DurableCursors.add`."""
+        """Create the cursor where the stream starts. Raises the errors of `DurableCursors.add`."""
         try:
             await self._cursors.add(self._topic, self._name, at)
         except ForeignToken:
             return  # the stream itself decides whether to start over
         except (StreamBranched, SeqnoOutOfRange):
             await self._cursors.add(self._topic, self._name, "beginning")  # until the stream has rolled back
-        self._made = True
+        self._created = True
         if isinstance(at, ResumeToken):
             self.move(at)  # an existing cursor may be before it
 
     def move(self, token: ResumeToken) -> None:
-        """Move the cursor to an acknowledged token soon. Raises UnknownCursor once."""
+        """Move the cursor to an acknowledged token in the background. Raises UnknownCursor once if it is gone."""
         self._done = token
         if self._gone is not None:
             error, self._gone = self._gone, None
@@ -93,13 +93,13 @@ class CursorLease:
         token, now = self._done, time.monotonic()
         if token is not None and (token is not self._reported or now - self._reported_at >= RESEND_INTERVAL):
             with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # the stream reports these
-                move = self._cursors.advance if self._made else self._cursors.add
+                move = self._cursors.advance if self._created else self._cursors.add
                 await move(self._topic, self._name, token)
-                self._made = True
+                self._created = True
             self._reported, self._reported_at = token, now
 
     async def close(self) -> None:
-        """Move the cursor a last time, if the service answers; otherwise it only keeps more than necessary."""
+        """Move the cursor a last time. If the service does not answer, the cursor only retains more than necessary."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,9 +1,9 @@
-"""A session on a cluster: the client's writers append its records, and the service gets everything else
+"""A session on a cluster: the client's writers append its records to Pulsar, the service gets all other requests
 
-A `DirectLink` wraps the link to the service. It removes the sends from outgoing frames, appends them, and reports to
-the session's core what a service would report: which sends are settled or failed, and how much may be unacknowledged.
-The `SendRouter` outlives the links: a send that is in flight when a link is lost is not appended again over the next
-link.
+A `DirectLink` wraps the link to the service. It takes the sends out of outgoing frames and appends them. It reports to
+the session's core what a service would report: which sends are settled or failed, and how many bytes may be
+unacknowledged. One `SendRouter` serves all links of a session, one after the other: a send that was in flight when a
+link was lost is not appended again when the session repeats it over the next link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING = ClientFrame()
 
 
 class RoutedSend:
-    """A send in the writers; `link` and `number` are those under which it was sent last."""
+    """A send that was passed to the writers; `link` requested it last, as its send `number`."""
 
     __slots__ = ("done", "error", "link", "number", "send")
 
@@ -38,7 +38,7 @@ class RoutedSend:
 
 
 class SendRouter:
-    """Passes the sends of a session to the writers, over all its links. `max_message_bytes` is the cluster's limit."""
+    """Passes the sends of a session to the writers, once each. `max_message_bytes` is the cluster's limit."""
 
     def __init__(self, writers: Writers, max_message_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
@@ -54,7 +54,7 @@ class SendRouter:
         routed = self._routed.get(id(send))
         if routed is None:
             if link.resumes:
-                # A session repeats its unacknowledged sends first; it dropped those that have not been repeated by now.
+                # A session first repeats its unacknowledged sends; it has dropped those that it did not repeat by now.
                 link.resumes = False
                 self._routed = {key: known for key, known in self._routed.items() if known.link is link}
             routed = self._routed[id(send)] = RoutedSend(send, link, number)
@@ -65,7 +65,7 @@ class SendRouter:
             link.settled(routed)
 
     def forget(self, routed: RoutedSend) -> None:
-        """Forget a send whose result the session has."""
+        """Forget a send whose result the session has received."""
         if self._routed.get(id(routed.send)) is routed:
             del self._routed[id(routed.send)]
 
@@ -75,7 +75,7 @@ class SendRouter:
 
 
 class DirectLink:
-    """The wrapped link; `resumes` while only repeated sends have passed."""
+    """A link without sends. `resumes`: the session may still be repeating the sends of an earlier link."""
 
     def __init__(self, link: Link, router: SendRouter) -> None:
         self.resumes = True
@@ -146,7 +146,7 @@ class DirectLink:
             self._ready.set()
 
     def _with_client_limits(self, frame: ServerFrame) -> ServerFrame:
-        """Return the service's frame with the limits of direct sends."""
+        """Return the service's frame with the size limit and the credits of direct sends."""
         welcome = frame.welcome
         if welcome is None:
             return frame if frame.credits is None else replace(frame, credits=None)

@@ -1,8 +1,8 @@
-"""Reading one topic for a committed reader: transaction state ahead, delivery behind it
+"""Reading one topic for a committed reader: one position for transaction state, an earlier one for delivery
 
-The fold reads the log from the snapshot's applied position and keeps the transaction buffer current. Delivery stops at
-maxReadPosition. While delivery is far behind, it reads the log with a reader of its own. Once it reaches the fold, both
-share what the fold reads ("joined"), unless a long transaction makes that too much to keep in memory.
+The fold reads the log from the position of the snapshot and applies it to the transaction buffer. Delivery returns
+records up to maxReadPosition. Until delivery has reached the fold, it reads the log with a second reader. From then on
+both share what the fold reads ("joined"); if a long transaction makes that too much for memory, they separate again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from snapshots.records import reaches
 from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
-from txnbuffer.columns import any_transactional
 from txnbuffer.errors import ProtocolStopped, ReplayStalled, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
+from txnbuffer.protocol import any_transactional
 from txnbuffer.recordset import expand, rows_within
 from txnbuffer.recovery.load import load
 from txnbuffer.recovery.restore import LOST
 
 MAX_WAIT = 10.0
-"""Seconds within which a message that was read before must be readable again."""
+"""Seconds to wait for a message that was already read once."""
 
 ATTEMPTS = 5
-"""How many times a reader starts if a trim falls between loading the topic and reading its log."""
+"""How many times a reader starts, if the log is trimmed between loading the snapshot and opening the log."""
 
-HOLD_BYTES = 64 * 1024 * 1024
+MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 """Approximate bytes of undecided messages kept in memory for a topic; beyond it they are read from the log again."""
 
 
@@ -60,23 +60,23 @@ class StartPoint(NamedTuple):
 
 
 class TopicFollower(Protocol):
-    """One topic of a reader."""
+    """The interface of one topic of a reader."""
 
     topic: str
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The newest epoch of each coordinator whose markers were read so far."""
+        """The newest epoch of each coordinator whose markers were read."""
 
     def poll(self, limit: int) -> RecordBatch | None:
-        """Return up to `limit` visible records without waiting, None if there are none."""
+        """Return 1 to `limit` visible records without waiting; None if there are none."""
 
     def advance(self, timeout: float) -> bool:
-        """Read more of the log for up to `timeout` seconds; return whether there was anything."""
+        """Read more of the log, waiting up to `timeout` seconds; return whether there was more."""
 
     @property
     def next_position(self) -> Position:
-        """The position after which reading continues."""
+        """The last position that was delivered; delivery continues after it."""
 
     @property
     def decided_position(self) -> Position:
@@ -88,54 +88,54 @@ class TopicFollower(Protocol):
 class CommittedFollower:
     """Returns committed records in log order, each with its seqno."""
 
-    def __init__(self, broker: Broker, topic: str, beginning: StartPoint) -> None:
+    def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
         self._broker = broker
-        self._beginning = beginning
+        self._start = start
         self._attempts = ATTEMPTS - 1
-        self._begun = False
-        self._taken = False
+        self._opened = False
+        self._delivered = False
         self._stopped: Error | None = None
         self._blocked = False
         self._rest: tuple[PlacedBatch, Int64s | None] | None = None
         self._unapplied: PlacedBatch | None = None
         self._delivery: Reader | None = None
-        self._begin()
+        self._open()
 
-    def _begin(self) -> None:
-        """Load the topic and open its log; retry if a trim falls between the two and attempts are left."""
+    def _open(self) -> None:
+        """Load the snapshot and open the log; retry while attempts are left if the log was trimmed in between."""
         while True:
             loaded = load(self._broker, self.topic)
             self._registered = loaded.registered
             self._buffer = loaded.buffer
             self._first_ledger = loaded.first_ledger
-            self._seqno, self._at = loaded.anchor(self._beginning.position)
+            self._seqno, self._at = loaded.anchor(self._start.position)
             if not loaded.registered:
                 self._at = loaded.resume
-            self._held: deque[PlacedBatch] = deque()
-            self._held_bytes = 0
+            self._queue: deque[PlacedBatch] = deque()
+            self._queued_bytes = 0
             self._joined = reaches(self._at, loaded.resume)
             try:
-                self._check_beginning()
+                self._check_start()
                 self._fold = self._broker.reader(self.topic, loaded.resume, inclusive=False)
             except PositionTrimmed:
                 if not self._attempts:
                     raise
                 self._attempts -= 1
             else:
-                self._begun = True
+                self._opened = True
                 return
 
-    def _check_beginning(self) -> None:
-        """Raises PositionTrimmed if records after the start were trimmed: reading on would skip them."""
-        start = self._beginning.position
+    def _check_start(self) -> None:
+        """Raises PositionTrimmed if records after the start were trimmed: continuing would skip them."""
+        start = self._start.position
         if start > EARLIEST and start.ledger < self._first_ledger:
             with self._broker.reader(self.topic, start._replace(batch=NO_INDEX)) as reader:
                 reader.read(limit=1)
 
     @property
     def next_position(self) -> Position:
-        return self._at if self._taken else max(self._at, self._beginning.before)
+        return self._at if self._delivered else max(self._at, self._start.before)
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class CommittedFollower:
 
     def poll(self, limit: int) -> RecordBatch | None:
         while self._rest is None:
-            decided = self._next_decided(limit) if self._begun and not self._blocked else None
+            decided = self._next_decided(limit) if self._opened and not self._blocked else None
             if decided is not None:
                 self._take(decided)
             elif self._stopped is not None:
@@ -163,8 +163,8 @@ class CommittedFollower:
         return RecordBatch.of(self.topic, records, seqnos)
 
     def advance(self, timeout: float) -> bool:
-        if not self._begun:
-            self._begin()
+        if not self._opened:
+            self._open()
             return True
         try:
             placed = None if self._stopped is not None else self._unapplied or self._fold.read(timeout=timeout)
@@ -190,8 +190,8 @@ class CommittedFollower:
             placed = placed.take(slice(placed.positions.search(error.position)))
         self._buffer.take_sealed()
         if self._joined and len(placed):
-            self._hold(placed)
-            self._joined = self._held_bytes <= HOLD_BYTES
+            self._enqueue(placed)
+            self._joined = self._queued_bytes <= MAX_BUFFERED_BYTES
         if len(placed) and placed.positions.first.ledger > self._first_ledger:
             self._forget_trimmed()
         return True
@@ -202,17 +202,17 @@ class CommittedFollower:
             self._delivery.close()
 
     def _restart(self, error: PositionTrimmed) -> None:
-        """Restart where the log begins now, if no record has been returned yet that this would leave a gap after."""
-        if self._taken or not self._attempts:
+        """Restart at the new beginning of the log, if no record was delivered yet. Raises `error` otherwise."""
+        if self._delivered or not self._attempts:
             raise error
         self._attempts -= 1
         self.close()
-        self._delivery, self._begun = None, False  # if this fails, the next read retries it
-        self._begin()
+        self._delivery, self._opened = None, False  # if this fails, the next read retries it
+        self._open()
 
     def _take(self, decided: PlacedBatch) -> None:
-        """Number the visible records of decided messages, and keep those after the start for `poll`."""
-        self._taken = True
+        """Assign seqnos to the visible records of decided messages, and keep those after the start for `poll`."""
+        self._delivered = True
         visible = self._visible(decided)
         if not self._blocked:
             self._at = decided.positions.last
@@ -222,13 +222,13 @@ class CommittedFollower:
         if self._seqno is not None:
             seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
             self._seqno += len(visible)
-        wanted = slice(self._beginning.first_of(visible), None)
+        wanted = slice(self._start.first_of(visible), None)
         if len(visible) > wanted.start:
             self._rest = visible.take(wanted), None if seqnos is None else seqnos[wanted]
-            self._beginning = StartPoint(EARLIEST)
+            self._start = StartPoint(EARLIEST)
 
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
-        """Return the visible records, up to a record set that cannot be unpacked: it stops the topic."""
+        """Return the visible records. A record set that cannot be unpacked stops the topic; return those before it."""
         messages = decided.take(visible_mask(decided, self._buffer))
         records, broken = unpacked(messages)
         if broken is not None:
@@ -238,9 +238,10 @@ class CommittedFollower:
         return records.take(~self._buffer.suppressed.mask(records.positions))
 
     def _learn_seqno(self) -> None:
-        """Find the seqno on a topic whose first transactions appear: their first snapshot is from before them.
+        """Find the next seqno when the first transactions of a topic appear.
 
-        Raises SnapshotMissing if there is no snapshot, and the errors of reading the snapshot and the log.
+        A topic gets its first snapshot before its first transaction. Raises SnapshotMissing if there is none, and the
+        errors of reading the snapshot and the log.
         """
         loaded = load(self._broker, self.topic)
         if not loaded.registered:
@@ -259,28 +260,28 @@ class CommittedFollower:
         self._registered, self._seqno = True, seqno
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
-        """Return the next messages that are all decided, including markers and invisible records."""
-        while not self._held and not self._joined:
+        """Return the next messages, all of them decided, with markers and invisible records."""
+        while not self._queue and not self._joined:
             try:
                 self._read_for_delivery(limit)
                 break
             except PositionTrimmed as error:
                 self._restart(error)
-        if not self._held or self._buffer.max_read_position is None:
+        if not self._queue or self._buffer.max_read_position is None:
             return None
-        head = self._held[0]
+        head = self._queue[0]
         count = min(head.positions.search(self._buffer.max_read_position, right=True), rows_within(head, limit))
         if count == 0:
             return None
-        self._held.popleft()
+        self._queue.popleft()
         if count < len(head):
-            self._held.appendleft(head.take(slice(count, None)))
+            self._queue.appendleft(head.take(slice(count, None)))
             return head.take(slice(count))
-        self._held_bytes -= _weight(head)
+        self._queued_bytes -= _weight(head)
         return head
 
     def _read_for_delivery(self, limit: int) -> None:
-        """Read the log between delivery and fold; join the fold when it is reached."""
+        """Read the log between delivery and fold; join the two when delivery reaches the fold."""
         applied = self._buffer.applied
         if applied is None or reaches(self._at, applied):
             self._join()
@@ -292,15 +293,15 @@ class CommittedFollower:
             return
         count = placed.positions.search(applied, right=True)
         if count:
-            self._hold(placed.take(slice(count)))
+            self._enqueue(placed.take(slice(count)))
         if count < len(placed) or reaches(placed.positions.last, applied):
             self._join()
 
     def _forget_trimmed(self) -> None:
-        """Drop aborts whose ledgers were trimmed: replace the buffer by the owner's newest snapshot.
+        """Drop aborts whose ledgers were trimmed: replace the buffer by one loaded from the newest snapshot.
 
-        A sealed segment keeps no ids in memory, and the owner may have removed its entry already, so a reader reloads
-        instead of subtracting. Not while its own next record is in a trimmed ledger.
+        A sealed segment keeps no ids in memory, and the owner may have deleted its entry, so the aborts cannot be
+        removed one by one. Do nothing while the next record to deliver is in a trimmed ledger.
         """
         self._first_ledger = self._broker.ledgers(self.topic)[0].ledger
         floor = reader_floor(self._first_ledger, self._at)
@@ -318,9 +319,9 @@ class CommittedFollower:
         if loaded.buffer.applied == target:
             self._buffer = loaded.buffer
 
-    def _hold(self, placed: PlacedBatch) -> None:
-        self._held.append(placed)
-        self._held_bytes += _weight(placed)
+    def _enqueue(self, placed: PlacedBatch) -> None:
+        self._queue.append(placed)
+        self._queued_bytes += _weight(placed)
 
     def _join(self) -> None:
         self._joined = True

@@ -1,14 +1,14 @@
 """Calling handlers: retries, skipped records and dead letters
 
 A handler that fails is called again up to `retries` times, each time after a longer pause and in a new transaction. If
-it still fails, the records before the failing one are handled and committed first. Then the failing record is skipped
-or sent to the dead-letter topic, which commits together with the group's position; or processing stops. A handler of
-batches does not report which record failed, so the batch is halved until that is known. A handler that takes too long
-for a single record has failed as well.
+it still fails, the records before the failing one are handled again and committed. Then, depending on `on_error`, the
+failing record is skipped or sent to the dead-letter topic in a transaction that moves the group past it, or processing
+stops. A batch handler does not report which record failed, so the batch is halved until the record is found. A handler
+that takes too long for a single record has failed as well.
 
-A dead letter has the key, value, properties and event time of its record, and properties that say where the record was
-and why it failed. A transactional record can have at most 997 properties, but a record of another producer may have
-more. In that case the last properties by name are packed into one property, as a JSON object.
+A dead letter has the key, value, properties and event time of its record, and properties with the position of the
+record and the error. A transactional record can have at most 997 properties; if the record has too many, the last of
+them by name are packed into one property, as a JSON object.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from txnbuffer.model import Outcome, Position
 
 PACKED = "dead_letter_properties"
 MAX_PROPERTIES, KEPT_PROPERTIES = 950, 900
-"""A record with more properties keeps KEPT_PROPERTIES of them, so that a dead letter of its dead letter still fits."""
+"""From a record with more than the first, the second are kept; so a dead letter of a dead letter still fits."""
 ERROR_LENGTH = 1000
 """Characters of the error text in a dead letter."""
 
@@ -55,7 +55,7 @@ class DeadLetter:
 
 
 def dead_letter(topic: str) -> DeadLetter:
-    """For `on_error`: send records that the handler fails on to `topic`, and continue.
+    """Return a value for `on_error`: send records that the handler fails on to `topic`, and continue.
 
     Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
     `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`. If a record has more
@@ -106,14 +106,14 @@ FIRST_RETRY = 0.1
 """Seconds before a failed handler is called again; doubles each time, up to LONGEST_RETRY."""
 LONGEST_RETRY = 10.0
 COMMIT_TIME = 1.0
-"""Seconds that a commit may take: if it takes longer than this and than its handler, the transaction had to wait."""
+"""Seconds. A commit that takes longer than this and longer than its handler timed out because of the cluster."""
 ABORTS_LOGGED, MAX_ABORTS = 3, 20
-"""Consecutive aborts after which a warning is logged, and after which the last one is raised: about two minutes."""
+"""Consecutive aborts before a warning is logged, and before the error is raised: about two minutes."""
 SLOW_CALL = 60.0
 """Seconds of one call of the handler after which a warning is logged."""
-TIMED_OUT = "the transaction timed out; handle records faster, or raise the service's transactions.timeout"
+TIMED_OUT = "the transaction timed out; handle records faster, or increase the service's transactions.timeout"
 LOOP_BLOCKED = (
-    "the event loop was blocked, and a member without heartbeats for 8 s is removed; run blocking calls in a thread"
+    "the event loop was blocked; run blocking calls in a thread, because a member without heartbeats for 8 s is removed"
 )
 
 
@@ -122,10 +122,10 @@ OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
 
 @dataclass(slots=True)
 class Processed:
-    """What `process` has done.
+    """The counts of a call of `process`.
 
-    `records` were handled, `skipped` and `dead_letters` failed, in `transactions` committed transactions; `retries`
-    counts repeated calls of the handler.
+    `records` were handled, `skipped` were skipped, and `dead_letters` were sent to the dead-letter topic, in
+    `transactions` committed transactions. `retries` is the number of repeated calls of the handler.
     """
 
     records: int = 0
@@ -137,7 +137,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class HandlerTask:
-    """What to do with each record, or with each batch if that is `batch_handler`, and where it fails."""
+    """The handler of records or of batches (one is None), and what follows when it fails."""
 
     handler: Handler | None
     batch_handler: BatchHandler | None
@@ -146,7 +146,7 @@ class HandlerTask:
 
 
 class _Failed(Exception):
-    """The handler failed on the record of this index, or on one of the batch: None."""
+    """The handler failed on the record with this index; None: on an unknown record of the batch."""
 
     def __init__(self, index: int | None, error: Exception) -> None:
         super().__init__(index)
@@ -155,7 +155,10 @@ class _Failed(Exception):
 
 
 class HandlerRunner:
-    """`turn`: the handler is called for one partition at a time, while others commit."""
+    """Handles the records of one partition.
+
+    `turn`: the lock that a runner holds while the handler runs, so that it runs for one partition at a time.
+    """
 
     def __init__(
         self,
@@ -211,16 +214,15 @@ class HandlerRunner:
                 records, failures, halved = records.take(slice(middle, None)), {}, True
             else:
                 at = at or 0
-                # Handle the records before it again, so that they commit.
+                # The records before it were aborted with it: handle them again.
                 await self.handle(records.take(slice(at)))
-                await self._set_aside(records.take(slice(at, at + 1)), error, count)
+                await self._skip_record(records.take(slice(at, at + 1)), error, count)
                 records, failures = records.take(slice(at + 1, None)), {}
 
     async def _commit(self, records: RecordBatch, work: Work) -> int:
-        """Run `work` and move the group in one transaction; return how many records are done, counted from the first.
+        """Run `work` and move the group in one transaction; return how many of the first records it has handled.
 
-        0 if the transaction aborted: handling all of them may take longer than its timeout, so the next attempt takes
-        fewer.
+        Returns 0 if the transaction aborted. If it timed out, the next attempt handles fewer records.
         """
         group, topic = self._member.group, self._assignment.partition
         records = records.take(slice(self._batch_size.records))
@@ -228,7 +230,7 @@ class HandlerRunner:
         txn = Transaction(self._client, group=group)
         began = self._last_at = done = clock()
         self._tried = len(records)
-        turns = LoopStalls()
+        stalls = LoopStalls()
         try:
             async with AsyncExitStack() as turn:
                 await turn.enter_async_context(self._turn)
@@ -236,7 +238,7 @@ class HandlerRunner:
                 async with txn:
                     began = self._last_at = clock()
                     try:
-                        with txn.handler_scope(), turns:
+                        with txn.handler_scope(), stalls:
                             count = await work(txn, records)
                     finally:
                         done = clock()
@@ -252,14 +254,14 @@ class HandlerRunner:
                 await self._pause(aborted)
             return 0
         except StaleGeneration:
-            if turns.longest >= BLOCKED:
-                self._took_too_long(records, turns.longest, done - self._last_at, LOOP_BLOCKED)
+            if stalls.longest >= BLOCKED:
+                self._took_too_long(records, stalls.longest, done - self._last_at, LOOP_BLOCKED)
             raise
         except OutcomeUnknown as unknown:
             if unknown.txn != txn.id:
-                raise  # another transaction, made by the handler
+                raise  # of another transaction, which the handler created
             if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
-                return 0  # if it commits later, the group has moved and the retry is rejected
+                return 0  # if it commits later, the retry is rejected because the group has moved
         self.end = end
         self._done.transactions += 1
         self._batch_size.committed()
@@ -300,23 +302,23 @@ class HandlerRunner:
         return len(records)
 
     def _warn_if_slow(self, records: RecordBatch) -> asyncio.TimerHandle:
-        """Log a warning if the handler does not return: meanwhile no other member gets its partitions."""
+        """Log a warning if the handler does not return; until then no other member gets the partition."""
         return asyncio.get_running_loop().call_later(
             SLOW_CALL,
             LOG.warning,
-            "group %r: the handler has been running for %.0f s on records from %s of %r; no other member gets them",
+            "group %r: the handler has been running for %.0f s on records from %s of %r; other members cannot get them",
             self._member.group, SLOW_CALL, records.positions.first, self._assignment.partition,
         )  # fmt: skip
 
-    async def _set_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
-        """Move the group past one record, and send it to the dead-letter topic if there is one."""
+    async def _skip_record(self, records: RecordBatch, error: Exception, attempts: int) -> None:
+        """Move the group past a failed record, and send the record to the dead-letter topic if there is one."""
         (record,) = records
-        aside = self._task.on_error
-        if not isinstance(aside, DeadLetter):
+        target = self._task.on_error
+        if not isinstance(target, DeadLetter):
             await self._commit_all(records, _nothing)
             self._done.skipped += 1
             return
-        topic, rows = aside.topic, dead_letter_columns(record, self._member.group, attempts, error)
+        topic, rows = target.topic, dead_letter_columns(record, self._member.group, attempts, error)
 
         async def send(txn: Transaction, records: RecordBatch) -> int:
             await txn.send_rows(topic, rows, "messages")  # a single message can match the schema of its topic
@@ -330,8 +332,9 @@ class HandlerRunner:
             pass
 
     async def _pause(self, aborted: TransactionAborted) -> None:
-        """Wait before an aborted transaction is retried, if its handler is not the cause. Raises the error after too
-        many.
+        """Wait before the retry of a transaction that aborted for another reason than a slow handler.
+
+        Raises the error after MAX_ABORTS in a row.
         """
         self._aborts += 1
         if self._aborts >= MAX_ABORTS:
@@ -343,7 +346,7 @@ class HandlerRunner:
         await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
 
     def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
-        """Take fewer records next time, because handling these took too long; `last`: seconds of the last record."""
+        """Reduce the batch size, because handling these records took too long; `last`: seconds of the last record."""
         first = records.positions.first
         self._batch_size.too_long(first, self._tried, seconds, last)
         what = "the record at" if self._tried == 1 else f"{self._tried} records from"
@@ -354,24 +357,24 @@ class HandlerRunner:
 
     @property
     def _max_slow_calls(self) -> int:
-        """How many times a slow record is handled before it has failed."""
+        """How many times a handler may be too slow for the same record before the record counts as failed."""
         return max(self._task.retries + 1, MIN_CALLS)
 
     def _too_slow(self, position: Position) -> HandlerTooSlow:
         return HandlerTooSlow(
             f"the handler took too long {self._batch_size.calls(position)} times for the record at {position} of "
-            f"{self._assignment.partition!r}; handle it faster, run blocking calls in a thread, or raise the service's "
-            "transactions.timeout"
+            f"{self._assignment.partition!r}; handle it faster, run blocking calls in a thread, or increase "
+            "the service's transactions.timeout"
         )
 
 
 async def _nothing(_: Transaction, records: RecordBatch) -> int:
-    """Do nothing, so that only the group moves."""
+    """Handle no record: the transaction only moves the group."""
     return len(records)
 
 
 def _is_fault_of_record(error: Error, txn: Transaction) -> bool:
-    """Return whether an error of this package would occur again for the same record."""
+    """Return whether an error of this package would occur again in a retry of the same record."""
     if isinstance(error, TransactionAborted):
-        return error.txn != txn.id  # another transaction, made by the handler
+        return error.txn != txn.id  # of another transaction, which the handler created
     return isinstance(error, CallerError) and not isinstance(error, Fenced)

@@ -1,6 +1,6 @@
 """Opening and closing: `async with`, cancellation, and forked processes
 
-In a forked child, the client's connection and threads do not exist: they stayed in the parent.
+A forked child cannot use its parent's client: the connections and threads of the client are in the parent only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from broker_io.environment import disable_grpc_fork_handlers
 from txnbuffer.errors import UsedAfterFork
 
 
@@ -40,7 +41,7 @@ class ClosedOnExit:
 
 
 async def opened(thread: Executor, opening: Callable[[], C]) -> C:
-    """Open something in a thread. If the caller is cancelled, the thread closes it again."""
+    """Call `opening` in a thread and return the result. If the caller is cancelled, the thread closes the result."""
     found: list[C] = []
 
     def work() -> C:
@@ -61,9 +62,7 @@ async def opened(thread: Executor, opening: Callable[[], C]) -> C:
 async def run_to_completion(
     work: Awaitable[Result], undo: Callable[[Result], Awaitable[object]] | None = None
 ) -> Result:
-    """Complete work that must not be left half done: a cancellation is raised after the work and `undo` are
-    complete.
-    """
+    """Return the result of `work`. If the caller is cancelled, complete `work`, then `undo` it, then raise."""
     doing = asyncio.ensure_future(work)
     if not await _cancelled_during(doing):
         return doing.result()
@@ -84,7 +83,7 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
 
 
 async def close_all(closings: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Close one thing after the other, even if some of them raise."""
+    """Call these functions one after the other, even if some of them raise."""
     async with AsyncExitStack() as stack:
         for close in reversed([*closings]):
             stack.push_async_callback(close)
@@ -94,7 +93,7 @@ ADVICE = "connect after forking, or start the process with spawn"
 
 
 class _ForkGeneration:
-    """`generation` is different in each child process."""
+    """Counts forks: `generation` of a child process is one above that of its parent."""
 
     generation = 0
     grpc: int | None = None
@@ -107,22 +106,21 @@ def generation() -> int:
 
 
 def inherited(remembered: int) -> bool:
-    """Return whether this is a child of the process that took the number."""
+    """Return whether this process was forked after `generation()` returned this number."""
     return remembered != _ForkGeneration.generation
 
 
 def check(remembered: int) -> None:
-    """Raises UsedAfterFork in a child of the process that took the number."""
+    """Raises UsedAfterFork if this process was forked after `generation()` returned this number."""
     if inherited(remembered):
         raise UsedAfterFork(f"this client belongs to the parent process: {ADVICE}")
 
 
 def check_grpc_fork() -> None:
-    """Raises UsedAfterFork in a child of a process that used gRPC, where no gRPC connection would become ready."""
+    """Raises UsedAfterFork if the parent of this process used gRPC: no gRPC connection of the child would get ready."""
     if _ForkGeneration.grpc is None:
         _ForkGeneration.grpc = _ForkGeneration.generation
-        # gRPC's fork handlers are for programs that use gRPC in the child, and sometimes crash there.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        disable_grpc_fork_handlers()
     elif _ForkGeneration.grpc != _ForkGeneration.generation:
         raise UsedAfterFork(f"gRPC was used before this process was forked, and cannot be used in it: {ADVICE}")
 

@@ -1,6 +1,6 @@
-"""Connections to a service: sessions, admin requests and change streams
+"""Connections to a service: for sessions, for admin requests and for change streams
 
-Each kind has a protocol class, an implementation to an engine on the same loop, and one over gRPC.
+Each kind has an interface and two implementations: to an engine on the same event loop, and over gRPC.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from txnbuffer.rpc.frames import (
     VersionMismatch,
 )
 from txnbuffer.rpc.server_frames import decode_server_frame
-from txnbuffer.rpc.stream_client_frames import encode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame
+from txnbuffer.rpc.stream_frames import decode_stream_server_frame, encode_stream_client_frame
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
-    """A session connection: frames in both directions."""
+    """The interface of a session connection: frames in both directions."""
 
     async def send(self, frame: ClientFrame) -> None:
         """Send a frame. Raises ServiceUnavailable if the connection is lost."""
 
     async def receive(self) -> ServerFrame | None:
-        """Return the next frame; None when the service has ended the connection. Raises ServiceUnavailable."""
+        """Return the next frame; None once the service has ended the connection. Raises ServiceUnavailable."""
 
     async def end(self) -> None:
         """Send no more frames; the service may still send some."""
@@ -63,7 +62,7 @@ Connector: TypeAlias = Callable[[], Awaitable[Link]]
 
 
 class EngineLink:
-    """A session connection to an engine on the same loop."""
+    """A session connection to an engine on the same event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._connection: SessionConnection = engine.connect()
@@ -76,7 +75,7 @@ class EngineLink:
         return await self._connection.next()
 
     async def end(self) -> None:
-        """The engine ends the connection after the last frame."""
+        """Do nothing: the engine ends the connection after the last frame."""
 
     async def close(self) -> None:
         self._connection.lost()
@@ -84,17 +83,17 @@ class EngineLink:
 
 SESSION_PATH = f"/{SESSION_SERVICE}/{SESSION_METHOD}"
 TOO_LONG = "larger than max"
-"""Part of gRPC's error text for a message over the size limit of either side."""
+"""Part of gRPC's error text for a message that exceeds the size limit of the client or the service."""
 
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    # A service that hangs keeps its connections open: detect it while its successor still accepts the session.
+    # A service that hangs keeps its connections open. Detect that before the new owner ends the session.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A service restarts within seconds: retry often, and give up connections that hang while they are opened.
+    # A service restarts within seconds: retry often, and abandon attempts to connect that hang.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -121,7 +120,7 @@ class _FrameStream:
             raise self._gone(error) from None
 
     async def _read(self) -> bytes | None:
-        """The next frame, None after the last one."""
+        """Return the next frame; None after the last one."""
         import grpc
 
         try:
@@ -135,7 +134,7 @@ class _FrameStream:
         await self._channel.close()
 
     def _gone(self, error: Any) -> Error:
-        """The error to raise for one of gRPC."""
+        """Return the error to raise for an error of gRPC."""
         raise NotImplementedError
 
 
@@ -163,9 +162,9 @@ class GrpcLink(_FrameStream):
         details = error.details() if hasattr(error, "details") else str(error)
         exhausted = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if exhausted and TOO_LONG in details:
-            # A new connection would send it again, and be rejected again.
+            # Not retryable: a new connection would send the frame again, and the service would reject it again.
             return MessageTooLarge(
-                f"{self._target} rejected a frame over its size limit ({details}): send less at once"
+                f"{self._target} rejected a frame over its size limit ({details}): send fewer records at once"
             )
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             return VersionMismatch(f"{self._target} rejected this client: {details}")
@@ -175,9 +174,10 @@ class GrpcLink(_FrameStream):
 async def open_call(
     target: str, method: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
 ) -> tuple[Any, Any]:
-    """Open a channel to HOST:PORT and a bidirectional call of `method` on it; the service must serve `log`.
+    """Open a channel to HOST:PORT and start a bidirectional call of `method` on it; return both.
 
-    Raises ServiceUnavailable after `timeout` seconds or if the service rejects the call, and UsedAfterFork.
+    Raises ServiceUnavailable after `timeout` seconds, or if the service rejects the call or serves another log than
+    `log`; and UsedAfterFork.
     """
     import asyncio
 
@@ -200,8 +200,9 @@ async def open_call(
 
 
 async def open_channel(target: str, root_certificates: bytes | None, timeout: float) -> Any:
-    """Return a channel to HOST:PORT that is ready within `timeout` seconds. Raises ServiceUnavailable,
-    UsedAfterFork.
+    """Return a channel to HOST:PORT once it is ready.
+
+    Raises ServiceUnavailable after `timeout` seconds, and UsedAfterFork.
     """
     lifecycle.check_grpc_fork()
     import asyncio
@@ -232,10 +233,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
 class AdminLink(Protocol):
-    """A connection for admin requests: a method name and its arguments, answered by plain values."""
+    """The interface of a connection for admin requests: a method name and arguments, answered by JSON values."""
 
-    async def ask(self, method: str, question: dict[str, Any]) -> Any:
-        """Return the answer to a request. Raises the error in the answer, and ServiceUnavailable if there is none."""
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Return the answer to a request. Raises the error in the answer; ServiceUnavailable if there is no answer."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -246,19 +247,19 @@ AdminConnector: TypeAlias = Callable[[], Awaitable[AdminLink]]
 
 
 class AdminClients:
-    """Sends admin requests to the service of the right shard, over connections that are kept.
+    """Sends admin requests to the service of the right shard, and keeps the connections open.
 
-    `connectors` connect to the service of each shard. A request that may wait does so for `max_unavailable` seconds.
+    `connectors`: one for the service of each shard. `max_unavailable`: seconds for which callers may let `ask` retry.
     """
 
     def __init__(self, connectors: Sequence[AdminConnector], max_unavailable: float) -> None:
         self.max_unavailable = max_unavailable
         self._connectors = connectors
         self._links: dict[int, AdminLink] = {}
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def ask(self, owned: str, method: str, question: dict[str, Any], max_unavailable: float = 0.0) -> Any:
-        """Return the answer of the shard that owns a topic, a producer name or a group.
+    async def ask(self, owned: str, method: str, arguments: dict[str, Any], max_unavailable: float = 0.0) -> Any:
+        """Return the answer of the shard that owns `owned`, a topic, a producer name or a group.
 
         Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
         ServiceUnavailable.
@@ -268,11 +269,11 @@ class AdminClients:
         give_up, pause = time.monotonic() + max_unavailable, FIRST_PAUSE
         number = shard_of(owned, len(self._connectors))
         while True:
-            async with self._asking:  # a failed request must not close the link of another one
+            async with self._lock:  # a failed request must not close the link of another one
                 try:
                     if number not in self._links:
                         self._links[number] = await self._connectors[number]()
-                    return await self._links[number].ask(method, question)
+                    return await self._links[number].ask(method, arguments)
                 except ServiceUnavailable:
                     await self._hang_up(number)
                     if time.monotonic() + pause > give_up:
@@ -292,15 +293,15 @@ class AdminClients:
 
 
 class EngineAdminLink:
-    """Admin requests to an engine on the same loop."""
+    """Admin requests to an engine on the same event loop."""
 
     def __init__(self, engine: Engine) -> None:
         from txnbuffer.service.admin import ServiceAdmin
 
         self._methods = ServiceAdmin(engine).methods()
 
-    async def ask(self, method: str, question: dict[str, Any]) -> Any:
-        return await self._methods[method](question)
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        return await self._methods[method](arguments)
 
     async def close(self) -> None:
         pass
@@ -321,24 +322,26 @@ class GrpcAdminLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
         return cls(target, await open_channel(target, root_certificates, timeout), log)
 
-    async def ask(self, method: str, question: dict[str, Any]) -> Any:
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
         import grpc
 
         call, metadata = self._channel.unary_unary(f"/{ADMIN_SERVICE}/{method}"), await self._log.metadata()
         try:
-            return json.loads(await call(json.dumps(question).encode(), timeout=TIMEOUT, metadata=metadata))
+            return json.loads(await call(json.dumps(arguments).encode(), timeout=TIMEOUT, metadata=metadata))
         except grpc.aio.AioRpcError as error:
-            raise named(error, self._target) from None
+            raise error_of(error, self._target) from None
 
     async def close(self) -> None:
         await self._channel.close()
 
 
-def named(error: Any, target: str) -> Error:
-    """Return the error that a service raised, as the same class; ServiceUnavailable if it did not answer."""
+def error_of(error: Any, target: str) -> Error:
+    """Return the error of a failed call: the service's own, in its class; ServiceUnavailable if it did not answer."""
     known = dict(error.trailing_metadata() or ())
     if ERROR_NAME not in known:
-        return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or give its address")
+        return ServiceUnavailable(
+            f"no service answers at {target} ({error.details()}): start it, or correct the address"
+        )
     fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
     return decode_error(fields)
 
@@ -347,13 +350,13 @@ STREAMS_PATH = f"/{STREAMS_SERVICE}/{STREAMS_METHOD}"
 
 
 class StreamLink(Protocol):
-    """A connection of change streams: messages in both directions."""
+    """The interface of a connection for change streams: messages in both directions."""
 
     async def send(self, messages: Sequence[ClientMessage]) -> None:
         """Send messages. Raises ServiceUnavailable if the connection is lost."""
 
     async def receive(self) -> Sequence[ServerMessage] | None:
-        """Return the next messages; None when the service has ended the connection. Raises ServiceUnavailable."""
+        """Return the next messages; None once the service has ended the connection. Raises ServiceUnavailable."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -364,7 +367,7 @@ StreamConnector: TypeAlias = Callable[[], Awaitable[StreamLink]]
 
 
 class EngineStreamLink:
-    """A connection of change streams to an engine on the same loop."""
+    """A connection for change streams to an engine on the same event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._connection = engine.streams.connect()
@@ -380,7 +383,7 @@ class EngineStreamLink:
 
 
 class GrpcStreamLink(_FrameStream):
-    """A connection of change streams over gRPC."""
+    """A connection for change streams over gRPC."""
 
     @classmethod
     async def open(

@@ -18,7 +18,7 @@ STOP_TIMEOUT = 5.0
 
 
 class LoopThread:
-    """Runs coroutines for other threads."""
+    """An event loop in a thread of its own; other threads run coroutines on it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -29,7 +29,7 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a coroutine without waiting. Raises InvalidRequest once the loop stops."""
+        """Start a coroutine and return its future. Raises InvalidRequest once the loop stops."""
 
         async def kept() -> Result:
             task = asyncio.ensure_future(work)
@@ -44,7 +44,7 @@ class LoopThread:
             raise
 
     def cancel_started(self) -> None:
-        """Cancel the unfinished work of `start`, and wait for it."""
+        """Cancel the unfinished coroutines of `start`, and wait until they have ended."""
 
         async def cancelled() -> None:
             started = [*self._started]
@@ -55,7 +55,7 @@ class LoopThread:
         self.call(cancelled())
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine and wait. An interrupt of the waiting thread cancels it, and waits for that.
+        """Run a coroutine and return its result. KeyboardInterrupt in the waiting thread cancels the coroutine.
 
         Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
@@ -73,7 +73,7 @@ class LoopThread:
             raise
 
     def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
-        """Run a coroutine and wait; `work` gets a function that runs calls in the waiting thread."""
+        """Run a coroutine and return its result; `work` gets a function that runs calls in the waiting thread."""
         self.check_other()
         waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
@@ -108,15 +108,15 @@ class LoopThread:
         return _result(future)
 
     def check_other(self) -> None:
-        """Raises InvalidRequest in the loop's own thread, where waiting for a call would never end."""
+        """Raises InvalidRequest in the loop's own thread, which would wait for itself forever."""
         if threading.current_thread() is self._thread:
             raise InvalidRequest(
-                "a serializer or log handler, which runs in the client's own thread, cannot wait for the client: "
-                "call the client from another thread, or use another client"
+                "a serializer or log handler runs in the client's own thread and cannot wait for the client: call the "
+                "client from another thread, or use another client"
             )
 
     def stop(self) -> None:
-        """Cancel unfinished work, and stop the loop and its thread."""
+        """Cancel all unfinished coroutines, then stop the loop and its thread."""
 
         async def cancelled() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -125,7 +125,7 @@ class LoopThread:
             if others:
                 await asyncio.wait(others, timeout=STOP_TIMEOUT)
 
-        with self._lock:  # work that started before is cancelled, too
+        with self._lock:  # nothing can start after `cancelled` has listed the tasks
             self._ending = True
             others_end = asyncio.run_coroutine_threadsafe(cancelled(), self._loop)
         others_end.result()
@@ -134,7 +134,7 @@ class LoopThread:
         self._loop.close()
 
     def _begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Submit work to the loop. Raises InvalidRequest once the loop stops: nothing would run the work."""
+        """Submit a coroutine to the loop. Raises InvalidRequest once the loop stops."""
         with self._lock:
             if not self._ending:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -143,7 +143,7 @@ class LoopThread:
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return what a function returned or raised, as a value: futures do not accept every exception."""
+    """Return the result and the exception of a function; a future does not accept every exception."""
     try:
         return function(), None
     except Exception as error:
@@ -151,7 +151,7 @@ def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _result(future: Future[Result]) -> Result:
-    """Return the result. Raises InvalidRequest if another thread closed the client meanwhile."""
+    """Return the result of a future. Raises InvalidRequest if another thread closed the client during the call."""
     try:
         return future.result()
     except CancelledError:

@@ -1,10 +1,10 @@
 """Membership in a consumer group, and adaptive batch sizes
 
-A member sends a heartbeat once a second, and receives its partition assignments.
+A member sends a heartbeat once a second; the answer has its partition assignments.
 
-The service aborts a transaction after its timeout, and removes a member whose event loop is blocked. The records
-handled meanwhile are handled again: fewer in a transaction, with a commit after half of the time that was too long. A
-record that takes too long alone is handled a few more times, and then counts as failed.
+If a handler takes too long, the service aborts the transaction after its timeout; if it blocks the event loop, the
+service removes the member. The records are then handled again in a smaller batch, which commits after half of the time
+that was too long. A single record that takes too long is handled a few more times, and then counts as failed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ LEAVE_TIMEOUT = 5.0
 class Membership:
     """A member of a group.
 
-    `assignments` are the current assignments by partition; `changed` is set when they, or `failure`, change.
-    `from_end`: the group starts at the end of topics that it has not consumed before.
+    `assignments`: the current assignments, by partition. `unsettled`: the service may be about to change them.
+    `changed` is set when `assignments` or `failure` changes. `from_end`: the group starts at the end of topics that it
+    has not consumed before.
     """
 
     def __init__(self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool) -> None:
@@ -58,7 +59,7 @@ class Membership:
         self._heartbeats: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
-        """Join the group. Raises TopicNotFound, and the error if the service rejects the member."""
+        """Join the group. Raises TopicNotFound, and the service's error if it rejects the member."""
         loop = asyncio.get_running_loop()
         self._heartbeat = await loop.run_in_executor(None, self._find_topics)
         self._check_at = loop.time() + PARTITION_CHECK_INTERVAL
@@ -67,7 +68,7 @@ class Membership:
         self._heartbeats = asyncio.create_task(self._heartbeat_loop())
 
     async def leave(self) -> None:
-        """Leave the group and release its assignments; without an answer the coordinator detects it later."""
+        """Leave the group. If the coordinator does not answer, it removes the member when its heartbeats stop."""
         if self._heartbeats is not None:
             self._heartbeats.cancel()
             await asyncio.gather(self._heartbeats, return_exceptions=True)
@@ -82,18 +83,18 @@ class Membership:
             return
 
     def holds(self, assignment: PartitionAssignment) -> bool:
-        """Return whether the assignment is still valid, as far as this member knows."""
+        """Return whether the newest heartbeat confirmed the assignment."""
         held = self.assignments.get(assignment.partition)
         return held is not None and held.since == assignment.since
 
     def generation_of(self, assignment: PartitionAssignment) -> int:
-        """Return the generation for commits on this assignment. Raises StaleGeneration."""
+        """Return the generation to commit with. Raises StaleGeneration if the partition is no longer assigned."""
         if not self.holds(assignment):
             raise StaleGeneration(f"group {self.group!r} assigned {assignment.partition!r} to another member")
         return self.generation
 
     def rejected(self, assignment: PartitionAssignment) -> None:
-        """Drop an assignment whose commit was rejected, and request the current ones at once."""
+        """Drop an assignment whose commit was rejected, and request the current assignments now."""
         if self.holds(assignment):
             self.assignments = {name: held for name, held in self.assignments.items() if name != assignment.partition}
         self.unsettled = True
@@ -117,20 +118,20 @@ class Membership:
 
     async def _send_heartbeat(self) -> None:
         answer = await self._client.heartbeat(self._current_heartbeat())
-        # If an assignment has the same generation as before, no other member has moved the group there.
+        # If `since` is unchanged, no other member has had the partition in between: keep the object.
         assignments = {assignment.partition: self._kept(assignment) for assignment in answer.assignments}
-        news = assignments.keys() != self.assignments.keys() or any(
+        changed = assignments.keys() != self.assignments.keys() or any(
             not self.holds(assignment) for assignment in assignments.values()
         )
         self.assignments, self.generation, self.unsettled = assignments, answer.generation, answer.unsettled
-        if news:
+        if changed:
             self.changed.set()
 
     def _kept(self, assignment: PartitionAssignment) -> PartitionAssignment:
         return self.assignments[assignment.partition] if self.holds(assignment) else assignment
 
     def _current_heartbeat(self) -> GroupHeartbeat:
-        """Return the heartbeat with the topics found last; a slow check must not delay heartbeats."""
+        """Return the heartbeat with the partitions known so far; looking for new ones must not delay heartbeats."""
         loop = asyncio.get_running_loop()
         if self._finding is None and loop.time() >= self._check_at:
             self._finding = loop.run_in_executor(None, self._find_topics)
@@ -140,7 +141,7 @@ class Membership:
         return self._heartbeat
 
     def _find_topics(self) -> GroupHeartbeat:
-        """Return a heartbeat with the topics and partitions to read. Runs in another thread."""
+        """Return a heartbeat with all topics and partitions to read. Blocks, so it runs in another thread."""
         broker = self._client.open_broker()
         parts = ReadTopics(broker, self._topics, "beginning").parts()
         ends: tuple[Position, ...] = ()
@@ -151,23 +152,21 @@ class Membership:
 
 
 COMMIT_INTERVAL = 5.0
-"""Seconds of handling after which the finished records commit; shorter than the time after which a member is
-removed.
-"""
+"""Seconds of handling after which the finished records commit; less than the 8 s after which a member is removed."""
 UNLIMITED = 1 << 30
-"""More records than any batch has."""
+"""A batch size without limit."""
 SUCCESSES_TO_GROW = 16
-"""Consecutive successful transactions before the number of records doubles."""
+"""Consecutive successful transactions before the batch size doubles."""
 MIN_CALLS = 3
-"""How many times a slow record is handled at least: a pause of the process is a single event."""
+"""How many times a slow record is handled at least, because the process may only have paused once."""
 BLOCKED = 4.0
-"""Seconds of a blocked event loop after which the member may have been removed."""
+"""If the event loop was blocked for this many seconds, that may be why the member was removed."""
 STALL_CHECK_INTERVAL = 0.5
 """Seconds between checks whether the event loop is blocked."""
 
 
 class AdaptiveBatch:
-    """The batch size of a partition: commit after `seconds`, with at most `records` in a transaction."""
+    """The batch size of a partition: commit after `records` records, or after `seconds`."""
 
     def __init__(self) -> None:
         self.seconds = COMMIT_INTERVAL
@@ -177,11 +176,11 @@ class AdaptiveBatch:
         self._successes = 0
 
     def calls(self, position: Position) -> int:
-        """Return how many times the record at a position has taken too long alone."""
+        """Return how many times a transaction with only the record at this position has taken too long."""
         return self._calls if position == self._at else 0
 
     def too_long(self, position: Position, count: int, seconds: float, last: float) -> None:
-        """`count` records took too long, `seconds` in total and `last` for the last one; reduce the size."""
+        """Reduce the size: `count` records took too long, `seconds` in total, `last` of these for the last record."""
         self.seconds, self._successes = min(self.seconds, seconds / 2), 0
         if count > 1:
             self.records = count - 1 if 2 * last >= seconds else (count + 1) // 2
@@ -196,7 +195,7 @@ class AdaptiveBatch:
 
 
 class LoopStalls:
-    """Measures in `longest` for how many seconds at most the event loop was blocked inside the block."""
+    """Measures how long the event loop was blocked inside the `with` block: `longest` is the maximum in seconds."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -204,19 +203,19 @@ class LoopStalls:
 
     def __enter__(self) -> Self:
         self._last = self._loop.time()
-        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._turned)
+        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._check)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        self._look()
+        self._measure()
 
-    def _turned(self) -> None:
-        self._look()
-        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._turned)
+    def _check(self) -> None:
+        self._measure()
+        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._check)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         now = self._loop.time()
         self.longest, self._last = max(self.longest, now - self._last), now

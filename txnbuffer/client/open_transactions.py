@@ -1,6 +1,6 @@
 """The open transactions of a session, and its unanswered requests
 
-A request is kept until it is answered, over as many connections as that takes.
+A request that is not answered when the connection is lost is sent again over the next one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from txnbuffer.rpc.frames import Abort, Query
 Field: TypeAlias = Literal[
     "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
 ]
-"""The field of a client frame that a request is a row of."""
+"""A field of the client frame that has requests as rows."""
 
 
 class PendingRequest(NamedTuple):
-    """An unanswered request; `subject` is the transaction or topic that it concerns."""
+    """An unanswered request. `subject`: the transaction or topic that it is about."""
 
     field: Field
     row: Any
@@ -61,7 +61,7 @@ class Requests:
         return self._number
 
     def ask(self, field: Field, row: Any, waiter: Waiter = None, subject: Any = None) -> None:
-        """Put a request, a row that begins with its number, into the next frame."""
+        """Put a request into the next frame; the row begins with the number of the request."""
         self.unanswered[row[0]] = PendingRequest(field, row, waiter, subject)
         self._queue(field, row)
 
@@ -70,7 +70,7 @@ class Requests:
         return self.unanswered.pop(number, None)
 
     def withdraw(self, number: int) -> bool:
-        """Take a request back; False if it was already sent."""
+        """Withdraw a request; False if it was already sent."""
         request = self.unanswered.get(number)
         if request is None:
             return False
@@ -82,7 +82,7 @@ class Requests:
         return True
 
     def again(self) -> None:
-        """Put all unanswered requests into the next frame, in their order."""
+        """Put all unanswered requests into the next frame, in the order of their numbers."""
         queued = {row[0] for rows in self._queued.values() for row in rows}
         self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
         self._queued.clear()
@@ -90,7 +90,7 @@ class Requests:
             self._queue(request.field, request.row)
 
     def stop_waiting(self, *, visible: bool) -> list[PendingRequest]:
-        """Remove the waiters and return their requests; with `visible` also those that wait for visibility."""
+        """Remove waiters and return their requests; those of commits that wait for visibility only with `visible`."""
         stopped = []
         for number, request in self.unanswered.items():
             keeps_waiting = request.field == "commits" and request.row.wait_visible and not visible
@@ -122,14 +122,14 @@ class Requests:
 
 
 Answer: TypeAlias = "tuple[Waiter, Result | None]"
-"""A waiter and its result; None if the condition it waited for has no result."""
+"""A waiter and its result; None if it only waited for a condition."""
 
 LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
-"""Errors which mean that the service lost its state; a new transaction can succeed."""
+"""Errors after which a new transaction can succeed, because the service lost state of this one."""
 
 
 class EndPlan(NamedTuple):
-    """How a transaction ends once its sends are settled; `ready`: do not end it, but query its state."""
+    """How a transaction ends once its sends are settled. `ready`: finish its branch and query its state instead."""
 
     commit: bool
     waiter: Waiter
@@ -140,7 +140,7 @@ class EndPlan(NamedTuple):
 
 
 class Transactions:
-    """The open transactions of a session; `results` receives the results of waiters."""
+    """The open transactions of a session. The results of waiters are appended to `results`."""
 
     def __init__(self, requests: Requests, results: list[Answer]) -> None:
         self._requests = requests
@@ -162,7 +162,7 @@ class Transactions:
         return transaction
 
     def tick(self) -> None:
-        """Announce transactions that are open for more than a tick; most have ended by then."""
+        """Announce to the service the transactions that are open for more than a tick; most have ended by then."""
         for transaction in self._open.values():
             if transaction.start >= self._tick:
                 break
@@ -178,7 +178,7 @@ class Transactions:
             self._end(transaction)
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Turn a commit that was not sent yet into an abort; False if it may happen."""
+        """Turn a commit that was not sent yet into an abort; False if it was sent."""
         if transaction.then is None:
             asked = self._requests.unanswered.items()
             commits = (
@@ -190,19 +190,19 @@ class Transactions:
         return True
 
     def settle(self, runs: Sequence[TransactionSlice]) -> None:
-        """Count records that are durable, or that failed."""
+        """These records are durable or have failed. End the transactions that waited for them."""
         for transaction, records in runs:
             transaction.pending -= records
             if not transaction.pending and transaction.then is not None:
                 self._end(transaction)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """Allow only an abort from now on; Fenced takes precedence over an earlier error."""
+        """Make a transaction unable to commit. Fenced replaces an earlier error."""
         if transaction.failure is None or isinstance(error, Fenced):
             transaction.failure = refusal(transaction, error)
 
     def adopted(self, txn: TxnId, state: State | Error) -> None:
-        """Handle the state of a transaction that the service reports after a reconnect."""
+        """Handle the state of a transaction in the welcome of a new connection."""
         transaction = self._open.get(txn.least)
         if transaction is None or (transaction.ending and transaction.then is None):
             return  # its end was requested; the answer decides
@@ -214,7 +214,7 @@ class Transactions:
     def committed(self, request: PendingRequest, result: Result) -> None:
         """Handle the answer to a commit."""
         transaction: OpenTransaction = request.subject
-        # If a topic is not registered, nothing was committed; a new transaction registers it again.
+        # If a topic is not registered, nothing has committed; a new transaction registers the topic again.
         reported = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
         self._results.append((request.waiter, reported))
         if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
@@ -233,11 +233,11 @@ class Transactions:
 
     @property
     def waited_for(self) -> bool:
-        """Whether a caller waits for an end that cannot be requested yet."""
+        """Whether a caller waits for a commit or abort that cannot be requested yet."""
         return any(one.then is not None and one.then.waiter is not None for one in self._open.values())
 
     def stop_waiting(self, error: Error) -> None:
-        """Stop waiting for sends to be settled; the transactions abort afterwards."""
+        """Fail the callers that wait for sends to be settled; their transactions abort once the sends are."""
         for transaction in self._open.values():
             plan: EndPlan | None = transaction.then
             if plan is not None and plan.waiter is not None:
@@ -246,7 +246,7 @@ class Transactions:
                 transaction.then = EndPlan(commit=False, waiter=None)
 
     def give_up(self, error: Error) -> None:
-        """Close all transactions, because no end can be requested any more: the service will abort them."""
+        """Close all transactions, because nothing can be requested any more; the service aborts them."""
         for transaction in list(self._open.values()):
             if transaction.then is not None and transaction.then.waiter is not None:
                 self._results.append((transaction.then.waiter, refusal(transaction, error)))
@@ -259,7 +259,7 @@ class Transactions:
         self._requests.ask("begins", begin, subject=transaction)
 
     def _finish(self, transaction: OpenTransaction) -> None:
-        """Mark a branch as complete, so that it survives its session."""
+        """Announce a branch as finished, so that it does not abort when its session ends."""
         sequence: ProducerSequence | None = transaction.sequence
         if sequence is not None and sequence.is_participant:
             transaction.sequence = sequence._replace(epoch=FINISHED_PARTICIPANT)
@@ -267,7 +267,7 @@ class Transactions:
             self._announce(transaction)
 
     def _end(self, transaction: OpenTransaction) -> None:
-        """Request the planned end, because all sends are settled."""
+        """Request the planned end; all sends are settled."""
         plan: EndPlan = transaction.then
         transaction.then = None
         number, waiter = self._requests.number(), plan.waiter
@@ -289,7 +289,7 @@ class Transactions:
 
 
 def refusal(transaction: OpenTransaction, error: Error) -> Error:
-    """Return why a transaction can only abort: TransactionAborted if a retry can succeed."""
+    """Return the error of a transaction that can only abort: TransactionAborted if a new transaction can succeed."""
     if isinstance(error, TransactionAborted) or not (error.retryable or isinstance(error, LOST)):
         return error
     aborted = TransactionAborted(transaction.txn, str(error))

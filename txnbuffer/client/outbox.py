@@ -1,7 +1,7 @@
-"""Records to send: checked, collected in columns for each topic, and cut into sends
+"""Records to send: checked, collected as columns for each topic, and cut into sends
 
-An `Outbox` collects the records of a topic over many transactions until a frame takes them. Records that arrive as a
-Batch are checked and cut without a step per record.
+An `Outbox` collects the records that many transactions send to a topic, until a frame takes them. Records that are
+given as a Batch are checked and cut without Python code per record.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
 from txnbuffer.rpc.frames import SEND_BYTES, Send
 
 ROW_BYTES = 64
-"""Approximate memory of a record besides its bytes."""
+"""Approximate memory of a record in bytes, without keys, values and properties."""
 CELL_BYTES = 9
-"""Maximum size of a row in a property column besides its text, also if the property is missing."""
+"""Maximum bytes of a row in a property column, without its text; a missing property counts too."""
 COLUMN_BYTES = 64
-"""Maximum size of a property column besides its rows and its name."""
+"""Maximum bytes of a property column, without its rows and its name."""
 MAX_PROPERTIES = 500
-"""Limit of different property names in one send; a service accepts twice as many."""
+"""Maximum number of different property names in one send; a service accepts twice as many."""
 
 Waiter = Any
-"""A value that the caller gets back together with a result."""
+"""A value, such as a future, that the caller gets back with the result of its request."""
 
 
 class SendColumns(NamedTuple):
-    """Records for one topic as columns of one length; `properties` and `times` are None if no record has any.
+    """n records for one topic, as columns of length n; `properties` and `times` are None if no record has any.
 
-    A value of None deletes the key. `size` is the bytes of keys, values and properties. `set_bytes` is the size limit
-    of record sets; 0 means a message for each record.
+    A value of None deletes the key. `times`: event times in milliseconds since 1970, 0 for none. `size`: bytes of keys,
+    values and properties. `set_bytes`: the size limit of record sets; 0: each record is a message.
     """
 
     keys: Sequence[bytes | None]
@@ -57,17 +57,17 @@ def weight(rows: SendColumns) -> int:
 
 
 def width(names: int, rows: int) -> int:
-    """Return the maximum size of property columns in bytes, besides names and texts."""
+    """Return the maximum bytes of property columns, without names and texts."""
     return names * (COLUMN_BYTES + CELL_BYTES * rows)
 
 
 class OpenTransaction:
-    """A transaction as its client sees it.
+    """The client's state of a transaction.
 
-    - `counts`: records sent to each topic; `pending`: how many of them are not settled.
-    - `failure`: why it can only abort. `ending`: commit or abort was requested.
-    - `start`: the tick in which it began; `announced`: the number of the request that announced it, or 0.
-    - `then`: how it ends once nothing is pending.
+    - `counts`: the number of records sent to each topic. `pending`: how many of all records are not settled.
+    - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
+    - `start`: the tick in which it began. `announced`: the number of the request that announced it, or 0.
+    - `then`: the EndPlan to execute once nothing is pending.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class TransactionSlice(NamedTuple):
 
 
 class SendInFlight(NamedTuple):
-    """A send, and its transactions, or the waiters of ordinary sends."""
+    """A send with its transactions, or with the waiters of ordinary sends. `size`: its approximate memory in bytes."""
 
     send: Send
     runs: list[TransactionSlice]
@@ -115,7 +115,7 @@ class SendInFlight(NamedTuple):
 
 
 class Outbox:
-    """Records of one topic: either all transactional, or all ordinary."""
+    """Queued records of one topic: all transactional, or all ordinary."""
 
     __slots__ = (
         "_keys",
@@ -153,7 +153,7 @@ class Outbox:
         return len(self._values)
 
     def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        """Add records of a transaction, or ordinary ones with their waiter."""
+        """Add records of a transaction; or ordinary records (None) and their waiter."""
         before, count = len(self._values), len(rows.values)
         self._set_bytes = rows.set_bytes
         if transaction is None:
@@ -178,7 +178,7 @@ class Outbox:
         self.size = self._weight + width(len(self._names), len(self._values))
 
     def fits(self, rows: SendColumns) -> bool:
-        """Return whether the records fit into the same send as the earlier ones."""
+        """Return whether the records fit into the same send as the queued ones."""
         if not self._values:
             return True
         if rows.set_bytes != self._set_bytes:
@@ -250,11 +250,11 @@ Properties: TypeAlias = "Mapping[str, str] | None"
 EventTime: TypeAlias = "int | datetime | None"
 
 Batching: TypeAlias = Literal["messages", "records"]
-"""How a record is stored on a cluster: as a message, or in a record set, a message of many records."""
+"""How records are stored on a cluster: each as a message, or in record sets, which are messages of many records."""
 BATCHINGS = ("messages", "records")
 
 PROPERTY_BYTES = 80
-"""Maximum size of the properties that make a record transactional."""
+"""Maximum bytes of the properties that make a record transactional."""
 ORDERING_KEY = "ordering_key"
 """The property that stores the ordering key."""
 
@@ -280,10 +280,10 @@ def one_row(
 
 
 def deletion(key: Key) -> SendColumns:
-    """Return the record that deletes a key."""
+    """Return the record that deletes a key. Raises InvalidMessage."""
     data = key_bytes(key)
     if data is None:
-        raise InvalidMessage("a deletion needs a key")
+        raise InvalidMessage("cannot delete without a key: give bytes or text")
     return SendColumns((data,), (None,), None, None, len(data))
 
 
@@ -294,7 +294,7 @@ def many_rows(
     properties: Sequence[Properties] | None,
     serializer: Serializer | None,
 ) -> SendColumns:
-    """Return records as columns of one length. Raises InvalidMessage."""
+    """Return records as columns. Raises InvalidMessage, and the errors of the serializer."""
     count = _check_column("values", values)
     for name, column in (("keys", keys), ("event_times", event_times), ("properties", properties)):
         if column is not None and _check_column(name, column) != count:
@@ -312,7 +312,7 @@ def many_rows(
 
 
 def _check_column(name: str, column: Any) -> int:
-    """Return the length of a column. Raises InvalidMessage for anything else, such as text, which has a length, too."""
+    """Return the length of a column. Raises InvalidMessage if it is not a list, but for example text."""
     if isinstance(column, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(column, Collection):
         raise InvalidMessage(f"{name} must be a list with an item for each record, got {type(column).__name__}")
     return len(column)
@@ -350,7 +350,7 @@ def _bytes_of(rows: SendColumns, index: int) -> int:
 
 
 def _text_bytes(properties: Mapping[str, str]) -> int:
-    """Return the bytes of names and texts."""
+    """Return the bytes of names and values in UTF-8."""
     size = 0
     for name, text in properties.items():
         size += len(name) if name.isascii() else len(name.encode())
@@ -369,9 +369,7 @@ def take_rows(rows: SendColumns, which: Sequence[int]) -> SendColumns:
 
 
 def check_size(rows: SendColumns, limit: int, extra: int = 0) -> None:
-    """Raises MessageTooLarge if a record with `extra` bytes is above the limit; 0 means that the limit is not known
-    yet.
-    """
+    """Raises MessageTooLarge if a record and `extra` bytes exceed the limit; 0: the limit is not known yet."""
     if rows.set_bytes:
         extra += SET_ROOM + PROPERTY_ROOM * max(map(len, filter(None, rows.properties or ())), default=0)
     if not limit or rows.size + extra <= limit:
@@ -393,7 +391,7 @@ def value_bytes(value: Any, serializer: Serializer | None) -> bytes:
         return serializer.dumps(value)
     if isinstance(value, str):
         return utf8(value, "a value")
-    hint = "call delete to delete a key" if value is None else "pass a serializer to connect"
+    hint = "call delete to delete a key" if value is None else "give connect a serializer"
     raise InvalidMessage(f"a value must be bytes or text, got {type(value).__name__}: {hint}")
 
 
@@ -421,7 +419,7 @@ def checked_properties(properties: Properties, ordering_key: str | None) -> dict
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Encode text. Raises InvalidMessage for an unpaired surrogate, which UTF-8 cannot represent."""
+    """Encode text; `what` names it in the error. Raises InvalidMessage for an unpaired surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -440,7 +438,7 @@ def milliseconds(time: int | datetime) -> int:
 
 
 def check_batch(records: Batch, limit: int, *, in_sets: bool) -> None:
-    """Raises MessageTooLarge if a record is above the limit of a message; 0 means that the limit is not known yet."""
+    """Raises MessageTooLarge if a record exceeds the size limit of a message; 0: the limit is not known yet."""
     extra = PROPERTY_BYTES + (SET_ROOM + PROPERTY_ROOM * len(records.properties) if in_sets else 0)
     largest = int(records.sizes().max(initial=0))
     if limit and largest + extra > limit:
@@ -459,7 +457,7 @@ def split(records: Batch) -> Iterator[Batch]:
 
 
 def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
-    """Return a send of the next records of a transaction on a topic; `set_bytes` as in SendColumns."""
+    """Return a send with the next records of a transaction for a topic; `set_bytes` as in SendColumns."""
     count = len(records)
     first = transaction.counts.get(topic, 0) + 1
     transaction.counts[topic] = first + count - 1

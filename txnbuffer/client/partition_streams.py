@@ -31,12 +31,12 @@ def stream_partitions(
     store: TokenStore | None = None,
     cursor: str | None = None,
 ) -> PartitionedStream:
-    """As `Client.stream`, for a partitioned topic: the committed changes of all its partitions.
+    """Return a stream of the committed changes of all partitions of a topic. The arguments are as in `Client.stream`.
 
-    Each batch, token and rollback belongs to one partition, named by its `topic`, so a store keeps one token for each
-    partition. `from_` may map partitions to tokens; partitions that it does not contain, and partitions that are added
-    later, start at their oldest mutation. The mutations of a key are in one partition and stay in order, unless the
-    number of partitions grows. The first request raises InvalidRequest if the topic has no partitions.
+    Each batch, token and rollback belongs to one partition, which its `topic` names; a store keeps a token for each.
+    `from_` may be a mapping from partitions to tokens. Partitions that are missing there or are added later start at
+    their oldest mutation. The mutations of a key are in one partition and in order, unless the number of partitions
+    grows. The first request raises InvalidRequest if the topic has no partitions.
     """
     if to not in (None, "now"):
         raise InvalidRequest(f"to must be 'now' or None because each partition has its own seqnos, got {to!r}")
@@ -44,7 +44,10 @@ def stream_partitions(
 
 
 class PartitionedStream(ClosedOnExit):
-    """As ChangeStream, for all partitions. `tokens` maps each partition to the token of its last batch."""
+    """A stream of the changes of all partitions of a topic, created by `stream_partitions`; see ChangeStream.
+
+    `tokens` maps each partition to the token of its last batch.
+    """
 
     def __init__(
         self,
@@ -63,55 +66,59 @@ class PartitionedStream(ClosedOnExit):
         self._store = store
         self._cursor = cursor
         self._streams: dict[str, ChangeStream] = {}
-        self._asked: dict[str, asyncio.Task[Item | None]] = {}
-        self._again: ChangeStream | None = None
-        self._look_at = 0.0
+        self._requests: dict[str, asyncio.Task[Item | None]] = {}
+        self._last: ChangeStream | None = None
+        self._check_at = 0.0
         self._closed = False
 
     @property
     def caught_up(self) -> bool:
-        """Whether there was nothing newer than the last batch of each partition."""
+        """Whether no partition had a newer mutation than its last batch."""
         return bool(self._streams) and all(stream.caught_up for stream in self._streams.values())
 
     async def next(self, timeout: float | None = None) -> Item | None:
-        """As ChangeStream.next. An error of one partition's stream is raised once; the next call continues."""
+        """Return the next batch or rollback of any partition; None once all streams have ended.
+
+        Raises TimeoutError after `timeout` seconds, and the error of a partition's stream once; the next call continues
+        with the others.
+        """
         now = asyncio.get_running_loop().time
         deadline = None if timeout is None else now() + timeout
         await self._find_partitions()
-        self._ask_again()
-        while self._asked and not self._closed:
+        self._acknowledge()
+        while self._requests and not self._closed:
             left = REFRESH if deadline is None else min(REFRESH, max(deadline - now(), 0.0))
-            await asyncio.wait(self._asked.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            done = next((name for name, task in self._asked.items() if task.done()), None)
+            await asyncio.wait(self._requests.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done = next((name for name, task in self._requests.items() if task.done()), None)
             if done is None:
                 if deadline is not None and now() >= deadline:
                     raise TimeoutError
                 await self._find_partitions()
                 continue
-            task, self._again = self._asked.pop(done), self._streams[done]
+            task, self._last = self._requests.pop(done), self._streams[done]
             if (item := task.result()) is not None:
                 self.tokens[done] = item.token
                 return item
-            self._again = None  # it has ended
+            self._last = None  # it has ended
         return None
 
     async def rolled_back(self, seqno: int) -> None:
-        """As ChangeStream.rolled_back, for the partition of the last rollback."""
-        if self._again is None:
+        """Confirm the last rollback: the data of its partition is now that of `seqno`. Raises InvalidRequest."""
+        if self._last is None:
             raise InvalidRequest("no rollback was delivered: there is nothing to confirm")
-        await self._again.rolled_back(seqno)
+        await self._last.rolled_back(seqno)
 
     async def done(self) -> None:
-        """As ChangeStream.done."""
-        if self._again is not None:
-            await self._again.done()
+        """Acknowledge the last batch now: store its token, and move the durable cursor there."""
+        if self._last is not None:
+            await self._last.done()
 
     async def close(self) -> None:
-        """As ChangeStream.close, for all partitions."""
+        """Close the streams of all partitions. The last batch is not acknowledged."""
         self._closed = True
-        for task in self._asked.values():
+        for task in self._requests.values():
             task.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*self._requests.values(), return_exceptions=True)
         for stream in self._streams.values():
             await stream.close()
 
@@ -124,18 +131,18 @@ class PartitionedStream(ClosedOnExit):
             raise StopAsyncIteration
         return item
 
-    def _ask_again(self) -> None:
+    def _acknowledge(self) -> None:
         """Acknowledge the last batch by requesting the next one of its partition."""
-        stream, self._again = self._again, None
+        stream, self._last = self._last, None
         if stream is not None:
-            self._asked[stream.topic] = asyncio.ensure_future(stream.next())
+            self._requests[stream.topic] = asyncio.ensure_future(stream.next())
 
     async def _find_partitions(self) -> None:
-        """Start streams of new partitions."""
+        """Start streams for new partitions, at most every REFRESH seconds."""
         now = asyncio.get_running_loop().time()
-        if self._closed or (self._streams and (self._to is not None or now < self._look_at)):
+        if self._closed or (self._streams and (self._to is not None or now < self._check_at)):
             return
-        self._look_at = now + REFRESH
+        self._check_at = now + REFRESH
         broker = await asyncio.to_thread(self._client.open_broker)
         count = await asyncio.to_thread(broker.partitions, self.topic) if isinstance(broker, PartitionedBroker) else 0
         if not count:
@@ -147,4 +154,4 @@ class PartitionedStream(ClosedOnExit):
                 begin = begins.get(name, default)
                 stream = self._client.stream(name, from_=begin, to=self._to, store=self._store, cursor=self._cursor)
                 self._streams[name] = stream
-                self._asked[name] = asyncio.ensure_future(stream.next())
+                self._requests[name] = asyncio.ensure_future(stream.next())

@@ -1,8 +1,8 @@
 """Exactly-once processing by consumer groups
 
-The records that a handler sends and the group's new position commit in one transaction. The members of a group share
-the partitions of its topics, and read each assigned partition separately. A member that lost a partition cannot commit
-there any more, and no two members can commit the same range.
+The records that a handler sends and the group's new position commit in one transaction. Each partition is assigned to
+one member of the group at a time, and has its own reader. A member that has lost a partition can no longer commit
+there, and no two members can commit the same records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
-from snapshots.keys import is_internal
+from snapshots.format import is_internal
 from txnbuffer.checks import check_callable, check_topics
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
@@ -28,14 +28,11 @@ from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import EARLIEST, Position
 
 WAIT = 1.0
-"""Seconds of one wait for records."""
+"""Maximum seconds of one wait for records."""
 
 
 class GroupSource(NamedTuple):
-    """What to read: topics, for a group; `start` is the initial position on topics it has not consumed before.
-
-    A transaction handles at most `batch` records. Processing ends after `idle_timeout` seconds without a record.
-    """
+    """What to read: the arguments of `Client.process` other than those of the handler."""
 
     topics: str | Sequence[str]
     group: str
@@ -45,7 +42,7 @@ class GroupSource(NamedTuple):
 
 
 async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
-    """Join the group and handle its records until idle or cancelled. Raises the error of the handler."""
+    """Join the group and handle its records until the idle timeout or a cancellation. Raises the handler's error."""
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
     work = _Process(client, source, topics, task, member)
@@ -59,7 +56,7 @@ async def process(client: BaseClient, source: GroupSource, task: HandlerTask) ->
 
 
 def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
-    """Return the topics. Raises InvalidRequest, InvalidTopicName for invalid arguments."""
+    """Check the arguments; return the topics. Raises InvalidRequest, InvalidTopicName."""
     if type(task.retries) is not int or task.retries < 0:
         raise InvalidRequest(f"retries must be an integer of at least 0, got {task.retries!r}")
     if type(source.batch) is not int or source.batch < 1:
@@ -85,18 +82,18 @@ def _names(topics: str | Sequence[str]) -> Sequence[str]:
 
 def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
     if isinstance(on_error, DeadLetter):
-        aside = check_topic_name(on_error.topic)
-        if is_internal(aside):
-            raise InvalidTopicName(f"dead letters cannot go to {aside!r}, which is an internal topic")
-        if whole_name(aside) in {whole_name(topic) for topic in topics}:
+        target = check_topic_name(on_error.topic)
+        if is_internal(target):
+            raise InvalidTopicName(f"dead letters cannot go to {target!r}, which is an internal topic")
+        if whole_name(target) in {whole_name(topic) for topic in topics}:
             raise InvalidRequest(
-                f"dead letters cannot go to {aside!r}, which the group reads: they would be handled again"
+                f"dead letters cannot go to {target!r}, which the group reads: they would be handled again"
             )
     elif on_error not in ("stop", "skip"):
         raise InvalidRequest(f"on_error must be 'stop', 'skip' or dead_letter(topic), got {on_error!r}")
 
 
-def behind(end: Position) -> Position:
+def position_after(end: Position) -> Position:
     """Return the first position that can follow `end`."""
     if end.batch >= 0:
         return end._replace(batch=end.batch + 1)
@@ -115,16 +112,16 @@ class _Process:
         self._topics = topics
         self._task = task
         self._member = member
-        self._turn = asyncio.Lock()
+        self._handler_lock = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, PartitionAssignment] = {}
         self._batch_sizes: dict[str, AdaptiveBatch] = {}
-        self._beginning: set[str] = set()
+        self._starting: set[str] = set()
         self._busy = 0
         self._idle_since = math.inf
 
     async def run(self) -> None:
-        """Run until idle. Raises the error of the first task that fails."""
+        """Run until the idle timeout. Raises the error of the first task that fails."""
         self._idle_since = asyncio.get_running_loop().time()  # joining may have taken long
         changed = asyncio.ensure_future(self._member.changed.wait())
         try:
@@ -150,12 +147,13 @@ class _Process:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _left(self) -> float:
-        """Seconds until the idle timeout; does not count down while there is work, or assignments may change."""
+        """Return the seconds until the idle timeout, at most WAIT. Work and pending assignments restart the timeout."""
         if self._source.idle_timeout is None:
             return WAIT
         now = asyncio.get_running_loop().time()
-        ahead = any(self._followed.get(name) is not assignment for name, assignment in self._member.assignments.items())
-        if ahead or self._beginning or self._busy or self._member.unsettled:
+        assigned = self._member.assignments.items()
+        pending = any(self._followed.get(name) is not assignment for name, assignment in assigned)
+        if pending or self._starting or self._busy or self._member.unsettled:
             self._idle_since = now
         return min(WAIT, self._idle_since + self._source.idle_timeout - now)
 
@@ -163,16 +161,17 @@ class _Process:
         for name, assignment in self._member.assignments.items():
             if name not in self._tasks:
                 self._followed[name] = assignment
-                self._beginning.add(name)  # until its task runs, which may take longer than `idle_timeout`
+                self._starting.add(name)  # not idle until its task runs, which may take a while
                 self._tasks[name] = asyncio.create_task(self._follow(assignment))
 
     async def _follow(self, assignment: PartitionAssignment) -> None:
         """Handle a partition until it is assigned to another member."""
         batch_size = self._batch_sizes.setdefault(assignment.partition, AdaptiveBatch())
-        handling = HandlerRunner(self._client, self._member, assignment, self._task, self.done, self._turn, batch_size)
+        shared = self._task, self.done, self._handler_lock, batch_size
+        handling = HandlerRunner(self._client, self._member, assignment, *shared)
         try:
             with self._working():
-                self._beginning.discard(assignment.partition)
+                self._starting.discard(assignment.partition)
                 reader = await self._client.reader(assignment.partition, start=self._start(assignment))
             try:
                 wait = 0.0
@@ -182,7 +181,7 @@ class _Process:
                     if records is not None:
                         with self._working():
                             await handling.handle(records)
-                    # Reading records that already exist is not idle, however long it takes.
+                    # Reading records that already exist never counts as idle.
                     wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
             finally:
                 with self._working():  # the idle timeout must not hide an error
@@ -193,7 +192,7 @@ class _Process:
             group, topic = self._source.group, assignment.partition
             raise PositionTrimmed(
                 f"group {group!r} has reached {assignment.end} of {topic!r}, which was trimmed: {error}. If the topic "
-                f"was re-created, or the lost records do not matter, run forget_group({group!r}, {topic!r}) or "
+                f"was re-created, or the lost records do not matter, call forget_group({group!r}, {topic!r}) or run "
                 f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
             ) from error
         except (StaleGeneration, PositionConflict):
@@ -201,13 +200,13 @@ class _Process:
             await asyncio.sleep(PAUSE)
 
     def _start(self, assignment: PartitionAssignment) -> Start:
-        """Return where to continue reading."""
+        """Return the position at which to start reading."""
         start = self._source.start
         if assignment.end != EARLIEST:
-            return behind(assignment.end)
+            return position_after(assignment.end)
         if isinstance(start, Position) and assignment.partition not in self._topics:
             raise InvalidRequest(f"start {start} is a position in one partition: use the partition's name as the topic")
-        return "beginning" if start == "end" else start  # the topic was empty when the group started
+        return "beginning" if start == "end" else start  # the group started at the end of an empty topic
 
     @contextmanager
     def _working(self) -> Iterator[None]:

@@ -24,26 +24,25 @@ from txnbuffer.client.follower import CommittedFollower, StartPoint, TopicFollow
 from txnbuffer.client.lifecycle import ClosedOnExit, opened
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.client.routing import ReadTopics, Start
-from txnbuffer.columns import present
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.protocol import MARKER
+from txnbuffer.protocol import MARKER, present
 from txnbuffer.recordset import TOGETHER, rows_within
 
 
 class UncommittedFollower:
-    """One topic of a read_uncommitted reader: every record of the log, whatever became of its transaction."""
+    """One topic of a read_uncommitted reader: all records of the log, also of open and aborted transactions."""
 
-    def __init__(self, broker: Broker, topic: str, beginning: StartPoint) -> None:
+    def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
-        self._beginning = beginning
+        self._start = start
         self._stopped: Error | None = None
         # A start inside a record set is inside its message.
-        start = beginning.position
-        self._reader = broker.reader(topic, start if start == EARLIEST else start._replace(batch=NO_INDEX))
+        first = start.position
+        self._reader = broker.reader(topic, first if first == EARLIEST else first._replace(batch=NO_INDEX))
         self._messages: PlacedBatch | None = None
-        self._held: PlacedBatch | None = None
-        self._at = self._read_to = beginning.before
+        self._records: PlacedBatch | None = None
+        self._at = self._read_to = start.before
 
     @property
     def next_position(self) -> Position:
@@ -58,18 +57,18 @@ class UncommittedFollower:
         return ()
 
     def poll(self, limit: int) -> RecordBatch | None:
-        if self._held is None:
+        if self._records is None:
             if self._stopped is not None:
                 raise self._stopped
             return None
-        batch, rest = self._held.take(slice(limit)), self._held.take(slice(limit, None))
-        self._held = rest if len(rest) else None
-        over = self._held is None and self._messages is None and self._stopped is None
+        batch, rest = self._records.take(slice(limit)), self._records.take(slice(limit, None))
+        self._records = rest if len(rest) else None
+        over = self._records is None and self._messages is None and self._stopped is None
         self._at = self._read_to if over else batch.positions.last
         return RecordBatch.of(self.topic, batch, None)
 
     def advance(self, timeout: float) -> bool:
-        if self._stopped is not None or self._held is not None:
+        if self._stopped is not None or self._records is not None:
             return False
         if self._messages is None:
             placed = self._reader.read(timeout=timeout)
@@ -85,9 +84,9 @@ class UncommittedFollower:
         count = rows_within(messages, TOGETHER)
         self._messages = messages.take(slice(count, None)) if count < len(messages) else None
         records, self._stopped = unpacked(messages.take(slice(count)))
-        records = records.take(slice(self._beginning.first_of(records), None))
+        records = records.take(slice(self._start.first_of(records), None))
         if len(records):
-            self._held, self._beginning = records, StartPoint(EARLIEST)
+            self._records, self._start = records, StartPoint(EARLIEST)
         elif self._stopped is None and self._messages is None:
             self._at = self._read_to
 
@@ -100,14 +99,18 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 PARTITION_CHECK_INTERVAL = 10.0
 """Seconds between checks for new partitions of a topic."""
 SLICE = 0.01
-"""Seconds that a reader of several topics waits on one before it checks the next."""
+"""Seconds that a reader of several topics waits for one of them before it checks the next."""
 
 
 class Lag(NamedTuple):
-    """How far a reader is behind the end of one topic's log.
+    """The distance of a reader from the end of one topic's log, in messages; markers and record sets count as one.
 
-    `behind` is the number of messages, markers included, between `next_position` and `end`. `undecided` is the part of
-    them that no reader may see yet, because an earlier transaction is still open, or that this reader has not read yet.
+    - `next_position`: where the reader continues.
+    - `decided_position`: the reader can return all visible records up to here without waiting for a transaction.
+    - `end`: the position of the last message; None if the topic has none.
+    - `behind`: the number of messages from `next_position` to `end`.
+    - `undecided`: how many of these are after `decided_position`: an earlier transaction is still open, or this reader
+      has not read them yet.
     """
 
     next_position: Position
@@ -118,19 +121,20 @@ class Lag(NamedTuple):
 
 
 class CommittedReader:
-    """A reader of the committed records of one or more topics, in log order for each topic.
+    """Reads the committed records of one or more topics, each topic in log order. It needs no running service.
 
         with open_broker("file:DIR") as broker, CommittedReader(broker, "orders") as reader:
             for batch in reader: ...
 
-    - `topics`: one name or several. A partitioned topic stands for all its partitions (`T-partition-0` and so on),
-      including those that are added later, which are read from their beginning.
-    - `start`: "beginning", "end", a Position (of the first record to read) or a datetime (first record published at or
-      after it, local time if it has no time zone). A mapping from topic or partition to these sets each separately.
-    - `isolation`: "read_committed", or "read_uncommitted" for every record in the log.
+    - `topics`: one name or several. The name of a partitioned topic means all its partitions (`T-partition-0` and so
+      on). Partitions that are added later are read from their beginning.
+    - `start`: "beginning"; "end"; the Position of the first record to read; or a datetime, for the first record
+      published at or after it (local time if it has no time zone). A mapping gives a start for each topic or partition.
+    - `isolation`: "read_committed", or "read_uncommitted" for all records in the log, without seqnos.
 
-    Nothing is returned before the transaction state of a topic has been recovered. Raises TopicNotFound,
-    PositionTrimmed, SnapshotDamaged and related errors, and UsedAfterFork in a child process.
+    Creating a reader restores the transaction state of each topic from its snapshot; reading then replays the log.
+    Raises TopicNotFound, PositionTrimmed, InvalidRequest, the errors of damaged snapshots and logs, and UsedAfterFork
+    in a forked child.
     """
 
     def __init__(
@@ -160,8 +164,9 @@ class CommittedReader:
         self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """Return the next visible records of one topic, at most `limit`; None if there are none within `timeout`
-        seconds.
+        """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.
+
+        Raises PositionTrimmed if the next records were trimmed, and the error that stopped a topic.
         """
         check_limit(limit)
         lifecycle.check(self._forked_from)
@@ -185,7 +190,7 @@ class CommittedReader:
             self._turn = (self._turn + 1) % len(self._followers)
 
     def _add_partitions(self) -> None:
-        """Start reading partitions that were added; one that cannot be opened now is retried at the next check."""
+        """Start reading new partitions. If one cannot be opened now, the next check tries again."""
         if not self._read_topics.partitioned or self._clock.monotonic() < self._check_at:
             return
         self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
@@ -198,18 +203,18 @@ class CommittedReader:
                 raise
 
     def __iter__(self) -> Iterator[RecordBatch]:
-        """Iterate over batches without end; leave the loop to stop."""
+        """Yield batches without end; leave the loop to stop."""
         while True:
             if (batch := self.read(timeout=1.0)) is not None:
                 yield batch
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The newest epoch of each owner whose markers were read so far."""
+        """The newest epoch of each coordinator whose markers this reader has read."""
         return tuple(epoch for follower in self._followers for epoch in follower.epochs)
 
     def lag(self) -> dict[str, Lag]:
-        """Return the current lag of each topic."""
+        """Return the lag of each topic and partition, by name."""
         lags = {}
         for follower in self._followers:
             ledgers = self._broker.ledgers(follower.topic)
@@ -221,7 +226,7 @@ class CommittedReader:
         return lags
 
     def close(self) -> None:
-        """Close the reader. In a child process this does nothing: the parent owns what is open."""
+        """Close the reader. In a forked child this does nothing, because the parent owns the connections and files."""
         if self._forked_from != lifecycle.generation():
             return
         for follower in self._followers:
@@ -237,7 +242,7 @@ class CommittedReader:
 
 
 def start_point(broker: Broker, topic: str, start: Start) -> StartPoint:
-    """Return the first record to read. Raises InvalidRequest, PositionTrimmed."""
+    """Return the first record to read for the argument `start`. Raises InvalidRequest, PositionTrimmed."""
     if isinstance(start, Position):
         if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):
             raise PositionTrimmed(
@@ -267,11 +272,14 @@ def _milliseconds(time: datetime) -> int:
 Result = TypeVar("Result")
 
 POLL = 0.5
-"""Seconds of one wait in the thread, so that closing is prompt."""
+"""Seconds of one wait in the thread; `close` waits no longer than this."""
 
 
 class AsyncReader(ClosedOnExit):
-    """A CommittedReader for asyncio, made by `Client.reader`. Cancelling a read loses no records."""
+    """A CommittedReader for asyncio, created by `Client.reader`.
+
+    Records of a cancelled read are returned by the next one.
+    """
 
     def __init__(self, reader: CommittedReader, thread: ThreadPoolExecutor) -> None:
         self._reader = reader
@@ -288,7 +296,7 @@ class AsyncReader(ClosedOnExit):
         start: Start | Mapping[str, Start],
         isolation: str,
     ) -> AsyncReader:
-        """Open a reader in its own thread. Raises as CommittedReader."""
+        """Open a CommittedReader in a thread of its own. Raises the errors of CommittedReader."""
         thread = ThreadPoolExecutor(1, "txnbuffer-reader")
         try:
             reader = await opened(thread, lambda: CommittedReader(broker(), topics, start=start, isolation=isolation))
@@ -298,10 +306,9 @@ class AsyncReader(ClosedOnExit):
         return cls(reader, thread)
 
     async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """Return the next visible records of one topic, at most `limit`; None if there are none within `timeout`
-        seconds.
+        """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.
 
-        Concurrent reads run one after the other.
+        Concurrent reads run one after the other. Raises the errors of `CommittedReader.read`.
         """
         check_limit(limit)
         deadline = asyncio.get_running_loop().time() + timeout
@@ -337,17 +344,17 @@ class AsyncReader(ClosedOnExit):
                 return batch
 
     async def __aiter__(self) -> AsyncIterator[RecordBatch]:
-        """Iterate over batches without end; leave the loop to stop."""
+        """Yield batches without end; leave the loop to stop."""
         while True:
             if (batch := await self.read(timeout=60.0)) is not None:
                 yield batch
 
     async def lag(self) -> dict[str, Lag]:
-        """Return the current lag of each topic."""
+        """Return the lag of each topic and partition, by name."""
         return await self._call(self._reader.lag)
 
     async def close(self) -> None:
-        """Close the reader after a running read has ended. It completes even if the caller is cancelled."""
+        """Close the reader once a running read has ended. Cancelling the caller does not stop this."""
         if self._closing is None:
             self._closing = self._call(self._reader.close)
             self._thread.shutdown(wait=False)

@@ -13,7 +13,12 @@ from txnbuffer.protocol import RESERVED, TXN
 
 
 class Record(NamedTuple):
-    """One visible record. `value` is None if it deletes the key. Times are milliseconds since 1970."""
+    """One visible record.
+
+    `value` is None if the record deletes its key. `seqno` numbers the visible records of the topic from 1; None as in
+    RecordBatch. Times are milliseconds since 1970; `event_time` is 0 if the sender gave none. `txn` is None if the
+    record was sent outside of a transaction.
+    """
 
     topic: str
     position: Position
@@ -30,9 +35,12 @@ class Record(NamedTuple):
 class RecordBatch:
     """n visible records of one topic in log order, as columns of length n; iterate it for single records.
 
-    `seqnos` int64[n] numbers the visible records of the topic from 1. It is None if the topic has had no transactions,
-    or if the reader is not read_committed. `publish_times` int64[n] is in milliseconds since 1970. `txns` holds
-    transaction ids as text `most:least`; it is None if the batch has no transactional records.
+    - `positions`: where the records are in the log of the topic.
+    - `seqnos`: int64[n], the numbers of the topic's visible records, from 1. None if the topic has had no transactions,
+      or if the reader is not read_committed.
+    - `publish_times`: int64[n], milliseconds since 1970.
+    - `messages`: keys, values, properties and event times.
+    - `txns`: transaction ids as text `most:least`; None if the batch has no transactional records.
     """
 
     topic: str

@@ -1,8 +1,8 @@
-"""Partitions: where a record goes, and what a reader of a partitioned topic reads
+"""Partitions: to which one a record is sent, and which ones a reader of a topic reads
 
-A record with a key goes to the partition that Pulsar's clients choose for that key. Records without a key go to the
-partitions in turn; all records of one call go to the same, so that they stay together in batches and record sets. If a
-topic gets more partitions, keys may go to others from then on, as with Pulsar's clients.
+A record with a key is sent to the partition that Pulsar's clients choose for this key. Records without a key are sent
+to the partitions in turn; all those of one call to the same partition, so that they share batches and record sets. If a
+topic gets more partitions, its keys are distributed over all of them from then on, as with Pulsar's clients.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.model import Position
 
 REFRESH = 10.0
-"""Seconds after which the number of partitions of a topic is requested again."""
+"""Seconds after which the client asks for the number of partitions of a topic again."""
 
 
 class TopicRoute:
-    """What is known of a topic: `count` partitions, 0 if it is not partitioned, valid until `until`.
+    """The number of partitions of a topic, 0 if it is not partitioned; asked for again after the loop time `until`.
 
     `turn` selects the partition of records without a key.
     """
@@ -54,7 +54,7 @@ class NoRoutes:
         return ((topic, rows),)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, for a Batch."""
+        """Return the records by topic. Raises InvalidRequest for a `partition`."""
         _check_none(topic, partition)
         return ((topic, records),)
 
@@ -73,22 +73,22 @@ class Routes:
         self._known: dict[str, TopicRoute] = {}
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Return the rows by the topics or partitions to send them to.
+        """Return the rows grouped by the topic or partition to send them to.
 
         Raises InvalidRequest for a `partition` that does not exist, and the errors of the cluster.
         """
-        places = await self._places(topic, rows.keys, partition)
-        return [(name, rows if which is None else take_rows(rows, which.tolist())) for name, which in places]
+        groups = await self._groups(topic, rows.keys, partition)
+        return [(name, rows if which is None else take_rows(rows, which.tolist())) for name, which in groups]
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, for a Batch."""
-        places = await self._places(topic, records.keys, partition)
-        return [(name, records if which is None else records.take(which)) for name, which in places]
+        """Return the records grouped by the topic or partition to send them to. Raises as `parts`."""
+        groups = await self._groups(topic, records.keys, partition)
+        return [(name, records if which is None else records.take(which)) for name, which in groups]
 
-    async def _places(
+    async def _groups(
         self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None
     ) -> Sequence[tuple[str, NDArray[np.intp] | None]]:
-        """Return the topics to send to, each with its row indexes; None stands for all rows."""
+        """Return the topics and partitions to send to, each with its row indexes; None: all rows."""
         known = self._known.get(topic)
         if known is None:
             known = await self._ask(topic)
@@ -124,19 +124,19 @@ class Routes:
         return known
 
     def _ask_in_background(self, topic: str, known: TopicRoute) -> None:
-        """Request the number of partitions again in the background."""
+        """Ask for the number of partitions in the background."""
         if known.asking is None or known.asking.done():
             known.asking = asyncio.ensure_future(self._ask_again(topic))
 
     async def _ask_again(self, topic: str) -> None:
         try:
             await self._ask(topic)
-        except Error:  # the cluster is unavailable: keep the known number until the next request
+        except Error:  # the cluster is unavailable: use the known number until the next attempt
             return
 
 
 def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int, turn: int) -> Int64s | int:
-    """Return the partition of each row, or one partition for all."""
+    """Return the partition of each row, or a single partition for all rows."""
     if len(keys) == 1:
         return turn if keys[0] is None else int(choose([keys[0]], count, broker.hashing)[0])
     places = [place for place, key in enumerate(keys) if key is not None]
@@ -152,8 +152,9 @@ Start: TypeAlias = "Position | datetime | str"
 
 
 class ReadTopics:
-    """The topics and partitions that a reader reads; `partitioned` topics may get more. Raises InvalidRequest,
-    TopicNotFound.
+    """The topics and partitions that a reader reads. `partitioned`: the partitioned topics; they may get more.
+
+    Raises InvalidRequest, TopicNotFound.
     """
 
     def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
@@ -163,35 +164,35 @@ class ReadTopics:
         known = set(broker.topics())
         self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
         self._read = {name: name for name in self._names if name in known}
-        self._taken: set[str] = set()
+        self._marked: set[str] = set()
         for name in self._names:
             if name not in known and name not in self.partitioned:
-                raise TopicNotFound(f"there is no topic {name!r} to read")
+                raise TopicNotFound(f"there is no topic {name!r} to read: create it, or correct the name")
         self._add(known)
         if isinstance(start, Mapping):
             unread = sorted(start.keys() - {*self._names, *self._read})
-            strange = [name for name in unread if not _is_of(name, self.partitioned)]
-            if strange:
-                raise InvalidRequest(f"start has {', '.join(strange)}, which this reader does not read")
+            unknown = [name for name in unread if not _is_of(name, self.partitioned)]
+            if unknown:
+                raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
 
     def first(self) -> list[tuple[str, Start]]:
-        """Return each existing topic and partition, and where to start with it."""
-        self._taken = set(self._read)
+        """Return all existing topics and partitions, each with its start."""
+        self._marked = set(self._read)
         return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
 
     def parts(self) -> list[tuple[str, str]]:
-        """Return each existing topic and partition, and the topic that it belongs to."""
+        """Return all existing topics and partitions, each with the topic that it belongs to."""
         return list(self._read.items())
 
     def added(self) -> list[tuple[str, Start]]:
-        """Return new partitions, and where to start with them; those already `mark_read` are left out."""
+        """Return the partitions that were added and are not marked as read, each with its start."""
         self._add(set(self._broker.topics()))
-        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._taken]
+        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._marked]
         return [(name, "beginning" if start == "end" else start) for name, start in new]
 
     def mark_read(self, name: str) -> None:
-        """A new partition is being read."""
-        self._taken.add(name)
+        """Mark a new partition as read."""
+        self._marked.add(name)
 
     def _add(self, known: set[str]) -> None:
         for topic in self.partitioned:

@@ -1,4 +1,4 @@
-"""Records from the application to the service: queued, sent, acknowledged, sent again"""
+"""The sends of a session: queued, sent, acknowledged, and sent again after a reconnect"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from broker_io.batch import Batch
 from txnbuffer.client.outbox import OpenTransaction, Outbox, SendColumns, SendInFlight, Waiter, flight_of
 from txnbuffer.rpc.frames import FRAME_BYTES, Send
 
-MAX_UNDER_WAY = 3
-"""Limit of unacknowledged frames with sends, or of sends for each topic if topics are pipelined independently.
-Records that arrive meanwhile go into the next one together.
+MAX_IN_FLIGHT = 3
+"""Maximum number of unacknowledged frames with sends, or of sends for each topic if `pipelined`. While the limit is
+reached, records are collected for the next one.
 """
 FIRST_CREDITS = 1024 * 1024
 
@@ -19,29 +19,30 @@ FIRST_CREDITS = 1024 * 1024
 class SendTopic:
     """The queue of one topic.
 
-    `registered`: transactional records may be sent; `asked`: the registration was requested. `under_way` counts sends.
+    `registered`: transactional records may be sent. `asked`: the registration was requested. `in_flight` counts sends.
     """
 
-    __slots__ = ("asked", "name", "ordinary", "registered", "sealed", "transactional", "under_way")
+    __slots__ = ("asked", "in_flight", "name", "ordinary", "registered", "sealed", "transactional")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.registered = False
         self.asked = False
-        self.under_way = 0
+        self.in_flight = 0
         self.transactional = Outbox(name)
         self.ordinary = Outbox(name)
         self.sealed: deque[SendInFlight] = deque()
 
     @property
     def has_transactional(self) -> bool:
-        """Whether transactional records wait here."""
+        """Whether transactional records are queued."""
         return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
 
 
 class Sending:
-    """The sends of a session. `unacknowledged` counts bytes, queued ones included. `pipelined`: topics do not wait for
-    one another.
+    """The sends of a session. `unacknowledged` counts bytes, also of queued records.
+
+    `pipelined`: topics do not wait for one another.
     """
 
     def __init__(self, *, pipelined: bool) -> None:
@@ -51,7 +52,7 @@ class Sending:
         self._pipelined = pipelined
         self._ready: dict[str, SendTopic] = {}
         self._again: deque[SendInFlight] = deque()
-        self._under_way: dict[int, SendInFlight] = {}
+        self._in_flight: dict[int, SendInFlight] = {}
         self._frames: deque[int] = deque()
         self._number = 0
 
@@ -91,7 +92,7 @@ class Sending:
         self._ready[topic.name] = topic
 
     def not_registered(self, topic: SendTopic) -> list[SendInFlight]:
-        """Drop what waited for the registration of a topic."""
+        """Drop and return the sends that waited for the registration of a topic."""
         topic.asked = topic.registered = False
         dropped = [flight for flight in topic.sealed if flight.runs]
         topic.sealed = deque(flight for flight in topic.sealed if not flight.runs)
@@ -103,13 +104,13 @@ class Sending:
     def take(self) -> tuple[Send, ...]:
         """Return the sends of the next frame."""
         taken: list[Send] = []
-        if len(self._frames) >= MAX_UNDER_WAY:
+        if len(self._frames) >= MAX_IN_FLIGHT:
             return ()
         size = 0
         while size < FRAME_BYTES and (flight := self._next()) is not None:
             self._number += 1
-            self._under_way[self._number] = flight
-            self.topics[flight.send.topic].under_way += 1
+            self._in_flight[self._number] = flight
+            self.topics[flight.send.topic].in_flight += 1
             taken.append(flight.send)
             size += flight.size
         if taken and not self._pipelined:
@@ -118,39 +119,37 @@ class Sending:
 
     def failed(self, number: int) -> SendInFlight | None:
         """Return the send of this number, if it is not settled yet."""
-        return self._under_way.get(number)
+        return self._in_flight.get(number)
 
     def acknowledged(self, number: int) -> list[SendInFlight]:
-        """Settle all sends up to this number."""
+        """Settle and return all sends up to this number."""
         while self._frames and self._frames[0] <= number:
             self._frames.popleft()
-        return self.settled([one for one in self._under_way if one <= number])
+        return self.settled([one for one in self._in_flight if one <= number])
 
     def settled(self, numbers: Iterable[int]) -> list[SendInFlight]:
-        """Settle these sends, regardless of others."""
+        """Settle and return these sends."""
         flights = []
         for number in numbers:
-            flight = self._under_way.pop(number)
+            flight = self._in_flight.pop(number)
             self.unacknowledged -= flight.size
             flights.append(flight)
             topic = self.topics[flight.send.topic]
-            topic.under_way -= 1
+            topic.in_flight -= 1
             self._ready[topic.name] = topic
         return flights
 
     def lost(self) -> list[SendInFlight]:
-        """The connection is lost: queue transactional sends again, and return the ordinary ones, which are not sent
-        again.
-        """
-        unknown = [flight for flight in self._under_way.values() if not flight.runs]
-        again = [flight for flight in self._under_way.values() if flight.runs]
-        for flight in self._under_way.values():
+        """Queue the transactional sends in flight again, because the connection is lost; return the ordinary ones."""
+        unknown = [flight for flight in self._in_flight.values() if not flight.runs]
+        again = [flight for flight in self._in_flight.values() if flight.runs]
+        for flight in self._in_flight.values():
             topic = self.topics[flight.send.topic]
-            topic.under_way = 0
+            topic.in_flight = 0
             self._ready[topic.name] = topic
         self.unacknowledged -= sum(flight.size for flight in unknown)
         self._again.extendleft(reversed(again))
-        self._under_way.clear()
+        self._in_flight.clear()
         self._frames.clear()
         self._number = 0
         return unknown
@@ -174,7 +173,7 @@ class Sending:
             return self._again.popleft()
         while self._ready:
             topic = next(iter(self._ready.values()))
-            if self._pipelined and topic.under_way >= MAX_UNDER_WAY:
+            if self._pipelined and topic.in_flight >= MAX_IN_FLIGHT:
                 del self._ready[topic.name]  # `settled` adds it again
                 continue
             if topic.sealed and (topic.registered or not topic.sealed[0].runs):

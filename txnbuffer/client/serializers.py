@@ -1,4 +1,4 @@
-"""Serializers: conversion of values to and from the bytes of a record"""
+"""Serializers: they convert values to the bytes of records, and back"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txnbuffer.errors import InvalidRequest
 
 
 class Serializer(Protocol):
-    """Interface of a serializer; `dumps` and `loads` must be inverse."""
+    """The interface of a serializer; `loads(dumps(value))` must equal `value`."""
 
     def dumps(self, value: Any) -> bytes: ...
 
@@ -21,7 +21,7 @@ class Serializer(Protocol):
 
 
 class JsonSerializer:
-    """JSON in UTF-8, without spaces."""
+    """Encodes values as JSON in UTF-8, without spaces."""
 
     def dumps(self, value: Any) -> bytes:
         """Return the value as bytes. Raises InvalidRequest if JSON cannot represent it."""
@@ -39,7 +39,7 @@ class JsonSerializer:
 
 
 class AvroSerializer:
-    """Avro records of one schema, encoded without the schema. `schema` is an Avro schema as Python objects."""
+    """Encodes values as Avro records, without the schema. `schema` is an Avro schema as Python objects."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = avro.schema(schema)
@@ -60,7 +60,7 @@ class AvroSerializer:
 
 
 class Schema(Protocol):
-    """Interface of the schemas of the Pulsar client library, such as its AvroSchema and JsonSchema."""
+    """The interface of the schemas of the Pulsar client library, such as AvroSchema and JsonSchema."""
 
     def encode(self, obj: Any, /) -> bytes: ...
 
@@ -89,7 +89,7 @@ class SchemaSerializer:
 
 
 class Serializers:
-    """The serializers of a client: those of topics with a schema, and one for all other topics."""
+    """The serializers of a client: one for each topic with a schema, and one for all other topics."""
 
     def __init__(self, serializer: Serializer | None = None, schemas: Mapping[str, Schema] | None = None) -> None:
         """Raises InvalidRequest for an invalid serializer or schema."""
@@ -107,12 +107,12 @@ class Serializers:
         self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
 
     def of(self, topic: str, given: Serializer | None) -> Serializer | None:
-        """Return the serializer for a value of a topic; `given` is the argument of the send."""
+        """Return the serializer for a value of a topic: `given`, the argument of the send, takes precedence."""
         of_topic = self._schemas.get(whole_name(topic)) if self._schemas and isinstance(topic, str) else None
         return given or of_topic or self._serializer
 
     def check_sets(self, topic: str) -> None:
-        """Raises InvalidRequest if the topic has a schema, because a record set does not match it."""
+        """Raises InvalidRequest if the topic has a schema, because record sets do not match a schema."""
         if whole_name(topic) in self._schemas:
             raise InvalidRequest(
                 f"topic {topic!r} has a schema, which record sets do not match: use batching='messages'"

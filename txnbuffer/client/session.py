@@ -1,11 +1,11 @@
-"""Sessions of a client: connected to the service of each shard, and reconnected when a connection is lost
+"""The sessions of a client: one for each shard, each with its connection to the shard's service
 
-A session passes frames between its core and the service, and wakes the callers that wait for answers. All requests made
-in one iteration of the event loop go out in one frame.
+A session passes frames between its core and the service, wakes the callers that wait for answers, and reconnects when
+the connection is lost. All requests made in one iteration of the event loop are sent in one frame.
 
-Most transactions begin at the client's home shard; while that is unavailable, new ones begin at another shard. A named
-producer and a consumer group belong to the shard of their name. Each shard has its own session, opened when needed, so
-a service that is unavailable delays only its own requests.
+Most transactions begin at the client's home shard; while its service is unavailable, new ones begin at another shard. A
+named producer and a consumer group belong to the shard of their name. A session is opened when it is first needed. A
+service that is unavailable delays only its own requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 TICK = 1.0
 """Seconds between two ticks of the core."""
 VISIBLE = 120.0
-"""Seconds for which the service waits until a commit is visible."""
+"""Seconds that the service waits for a commit to become visible."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for the service to end the connection."""
 
@@ -35,9 +35,9 @@ CLOSE_TIMEOUT = 5.0
 class ClientSession:
     """A session with the service of `shard`.
 
-    Requests fail after `max_unavailable` seconds without a connection. If records go directly to a cluster
-    (`pipelined`), the cluster may be down while the service is up, so seconds without any answer or acknowledgement
-    count as well.
+    Requests fail after `max_unavailable` seconds without a connection. If the client writes to a cluster itself
+    (`pipelined`), they also fail after as many seconds without any answer or acknowledgement, because the cluster may
+    be down while the service is up.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class ClientSession:
         self._lost_at = 0.0
 
     async def open(self) -> None:
-        """Connect. Raises ServiceUnavailable, and the error if the service rejects this client."""
+        """Connect. Raises ServiceUnavailable, and the service's error if it rejects this client."""
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         try:
             link = await self._connector()
         except ServiceUnavailable as away:
-            link = None  # it may be starting: wait for it
+            link = None  # the service may be starting: wait for it
             self._reason = away
         self._start(link)
         if link is None:
@@ -90,7 +90,7 @@ class ClientSession:
         self._start(None)
 
     def check(self) -> None:
-        """Raises UsedAfterFork, and the error while no service can be reached."""
+        """Raises UsedAfterFork; ServiceUnavailable if there was no connection for `max_unavailable` seconds."""
         lifecycle.check(self.forked_from)
         if self._unreachable is not None:
             raise self._unreachable
@@ -107,7 +107,7 @@ class ClientSession:
         return self._loop.create_future()
 
     async def result(self, put: Callable[[asyncio.Future[Any]], None]) -> Any:
-        """Make a request and wait: `put` gets the waiter. Raises the error in the answer."""
+        """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
         self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
@@ -119,7 +119,7 @@ class ClientSession:
             raise
 
     async def close(self) -> None:
-        """Send what is queued, end the session, and disconnect."""
+        """Send what is queued, end the session, and close the connection."""
         self._closing = True
         if self._link is not None and self.core.welcomed:
             self._news.set()
@@ -138,6 +138,7 @@ class ClientSession:
         self._tasks = [self._loop.create_task(self._run(link)), self._loop.create_task(self._keep_time())]
 
     async def _run(self, link: Link | None) -> None:
+        """Connect, exchange frames until the connection is lost, wait (doubling to LONGEST_PAUSE), and reconnect."""
         pause = FIRST_PAUSE
         while True:
             error: Error | None = None
@@ -185,7 +186,7 @@ class ClientSession:
         while True:
             await self._news.wait()
             self._news.clear()
-            # Other requests of this iteration of the event loop go into the same frame.
+            # Wait for the other requests of this iteration of the event loop: they go into the same frame.
             await asyncio.sleep(0)
             while (frame := self.core.take_frame()) is not None:
                 await link.send(frame)
@@ -196,7 +197,7 @@ class ClientSession:
                 return
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Fail all requests if the writer failed unexpectedly; the reader reports a lost connection."""
+        """Fail all requests if the writer failed unexpectedly. A lost connection is reported by the reader."""
         if writer.cancelled() or (error := writer.exception()) is None or isinstance(error, Error):
             return
         text = f"internal client error: {error!r}; operations in flight may or may not have completed"
@@ -224,7 +225,7 @@ class ClientSession:
             self._deliver()
 
     def _standstill(self) -> str:
-        """Return why nothing may have progressed for `max_unavailable` seconds."""
+        """Return the probable reason why there was no progress for `max_unavailable` seconds."""
         foreign = next((topic for topic in self.core.unregistered if not self._shard.owns(topic)), None)
         if foreign is None:
             return (
@@ -232,8 +233,8 @@ class ClientSession:
                 "running"
             )
         return (
-            f"topic {foreign!r} was not registered within {self.max_unavailable:g} s: its owner, the service of shard "
-            f"{shard_of(foreign, self._shard.of)}, does not answer, or the cluster does not"
+            f"topic {foreign!r} was not registered within {self.max_unavailable:g} s: check that the service of shard "
+            f"{shard_of(foreign, self._shard.of)}, its owner, and the cluster are running"
         )
 
     def _connected(self) -> None:
@@ -246,7 +247,7 @@ class ClientSession:
     def _report_unavailable_later(self, error: Error | None) -> None:
         self._reason = error
         if self._unavailable_timer is None and self._unreachable is None:
-            # The time without a connection includes the first attempt.
+            # The time of the first attempt counts as time without a connection.
             left = self._lost_at + self.max_unavailable - self._loop.time()
             self._unavailable_timer = self._loop.call_later(max(left, 0.0), self._report_unavailable)
 
@@ -277,7 +278,7 @@ AWAY = 2.0
 
 
 class ShardSessions:
-    """The sessions of a client: `home` with shard `number` of `shards`, and others that `make` creates."""
+    """The sessions of a client: `home`, with shard `number` of `shards`, and others that `make` creates."""
 
     def __init__(
         self, home: ClientSession, number: int = 0, shards: int = 1, make: Callable[[int], ClientSession] | None = None
@@ -288,7 +289,7 @@ class ShardSessions:
         self._open = {number: home}
 
     def at(self, number: int) -> ClientSession:
-        """Return the session of a shard, or the home session if the shard does not exist."""
+        """Return the session of a shard; the home session if the shard does not exist."""
         found = self._open.get(number)
         if found is None:
             if self._make is None or number >= self.shards:
@@ -297,11 +298,14 @@ class ShardSessions:
         return found
 
     def of(self, name: str) -> ClientSession:
-        """Return the session of a named producer or a consumer group."""
+        """Return the session with the shard of a named producer or consumer group."""
         return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
 
     async def ready(self, name: str | None = None) -> ClientSession:
-        """Return a session that can begin a transaction now, for a name or any. Raises ServiceUnavailable."""
+        """Return a session that can begin a transaction now; with `name`, the session of the name's shard.
+
+        Raises ServiceUnavailable.
+        """
         while True:
             session = self.any() if name is None else self.of(name)
             session.check()
@@ -312,7 +316,7 @@ class ShardSessions:
                     await session.result(session.core.wait_to_begin)
 
     async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
-        """Make a request to the service of a producer or a group. Raises the error in the answer."""
+        """Make a request about a producer or a group; return its result. Raises the error in the answer."""
         session = self.of(name)
         return await session.result(lambda future: put(session.core, future))
 

@@ -1,15 +1,15 @@
 """The client's side of a session, without I/O: requests become frames, and frames become results
 
-A `SessionCore` outlives its connections. Its caller calls `hello` for each new connection and `lost` when it is gone,
-passes it what the service sends (`receive`), and sends what `take_frame` returns. A request has a *waiter*, which comes
-back with the result from `take_results`.
+A `SessionCore` is used over many connections. Its caller calls `hello` for each new connection and `lost` when the
+connection is lost, passes it the frames of the service (`receive`), and sends the frames that `take_frame` returns. A
+request has a *waiter*, which `take_results` returns with the result.
 
-- Ids are leased in advance, so that `begin` does not wait.
+- Transaction ids are leased in advance, so that `begin` does not wait.
 - A topic is registered before its first transactional send; its records wait until then.
 - A commit or abort is sent once all sends of the transaction are settled. After a failed send only an abort is
   possible.
-- After a reconnect the open transactions are announced again, and unacknowledged sends and unanswered requests are sent
-  again. Ordinary sends fail as unknown instead: the service could not recognize a duplicate.
+- After a reconnect the client names its open transactions, and sends unacknowledged sends and unanswered requests
+  again. Ordinary sends fail with SendUnknown instead, because the service could not recognize a duplicate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SMALLEST, LARGEST = 16, 8192
 
 
 class Ids:
-    """Leased transaction ids that are not used yet. `want` is the size of the next lease; it grows when ids run out."""
+    """Leased transaction ids that are not used yet. `want`: the size of the next lease; it grows when ids run out."""
 
     def __init__(self) -> None:
         self.want = 64
@@ -55,7 +55,7 @@ class Ids:
 
     @property
     def low(self) -> bool:
-        """Whether it is time to lease more."""
+        """Whether more ids should be leased now."""
         return self._left * 2 < self.want
 
     def add(self, first: int, size: int, *, ran_out: bool) -> None:
@@ -65,7 +65,7 @@ class Ids:
             self.want = min(self.want * 2, LARGEST)
 
     def refused(self) -> bool:
-        """A lease was rejected: request fewer next time. False if fewer make no sense."""
+        """Reduce the size of the next lease, because one was rejected; False if it was already the smallest."""
         smaller = self.want > SMALLEST
         self.want = max(self.want // 4, SMALLEST)
         return smaller
@@ -81,7 +81,7 @@ class Ids:
         return least
 
     def clear(self) -> tuple[IdBlock, ...]:
-        """Return all ids and forget them."""
+        """Remove and return all ids."""
         blocks = tuple(IdBlock(first, end - first) for first, end in self._blocks)
         self._blocks.clear()
         self._left = 0
@@ -89,14 +89,14 @@ class Ids:
 
 
 IDLE_TICKS = 5
-"""Ticks without a new transaction after which unused ids are returned."""
+"""Ticks without a new transaction after which unused ids are returned to the service."""
 
 
 class SessionCore:
     """The state of a session.
 
-    `broken`: why this connection must be replaced by a new one. `pipelined`: topics do not wait for one another;
-    otherwise sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
+    `broken`: the error because of which the caller must open a new connection. `pipelined`: topics do not wait for one
+    another; otherwise sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
     """
 
     def __init__(self, *, pipelined: bool = False) -> None:
@@ -126,26 +126,26 @@ class SessionCore:
         return ClientFrame(hello=SessionHello(SESSION_VERSION, self.session, self._transactions.ids()))
 
     def lost(self) -> None:
-        """The connection is lost."""
+        """Handle the loss of the connection."""
         self.welcomed = self.draining = False
         self.broken = None
         # The service reclaims unused ids when the session reconnects.
         self._ids.clear()
         self._returned = ()
         for flight in self._sending.lost():
-            text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be there"
+            text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be stored"
             self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
 
     def receive(self, frame: ServerFrame) -> None:
-        """Handle a frame of the service."""
+        """Handle a frame from the service."""
         if frame.welcome is not None:
             self._welcome(frame.welcome)
         if frame.credits is not None:
             self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
         self.progress += bool(frame.answers or frame.settled or frame.acknowledged)
-        # Answers come first: the error of a begin says more than the errors of its sends.
-        # Among them errors come first: a frame has no order, and only the answer to a begin has its error.
+        # Answers come before failures: the error of a begin is more specific than the errors of its sends.
+        # Errors come before other answers: a frame has no order, and a transaction keeps its first error.
         for number, result in _refusals_first(frame.answers):
             self._answer(number, result)
         for failure in frame.failures:
@@ -178,7 +178,7 @@ class SessionCore:
         return results
 
     def give_up(self, error: Error) -> None:
-        """Fail all requests: no service can be reached, or it rejects this client."""
+        """Fail all requests, because no service can be reached or the service rejects this client."""
         self._results += [(waiter, error) for waiter in self._sending.drop_all()]
         for request in list(self._requests.unanswered.values()):
             if request.waiter is not None:
@@ -191,14 +191,14 @@ class SessionCore:
 
     @property
     def waited_for(self) -> bool:
-        """Whether a caller waits for anything."""
+        """Whether a caller waits for a result."""
         waiting = bool(self._for_ids or self._for_room)
         return waiting or self._transactions.waited_for or self._requests.waited_for
 
     def stop_waiting(self, error: Error, *, visible: bool) -> None:
-        """Fail the waiting requests because there is no progress; requests in flight may still succeed.
+        """Fail the callers that wait, because there is no progress; their requests may still succeed.
 
-        With `visible`, fail those that wait for visibility, too.
+        Commits that wait for visibility fail only with `visible`.
         """
         for request in self._requests.stop_waiting(visible=visible):
             self._results.append((request.waiter, _unanswered(request, error)))
@@ -208,7 +208,7 @@ class SessionCore:
 
     @property
     def unregistered(self) -> list[str]:
-        """Topics whose registration was requested and is not answered."""
+        """The topics whose registration was requested and is not answered."""
         return [topic.name for topic in self._sending.topics.values() if topic.asked]
 
     # Transactions
@@ -240,7 +240,7 @@ class SessionCore:
         self._for_room.append(waiter)
 
     def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
-        """Send records of an open transaction; or ordinary ones, whose waiter gets None when they are durable."""
+        """Send records of an open transaction or ordinary ones (None), whose waiter gets None once they are durable."""
         found = self._sending.topic(topic)
         if transaction is not None:
             self._register(found)
@@ -257,24 +257,24 @@ class SessionCore:
         self._transactions.end(transaction, plan)
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Turn a commit that was not sent yet into an abort; False if it may happen."""
+        """Turn a commit that was not sent yet into an abort; False if it was sent."""
         return self._transactions.withdraw_commit(transaction)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """Allow only an abort of the transaction from now on."""
+        """Make a transaction unable to commit."""
         self._transactions.fail(transaction, error)
 
     def ask(self, field: Field, name: str, waiter: Waiter) -> None:
-        """Open a producer name, or join a group."""
+        """Open a producer name, or start a new generation of a group."""
         self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
 
-    def delete_name(self, name: str, over: int, waiter: Waiter) -> None:
-        """Delete a producer name; its numbers up to `over` count as used."""
-        self._requests.ask("delete_names", Deletion(self._requests.number(), name, over), waiter)
+    def delete_name(self, name: str, last_number: int, waiter: Waiter) -> None:
+        """Delete a producer name; its numbers up to `last_number` count as used."""
+        self._requests.ask("delete_names", Deletion(self._requests.number(), name, last_number), waiter)
 
-    def heartbeat(self, part: GroupHeartbeat, waiter: Waiter) -> None:
-        """Send the heartbeat of a group member, or leave the group."""
-        self._requests.ask("members", part._replace(request=self._requests.number()), waiter)
+    def heartbeat(self, heartbeat: GroupHeartbeat, waiter: Waiter) -> None:
+        """Send the heartbeat of a group member; it may also leave the group."""
+        self._requests.ask("members", heartbeat._replace(request=self._requests.number()), waiter)
 
     def query(self, txn: TxnId, waiter: Waiter) -> None:
         """Request the outcome or the state of a transaction."""
@@ -292,7 +292,7 @@ class SessionCore:
                 waiting.remove(waiter)
 
     def tick(self) -> None:
-        """Announce long transactions, and return ids that are not needed. Call it about once a second."""
+        """Announce long transactions, and return unused ids. Call it about once a second."""
         self._transactions.tick()
         self._idle += 1
         if self.welcomed and not len(self._transactions) and self._idle > IDLE_TICKS:
@@ -370,7 +370,7 @@ class SessionCore:
             self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
 
     def _register_again(self, name: str) -> None:
-        """Register a topic again, because it may have been re-created; its records wait until then."""
+        """Register a topic again, because it may have been re-created; its transactional records wait for that."""
         topic = self._sending.topic(name)
         topic.registered = False
         if topic.has_transactional:

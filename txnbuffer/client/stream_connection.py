@@ -1,7 +1,7 @@
-"""The connection that carries the change streams of a client
+"""The connections for the change streams of a client
 
-A `StreamSession` reconnects after a connection is lost. With several shards, each service has its own session, created
-when it is needed.
+A `StreamSession` has one connection to a service and reconnects after it is lost. With several shards there is one
+session for each service, created when first needed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from snapshots.shards import shard_of
 from txnbuffer.client.links import StreamConnector, StreamLink
 from txnbuffer.errors import CallerError, ClientBroken, Error, ForeignToken, InvalidRequest, ServiceUnavailable
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import ClientEvent, EndConnection
-from txnbuffer.streams.messages import NO_END, RequestFlag
+from txnbuffer.streams.messages import NO_END, ClientEvent, EndConnection, RequestFlag
 from txnbuffer.streams.token import ResumeToken
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -26,7 +25,7 @@ _STARTS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
 
 class StreamParameters(NamedTuple):
-    """The parameters of a stream; `start` names the topic, `end` is the last seqno."""
+    """The parameters of a stream. `start`: the token, with the topic, to start from. `end`: the last seqno."""
 
     start: ResumeToken
     flags: RequestFlag
@@ -34,7 +33,7 @@ class StreamParameters(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
-        """Return the parameters for the arguments of `Client.stream`. Raises as it does."""
+        """Return the parameters for the arguments of `Client.stream`. Raises the same errors."""
         start, flags = parse_start(topic, from_)
         end = NO_END
         if to == "now":
@@ -46,26 +45,27 @@ class StreamParameters(NamedTuple):
         return cls(start, flags, end)
 
     def resumed(self, token: str) -> Self:
-        """Return the same parameters from a stored token. Raises UnreadableToken, ForeignToken."""
+        """Return the parameters with a stored token as the start. Raises UnreadableToken, ForeignToken."""
         start, flags = parse_start(self.start.topic, token)
         return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
 
 
 class StreamListener(Protocol):
-    """The interface of a stream for its connection."""
+    """The interface with which a session reports events to a stream."""
 
     def take(self, event: ClientEvent) -> None:
         """Handle an event of the stream."""
 
     def report_unavailable(self, error: Error | None) -> None:
-        """Raise an error in the calls that wait; None: raise none any more."""
+        """Raise this error in the calls that wait; None: the service is available again."""
 
     async def close(self) -> None: ...
 
 
 class StreamSession:
-    """The streams of one service. It connects when the first stream opens; waiting calls fail after
-    `max_unavailable` seconds.
+    """The streams of one service, over one connection, which opens with the first stream.
+
+    Calls that wait fail after `max_unavailable` seconds without a connection.
     """
 
     def __init__(self, connector: StreamConnector, max_unavailable: float, config: ClientConfig | None = None) -> None:
@@ -73,15 +73,15 @@ class StreamSession:
         self._connector = connector
         self._max_unavailable = max_unavailable
         self._streams: dict[int, StreamListener] = {}
-        self._news = asyncio.Event()
+        self._wake_writer = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lost_at = 0.0
-        self._hung_up: Error | None = None
+        self._end_error: Error | None = None
         self.broken: Error | None = None
-        """Why nothing comes any more."""
+        """The error because of which all streams have ended."""
 
     async def close(self) -> None:
-        """Close all streams and the connection; later streams fail."""
+        """Close all streams and the connection. Streams that are opened later fail."""
         self.broken = self.broken or ServiceUnavailable("the client was closed")
         for stream in [*self._streams.values()]:
             await stream.close()
@@ -99,7 +99,7 @@ class StreamSession:
         return self.core.open(request.start, time.monotonic(), end=request.end, flags=request.flags)
 
     def add(self, handle: int, stream: StreamListener) -> None:
-        """Pass the events of a stream to its listener from now on."""
+        """Pass the events of a stream to its listener."""
         self._streams[handle] = stream
         if self.broken is not None:
             stream.report_unavailable(self.broken)
@@ -122,7 +122,7 @@ class StreamSession:
 
     def _poke(self) -> None:
         self._deliver()
-        self._news.set()
+        self._wake_writer.set()
 
     async def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -154,8 +154,8 @@ class StreamSession:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _talk(self, link: StreamLink) -> Error:
-        """Use a connection until it ends; return the reason."""
-        self._hung_up = None
+        """Use a connection until it ends; return the error that ended it."""
+        self._end_error = None
         self.core.connected(time.monotonic())
         self._deliver()
         reading = asyncio.ensure_future(self._read(link))
@@ -172,7 +172,7 @@ class StreamSession:
             if isinstance(outcome, Exception) and not isinstance(outcome, Error):
                 raise outcome
         errors = [outcome for outcome in found if isinstance(outcome, Error)]
-        return self._hung_up or (errors[0] if errors else ServiceUnavailable("the service ended the connection"))
+        return self._end_error or (errors[0] if errors else ServiceUnavailable("the service ended the connection"))
 
     async def _read(self, link: StreamLink) -> None:
         while (messages := await link.receive()) is not None:
@@ -180,19 +180,19 @@ class StreamSession:
             self._poke()
             for stream in self._streams.values():
                 stream.report_unavailable(None)
-            if self._hung_up is not None:
+            if self._end_error is not None:
                 return
 
     async def _write(self, link: StreamLink) -> None:
-        while self._hung_up is None:
+        while self._end_error is None:
             if frame := self.core.take_frame():
                 await link.send(frame)
                 continue
             due = self.core.next_tick()
-            self._news.clear()
+            self._wake_writer.clear()
             try:
                 async with asyncio.timeout(None if due is None else max(due - time.monotonic(), 0.0)):
-                    await self._news.wait()
+                    await self._wake_writer.wait()
             except TimeoutError:
                 self.core.tick(time.monotonic())
                 self._deliver()
@@ -200,13 +200,16 @@ class StreamSession:
     def _deliver(self) -> None:
         for event in self.core.take_events():
             if isinstance(event, EndConnection):
-                self._hung_up = event.error
+                self._end_error = event.error
             elif (stream := self._streams.get(event.stream)) is not None:
                 stream.take(event)
 
 
 def parse_start(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
-    """Return the start of a request. Raises UnreadableToken, and ForeignToken for the token of another topic."""
+    """Return the start of a request for the argument `from_`.
+
+    Raises InvalidRequest, UnreadableToken, and ForeignToken for the token of another topic.
+    """
     if isinstance(from_, str) and from_ in _STARTS:
         return ResumeToken(topic), _STARTS[from_]
     token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
@@ -218,7 +221,7 @@ def parse_start(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, Requ
 
 
 class ShardStreams:
-    """The stream sessions of all shards; `connectors` connect to the service of each."""
+    """The stream sessions of all shards. `connectors`: one for the service of each shard."""
 
     def __init__(self, connectors: Sequence[StreamConnector], max_unavailable: float) -> None:
         self._connectors = connectors
@@ -234,6 +237,6 @@ class ShardStreams:
         return found
 
     async def close(self) -> None:
-        """Close all streams."""
-        for streaming in self._open.values():
-            await streaming.close()
+        """Close all streams and connections."""
+        for session in self._open.values():
+            await session.close()

@@ -14,14 +14,14 @@ from txnbuffer.client.stream_connection import StreamParameters, StreamSession
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.streams.effects import (
+from txnbuffer.streams.messages import (
     CaughtUp,
     ClientEvent,
     Completed,
     Delivered,
     EndConnection,
     Interrupted,
-    RollBack,
+    RollbackReceived,
     StreamEnded,
     StreamOpened,
 )
@@ -32,12 +32,15 @@ NOTHING = MutationBatch.of([])
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Mutations to apply in order; iterate it for single ones. It is empty if only the token has moved.
+    """Mutations to apply in order; iterate it for single mutations. It is empty if only the token has changed.
 
-    A mutation without a value deletes its key. Store `token` together with the result of the mutations: a stream from
-    this token continues after the batch. If `complete`, your data now equals the topic at `token.seqno`; otherwise
-    mutations may be missing whose keys newer mutations replace. If `caught_up`, there was also nothing newer. `bytes`
-    is the size of the mutations.
+    A mutation without a value deletes its key.
+
+    - `token`: a stream from this token continues after the batch. Store it together with the result of the mutations.
+    - `complete`: after this batch your data equals the topic at `token.seqno`. Otherwise the next batches may replace
+      keys whose older values were not delivered.
+    - `caught_up`: the batch is complete, and the topic had no newer mutation.
+    - `bytes`: the size of the mutations.
     """
 
     topic: str
@@ -55,11 +58,14 @@ class ChangeBatch:
 
 
 class ChangeStatistics(NamedTuple):
-    """Counters of a stream; the first five count from its creation.
+    """Counters of a stream, since its creation.
 
-    `mutations` were delivered, `deletions` of them have no value. `seqno`, `snapshot_start` and `snapshot_end` are
-    those of the token of the last batch, `stored_seqno` that of the last stored token. `high_seqno` is the newest
-    mutation that the service reported, and `lag` is its distance in seqnos from `seqno`.
+    - `mutations`, `deletions`, `bytes`: delivered mutations, those of them without a value, and their size.
+    - `rollbacks`, `interruptions`: delivered rollbacks, and how many times the connection was lost or the stream ended.
+    - `seqno`, `snapshot_start`, `snapshot_end`: of the token of the last batch.
+    - `stored_seqno`: of the last token that was saved in the store.
+    - `high_seqno`: the newest mutation that the service has reported.
+    - `lag`: `high_seqno - seqno`, at least 0.
     """
 
     mutations: int
@@ -77,10 +83,10 @@ class ChangeStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """History branched: undo all changes after `seqno`.
+    """The history of the topic branched: undo all changes after `seqno`.
 
-    Requesting the next batch confirms that this was done. If your data can only return to a lower seqno at which it was
-    complete, or must start over (0), call `ChangeStream.rolled_back`.
+    Requesting the next batch confirms that this was done. If your data can only be restored as of a lower seqno at
+    which it was complete, or is rebuilt from nothing (0), call `ChangeStream.rolled_back` with that seqno instead.
     """
 
     topic: str
@@ -89,28 +95,28 @@ class Rollback:
 
 
 class ChangeStream(ClosedOnExit):
-    """A stream of changes, made by `Client.stream`; iterate it with `async for`.
+    """A stream of changes, created by `Client.stream`; iterate it with `async for`.
 
-    Requesting the next batch acknowledges the previous one. The stream reopens after a connection is lost; `problem` is
-    the error of the last interruption, `token` the token of the last batch, and `caught_up` whether there was nothing
-    newer.
+    Requesting the next batch acknowledges the previous one. After a connection is lost, the stream continues over a new
+    one. `problem`: the error of the current interruption, or None. `token`: the token of the last batch. `caught_up`:
+    the topic had no newer mutation than the last batch.
     """
 
     def __init__(
         self,
-        streaming: StreamSession,
+        session: StreamSession,
         topic: str,
         from_: str | ResumeToken,
         to: int | str | None,
         store: TokenStore | None,
         lease: CursorLease | None = None,
     ) -> None:
-        """The stream opens when its first batch is requested. `lease` is the durable cursor that follows it."""
+        """The stream opens when its first batch is requested. `lease`: the durable cursor that moves with it."""
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
         self.token: ResumeToken | None = None
-        self._streaming = streaming
+        self._session = session
         self._store = store
         self._request = StreamParameters.of(topic, from_, to)
         self._lease = lease
@@ -119,21 +125,21 @@ class ChangeStream(ClosedOnExit):
         self._high = 0
         self._handle = 0
         self._waiting: deque[ChangeBatch | Rollback] = deque()
-        self._given: ChangeBatch | Rollback | None = None
+        self._delivered: ChangeBatch | Rollback | None = None
         self._ended: StreamEnded | None = None
         self._unavailable_error: Error | None = None
         self._closed = False
         self._something = asyncio.Event()
-        self._turn, self._settling = asyncio.Lock(), asyncio.Lock()
+        self._next_lock, self._settle_lock = asyncio.Lock(), asyncio.Lock()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ChangeBatch | Rollback:
-        """Return the next batch. Raises the error that ended the stream.
+        """Return the next batch or rollback. Raises the error that ended the stream.
 
-        Raises ServiceUnavailable if there is no connection for `max_unavailable` seconds; the next request continues
-        the stream.
+        Raises ServiceUnavailable after `max_unavailable` seconds without a connection; the next call continues the
+        stream.
         """
         item = await self.next()
         if item is None:
@@ -141,23 +147,24 @@ class ChangeStream(ClosedOnExit):
         return item
 
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
-        """As `__anext__`, with None at the end. Raises TimeoutError if nothing arrives within `timeout` seconds.
+        """Return the next batch or rollback; None at the end. Raises TimeoutError after `timeout` seconds.
 
-        Concurrent calls run one after the other.
+        Raises the error that ended the stream, and ServiceUnavailable after `max_unavailable` seconds without a
+        connection; the next call continues the stream. Concurrent calls run one after the other.
         """
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         async with asyncio.timeout_at(deadline):
-            await self._turn.acquire()
+            await self._next_lock.acquire()
         try:
             return await self._next(deadline)
         finally:
-            self._turn.release()
+            self._next_lock.release()
 
     async def _next(self, deadline: float | None) -> ChangeBatch | Rollback | None:
         if not self._handle and not self._closed:
             async with asyncio.timeout_at(deadline):
                 await self._open()
-        async with self._settling:
+        async with self._settle_lock:
             await self._settle()
         async with asyncio.timeout_at(deadline):
             while not self._waiting and not self._closed:
@@ -173,42 +180,42 @@ class ChangeStream(ClosedOnExit):
                 await self._something.wait()
         if self._closed:
             return None
-        self._given = item = self._waiting.popleft()
+        self._delivered = item = self._waiting.popleft()
         self.caught_up = isinstance(item, ChangeBatch) and item.caught_up
         self.token = item.token
         return item
 
     def _check(self) -> None:
-        if self._streaming.broken is not None:
-            raise self._streaming.broken
+        if self._session.broken is not None:
+            raise self._session.broken
 
     async def rolled_back(self, seqno: int) -> None:
         """Confirm the last rollback: the data is now that of `seqno`, at which it was complete.
 
-        `seqno` is at or below that of the rollback. Raises InvalidRequest if no rollback was delivered.
+        `seqno` is at most that of the rollback. Raises InvalidRequest if no rollback was delivered.
         """
-        self._streaming.rolled_back(self._handle, seqno)
-        self._given = None
-        await self._keep(self._streaming.core.token(self._handle))
+        self._session.rolled_back(self._handle, seqno)
+        self._delivered = None
+        await self._store_token(self._session.core.token(self._handle))
 
     async def done(self) -> None:
         """Acknowledge the last batch now: store its token, and move the durable cursor there.
 
         Raises the errors of the store, UnknownCursor, and ServiceUnavailable after `max_unavailable` seconds.
         """
-        if self._given is not None and not self._closed:
-            async with self._settling:
+        if self._delivered is not None and not self._closed:
+            async with self._settle_lock:
                 await self._settle()
         if self._lease is not None:
             await self._lease.moved()
 
     async def close(self) -> None:
-        """Close the stream. The last batch counts as not acknowledged, so its token is not stored."""
+        """Close the stream. The last batch is not acknowledged, so its token is not stored."""
         if not self._closed:
             self._closed = True
             self._waiting.clear()
             self._something.set()
-            self._streaming.close_stream(self._handle)
+            self._session.close_stream(self._handle)
             if self._lease is not None:
                 await self._lease.close()
 
@@ -216,34 +223,34 @@ class ChangeStream(ClosedOnExit):
         """Return the counters of the stream."""
         counts = self._counts
         token = self.token
-        place = (0, 0, 0) if token is None else (token.seqno, token.snapshot_start, token.snapshot_end)
+        at = (0, 0, 0) if token is None else (token.seqno, token.snapshot_start, token.snapshot_end)
         return ChangeStatistics(
             *(counts["mutations"], counts["deletions"], counts["bytes"], counts["rollbacks"], counts["interruptions"]),
-            *(*place, counts["stored"], self._high, max(self._high - place[0], 0)),
+            *(*at, counts["stored"], self._high, max(self._high - at[0], 0)),
         )
 
     async def _open(self) -> None:
-        """Open the stream at the first request; if that request times out, the next one opens it."""
+        """Open the stream, starting from the stored token if there is one."""
         self._check()
         stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
         if self._lease is not None:
             await self._lease.begin(self._from if stored is None else stored)
         if not self._closed:
             request = self._request if stored is None else self._request.resumed(stored)
-            self._handle = self._streaming.open(request)
-            self._streaming.add(self._handle, self)
+            self._handle = self._session.open(request)
+            self._session.add(self._handle, self)
 
     async def _settle(self) -> None:
         """Acknowledge the last batch or rollback."""
-        given = self._given
-        if isinstance(given, Rollback):
-            await self.rolled_back(given.seqno)
-        elif given is not None:
-            await self._keep(given.token)
-            self._given = None
-            self._streaming.consumed(self._handle, len(given), given.bytes)
+        delivered = self._delivered
+        if isinstance(delivered, Rollback):
+            await self.rolled_back(delivered.seqno)
+        elif delivered is not None:
+            await self._store_token(delivered.token)
+            self._delivered = None
+            self._session.consumed(self._handle, len(delivered), delivered.bytes)
 
-    async def _keep(self, token: ResumeToken | None) -> None:
+    async def _store_token(self, token: ResumeToken | None) -> None:
         if token is not None:
             self.token = token
             if self._store is not None:
@@ -267,7 +274,7 @@ class ChangeStream(ClosedOnExit):
                 self._moved(token, high)
             case Completed(_, token, high):
                 self._moved(token, high)
-            case RollBack(_, seqno, token):
+            case RollbackReceived(_, seqno, token):
                 self._counts["rollbacks"] += 1
                 self._high = 0
                 self._waiting.append(Rollback(self.topic, seqno, token))
@@ -277,16 +284,16 @@ class ChangeStream(ClosedOnExit):
             case StreamEnded():
                 self._ended = event
             case CaughtUp() | EndConnection():
-                pass  # `Completed` says the former, the connection handles the latter
+                pass  # `Completed` reports the first as well; the session handles the second
         self._something.set()
 
     def report_unavailable(self, error: Error | None) -> None:
-        """Raise an error in the calls that wait; None: raise none any more."""
+        """Raise this error in the calls that wait; None: the service is available again."""
         self._unavailable_error = error
         self._something.set()
 
     def _moved(self, token: ResumeToken, high: int) -> None:
-        """Move the token; `high` is the seqno of the newest mutation at that time."""
+        """Deliver a new token, with the last batch if that still waits. `high`: the seqno of the newest mutation."""
         self._high = max(self._high, high)
         caught_up = token.complete and token.seqno >= high
         last = self._waiting[-1] if self._waiting else None

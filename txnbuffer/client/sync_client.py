@@ -1,7 +1,7 @@
 """The sync client: the calls of the asyncio client for code without asyncio
 
-`Portal` runs the calls on the event loop of a background thread and waits for the results. `SyncTransaction` keeps
-records back until there are many or the transaction ends, so that not every record waits for the other thread.
+`Portal` runs the calls on the event loop of a background thread and waits for the results. A `SyncTransaction` buffers
+records and passes many of them to the other thread at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 
 
 class Portal:
-    """Runs calls of a client on the loop of a background thread. Any other thread may use it."""
+    """Runs the methods of an asyncio client on the event loop of a background thread; all other threads may call it."""
 
     def __init__(self, client: Client, loop: LoopThread) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class Portal:
 
     @property
     def inherited(self) -> bool:
-        """Whether this is a child of the process that connected, where nothing can be closed."""
+        """Whether this is a forked child of the process that connected, in which nothing can be closed."""
         return lifecycle.inherited(self._forked_from)
 
     @property
@@ -78,7 +78,7 @@ class Portal:
         return self._closed
 
     def close(self) -> None:
-        """Close the session; open transactions abort."""
+        """Close the client; open transactions abort. Raises UsedAfterFork."""
         lifecycle.check(self._forked_from)
         self._loop.check_other()
         if not self._closed:
@@ -88,12 +88,15 @@ class Portal:
             self._loop.stop()
 
     def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
-        """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest after `close`."""
+        """Run a coroutine function on the loop; return its result.
+
+        Raises UsedAfterFork, and InvalidRequest after `close`.
+        """
         self.check()
         return self._loop.call(function(*arguments, **options))
 
     def start(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Future[Result]:
-        """As `call`, without waiting; `close` cancels it if it has not ended."""
+        """Start a coroutine function on the loop; return a future. `close` cancels it. Raises as `call`."""
         self.check()
         return self._loop.start(function(*arguments))
 
@@ -109,48 +112,50 @@ class Portal:
         return self._client
 
 
-HELD_RECORDS = 1000
-HELD_BYTES = 256 * 1024
-"""A SyncTransaction sends its records when it holds more than this, and when it ends."""
+BUFFERED_RECORDS = 1000
+BUFFERED_BYTES = 256 * 1024
+"""A SyncTransaction sends its buffered records when there are more than this, and when it ends."""
 
 
-Held: TypeAlias = tuple[str, SendColumns, Batching | None, int | None]
+BufferedSend: TypeAlias = tuple[str, SendColumns, Batching | None, int | None]
 
 ENDED = "the transaction has ended: begin a new one"
 RETURNED = (
-    "the handler of this transaction has returned: send in the transaction of the current call, and wait in the "
-    "handler for work in other threads"
+    "the handler of this transaction has returned: send in the transaction of the current call, and let the handler "
+    "wait for its other threads"
 )
 
 
 class SyncTransaction:
-    """As Transaction, for `with`.
+    """A transaction of the sync client; use it with `with`.
 
-    Records are kept back until there are more than 1,000 or 256 KiB, or until the transaction ends. The transaction
-    begins, and its timeout starts, when the block is entered. It belongs to one thread; a record of another thread is
-    either in it or rejected.
+    All records become visible when it commits; none if it aborts. The end of the block commits and raises the errors of
+    `commit`; an exception in the block aborts. The timeout starts when the block is entered.
+
+    Records are buffered until there are more than 1,000 or 256 KiB, or until the transaction ends. Use a transaction in
+    one thread; a send of another thread is either part of it or rejected.
     """
 
     def __init__(self, portal: Portal, transaction: Transaction, name: str | None) -> None:
         self._portal = portal
         self._transaction = transaction
         self._named = name is not None
-        self._aborted = False  # before it began
+        self._aborted = False  # before the transaction began
         self._closed = ""  # why it accepts no more records
-        self._lock = threading.RLock()  # guards the kept records; a signal handler may send, too
-        self._turn = asyncio.Lock()  # one hand-over at a time
+        self._lock = threading.RLock()  # guards the buffered records; reentrant for signal handlers
+        self._flush_lock = asyncio.Lock()
         self._started = False
         self._beginning: asyncio.Task[None] | None = None
-        self._held: list[Held] = []
+        self._buffered: list[BufferedSend] = []
         self._bytes = 0
         self._count = 0
 
     @property
     def id(self) -> TxnId:
-        """The id of the transaction."""
+        """The id of the transaction. Waits until it has begun."""
         self._check()
         if not self._transaction.begun:
-            self._portal.call(self._begin_missing)
+            self._portal.call(self._ensure_begun)
         return self._transaction.id
 
     def send(
@@ -166,10 +171,13 @@ class SyncTransaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """As Transaction.send. An error of the service may be raised by a later send or by the commit."""
+        """Send one record; arguments and errors as in `Transaction.send`.
+
+        The record is buffered, so an error of the service may be raised by a later send or by the commit.
+        """
         serializer = self._portal.client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
-        self._hold(topic, rows, batching, partition)
+        self._buffer(topic, rows, batching, partition)
 
     def send_many(
         self,
@@ -183,22 +191,26 @@ class SyncTransaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """As Transaction.send_many."""
+        """Send records given as columns; arguments as in `Transaction.send_many`, errors as in `send`."""
         serializer = self._portal.client.serializers.of(topic, serializer)
-        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
+        self._buffer(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
 
     def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: send a record with this key and no value."""
-        self._hold(topic, deletion(key))
+        """Delete a key: send a record with this key and no value. Raises as `send`."""
+        self._buffer(topic, deletion(key))
 
     def commit(self, *, wait_visible: bool = False) -> None:
-        """As Transaction.commit."""
+        """Commit; return when all records and the commit are durable.
+
+        With `wait_visible`, also wait for up to two minutes until all readers can see the records. Raises the errors of
+        `Transaction.commit`, and of sends of buffered records.
+        """
         self._transaction.check_can_end()
         self._check()
         self._portal.call(self._commit, wait_visible)
 
     def abort(self) -> None:
-        """Abort; return when that is durable."""
+        """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
         self._transaction.check_can_end()
         self._portal.call(self._abort)
 
@@ -217,17 +229,21 @@ class SyncTransaction:
         if error is None:
             self.commit()
         elif not self._portal.inherited and not self._portal.closed:
-            self._portal.call(self._leave, error)
+            self._portal.call(self._abort_after, error)
 
     def _start(self) -> None:
-        """Begin without waiting. If that fails, the hand-over of the records tries again and raises the error."""
+        """Begin without waiting. If that fails, `flush` tries again and raises the error."""
         if not self._started:
             self._started = True
-            self._portal.start(self._begin_missing)
+            self._portal.start(self._ensure_begun)
 
-    def _hold(
+    def _buffer(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
+        """Check records and buffer them; if the buffer is full, send what it has.
+
+        If sending fails, the error is raised and these records are discarded.
+        """
         self._check()
         client = self._portal.client
         lifecycle.check(client.session.forked_from)
@@ -240,42 +256,42 @@ class SyncTransaction:
         item = topic, rows, batching, partition
         with self._lock:
             if self._closed:
-                raise InvalidRequest(self._closed)  # no hand-over follows that would send it
-            self._held.append(item)
+                raise InvalidRequest(self._closed)  # `flush` will not be called again
+            self._buffered.append(item)
             self._bytes += rows.size
             self._count += len(rows.values)
-            full = self._bytes > HELD_BYTES or self._count > HELD_RECORDS
+            full = self._bytes > BUFFERED_BYTES or self._count > BUFFERED_RECORDS
         if full:
             try:
-                self._portal.call(self.hand_over)
+                self._portal.call(self.flush)
             except BaseException:
-                self._take_back(item)
+                self._discard(item)
                 raise
 
-    def _take_back(self, item: Held) -> None:
-        """Remove a record whose send raised an error, so that it is not sent later."""
+    def _discard(self, item: BufferedSend) -> None:
+        """Remove records whose send raised an error, so that they are not sent later."""
         with self._lock:
-            self._held = [other for other in self._held if other is not item]
+            self._buffered = [other for other in self._buffered if other is not item]
 
-    async def hand_over(self, closing: str = "") -> None:
-        """Pass the kept records to the asyncio client; `closing`: why no records are accepted after that."""
-        async with self._turn:
-            await self._begin_missing()
+    async def flush(self, closing: str = "") -> None:
+        """Internal: send the buffered records. `closing`: reject later sends with this error message."""
+        async with self._flush_lock:
+            await self._ensure_begun()
             if self._transaction.over:
-                return  # the call that ended it has sent or dropped the kept records
+                return  # the call that ended it has sent or dropped the buffered records
             with self._lock:
-                held, self._held = self._held, []
+                buffered, self._buffered = self._buffered, []
                 self._bytes = self._count = 0
                 self._closed = self._closed or closing
             try:
-                for topic, rows, batching, partition in held:
+                for topic, rows, batching, partition in buffered:
                     await self._transaction.send_rows(topic, rows, batching, partition)
             except BaseException as error:
                 self._transaction.fail(error)  # the records after the failing one are lost
                 raise
 
-    async def _begin_missing(self) -> None:
-        """Begin unless that has happened; callers during the begin share its result."""
+    async def _ensure_begun(self) -> None:
+        """Begin, unless the transaction has begun. Concurrent callers share one begin and its error."""
         if not self._transaction.begun:
             if self._beginning is None:
                 self._beginning = asyncio.ensure_future(self._begin())
@@ -285,17 +301,17 @@ class SyncTransaction:
     async def _begin(self) -> None:
         self._check()
         await self._transaction.begin()
-        if self._aborted:  # by another thread, or because the block was left
+        if self._aborted:  # by another thread, or by an exception in the block
             await self._transaction.abort()
             self._check()
 
     def _begin_done(self, beginning: asyncio.Task[None]) -> None:
         self._beginning = None
         if not beginning.cancelled():
-            beginning.exception()  # retrieved, so that asyncio does not log it; waiting callers raise it
+            beginning.exception()  # mark it as retrieved, or asyncio logs it; the waiting callers raise it
 
-    async def _leave(self, error: BaseException) -> None:
-        """Abort because of an exception in the block, without waiting."""
+    async def _abort_after(self, error: BaseException) -> None:
+        """Request an abort after an exception in the block, without waiting for it."""
         if self._transaction.begun:
             await self._transaction.__aexit__(type(error), error, None)
         else:
@@ -303,7 +319,7 @@ class SyncTransaction:
 
     async def _abort(self) -> None:
         self._closed = ENDED
-        self._held = []
+        self._buffered = []
         if self._transaction.begun:
             await self._transaction.abort()
         else:
@@ -311,7 +327,7 @@ class SyncTransaction:
 
     async def _commit(self, wait_visible: bool) -> None:
         try:
-            await self.hand_over(ENDED)
+            await self.flush(ENDED)
         except BaseException as error:
             if self._transaction.begun:
                 await self._transaction.__aexit__(type(error), error, None)
@@ -319,21 +335,21 @@ class SyncTransaction:
         await self._transaction.commit(wait_visible=wait_visible)
 
     def _check(self) -> None:
-        """Raises InvalidRequest if it was aborted before it began."""
+        """Raises InvalidRequest if the transaction was aborted before it began."""
         if self._aborted:
             raise InvalidRequest(ENDED)
 
 
 class SyncClient(Portal):
-    """A client without asyncio, created by `with connect(…)`. Each call waits for its result.
+    """A client for code without asyncio, created by `with connect(…)`. Each call waits for its result.
 
-    Threads may share the client; a transaction belongs to one thread.
+    Threads may share the client, but not a transaction.
     """
 
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
     ) -> SyncTransaction:
-        """As Client.transaction, for `with`."""
+        """Return a new transaction; use it with `with`. Arguments and errors are those of `Client.transaction`."""
         return SyncTransaction(self, self._client.transaction(name=name, number=number, timeout=timeout), name)
 
     def run(
@@ -345,7 +361,11 @@ class SyncClient(Portal):
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
     ) -> Result:
-        """As Client.run: `work(txn)` is called again only after TransactionAborted."""
+        """Call `work(txn)` with a new transaction, commit it, and return the result of `work`.
+
+        After TransactionAborted, `work` is called again with a new transaction, up to `attempts` calls in total. The
+        other arguments and the errors are those of `Client.run`. Raises InvalidHandler if `work` is asynchronous.
+        """
         check_sync_function(work)
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
@@ -362,31 +382,40 @@ class SyncClient(Portal):
         raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
 
     def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """Return how a transaction ended; None while it is open."""
+        """Return whether a transaction committed or aborted; None while it is open.
+
+        Raises OutcomeForgotten, UnknownTransaction.
+        """
         return self.call(self._client.outcome, txn)
 
     def committed_number(self, name: str) -> int:
-        """As Client.committed_number."""
+        """Return the number of the last committed transaction of a named producer; 0 if there is none.
+
+        This opens the name: open transactions under it, of this or any other client, can no longer commit.
+        """
         return self.call(self._client.committed_number, name)
 
-    def delete_name(self, name: str, *, over: int = 0) -> None:
-        """As Client.delete_name."""
-        self.call(self._client.delete_name, name, over=over)
+    def delete_name(self, name: str, *, last_number: int = 0) -> None:
+        """Delete a producer name, fence its holder and abort its open transactions; see `Client.delete_name`."""
+        self.call(self._client.delete_name, name, last_number=last_number)
 
     def forget_group(self, group: str, topic: str | None = None) -> None:
-        """As Client.forget_group."""
+        """Delete the positions of a consumer group on a topic and its partitions; None: on all topics.
+
+        Raises InvalidRequest if the group has members.
+        """
         self.call(self._client.forget_group, group, topic)
 
     def send(self, topic: str, value: Any, **options: Any) -> None:
-        """As Client.send: send one record outside of a transaction."""
+        """Send one record outside of a transaction; options and errors are those of `Client.send`."""
         self.call(self._client.send, topic, value, **options)
 
     def send_many(self, topic: str, values: Sequence[Any], **options: Any) -> None:
-        """As Client.send_many."""
+        """Send records outside of a transaction; options and errors are those of `Client.send_many`."""
         self.call(self._client.send_many, topic, values, **options)
 
     def delete(self, topic: str, key: Key) -> None:
-        """Delete a key outside of a transaction."""
+        """Delete a key outside of a transaction: send a record with this key and no value."""
         self.call(self._client.delete, topic, key)
 
     def reader(
@@ -396,7 +425,7 @@ class SyncClient(Portal):
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
     ) -> CommittedReader:
-        """Return a CommittedReader; see there for the arguments."""
+        """Return a reader of committed records. The arguments and errors are those of CommittedReader."""
         lifecycle.check(self._forked_from)
         return CommittedReader(self._client.open_broker(), topics, start=start, isolation=isolation)
 
@@ -409,7 +438,10 @@ class SyncClient(Portal):
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> SyncStream:
-        """As Client.stream; iterate it with `for`."""
+        """Return a stream of the committed changes of a topic; iterate it with `for`.
+
+        The arguments and errors are those of `Client.stream`.
+        """
 
         async def made() -> ChangeStream:
             return self._client.stream(topic, from_=from_, to=to, store=store, cursor=cursor)
@@ -418,7 +450,7 @@ class SyncClient(Portal):
 
     @property
     def cursors(self) -> SyncCursors:
-        """As Client.cursors."""
+        """The durable cursors of topics. The service does not trim the records after a cursor."""
         return SyncCursors(self)
 
     def process(
@@ -428,7 +460,10 @@ class SyncClient(Portal):
         handler: Callable[[SyncTransaction, Record], None],
         **options: Any,
     ) -> Processed:
-        """As Client.process, with `handler(txn, record)`, which is called in the calling thread."""
+        """Call `handler(txn, record)` in this thread for each committed record of the source topics, exactly once.
+
+        Options, result and errors are those of `Client.process`.
+        """
         return self._process(self._client.process, source, group, handler, options)
 
     def process_batches(
@@ -438,7 +473,10 @@ class SyncClient(Portal):
         handler: Callable[[SyncTransaction, RecordBatch], None],
         **options: Any,
     ) -> Processed:
-        """As Client.process_batches, with `handler(txn, records)`, which is called in the calling thread."""
+        """Call `handler(txn, records)` in this thread with RecordBatches of one partition each.
+
+        Options, result and errors are those of `Client.process_batches`.
+        """
         return self._process(self._client.process_batches, source, group, handler, options)
 
     def _process(
@@ -456,7 +494,7 @@ class SyncClient(Portal):
             async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
                 sync_txn = SyncTransaction(self, txn, None)
                 await in_caller(lambda: check_sync_result(handler(sync_txn, records)))
-                await sync_txn.hand_over(RETURNED)
+                await sync_txn.flush(RETURNED)
 
             return process(source, group, handle, **options)
 
@@ -464,7 +502,11 @@ class SyncClient(Portal):
 
 
 class SyncStream:
-    """As ChangeStream, for `for`; made by `SyncClient.stream`."""
+    """A stream of changes, created by `SyncClient.stream`; iterate it with `for`.
+
+    Requesting the next batch acknowledges the previous one. Each method waits for the method of ChangeStream with the
+    same name, and raises its errors.
+    """
 
     def __init__(self, portal: Portal, stream: ChangeStream) -> None:
         self._portal = portal
@@ -476,23 +518,23 @@ class SyncStream:
         return self._stream.caught_up
 
     def statistics(self) -> ChangeStatistics:
-        """As ChangeStream.statistics."""
+        """Return the counters of the stream."""
         return self._stream.statistics()
 
     def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
-        """As ChangeStream.next."""
+        """Return the next batch or rollback; None at the end. Raises TimeoutError after `timeout` seconds."""
         return self._portal.call(self._stream.next, timeout)
 
     def rolled_back(self, seqno: int) -> None:
-        """As ChangeStream.rolled_back."""
+        """Confirm the last rollback: the data is now that of `seqno`, at which it was complete."""
         self._portal.call(self._stream.rolled_back, seqno)
 
     def done(self) -> None:
-        """As ChangeStream.done."""
+        """Acknowledge the last batch now: store its token, and move the durable cursor there."""
         self._portal.call(self._stream.done)
 
     def close(self) -> None:
-        """As ChangeStream.close."""
+        """Close the stream. The last batch is not acknowledged."""
         self._portal.call(self._stream.close)
 
     def __iter__(self) -> Iterator[ChangeBatch | Rollback]:
@@ -510,20 +552,23 @@ class SyncStream:
 
 
 class SyncCursors:
-    """As DurableCursors."""
+    """The durable cursors of topics, by name; see `SyncClient.cursors`.
+
+    Each method waits for the method of DurableCursors with the same name, and raises its errors.
+    """
 
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
         self._cursors = portal.client.cursors
 
     def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
-        """As DurableCursors.add."""
+        """Create a cursor at a seqno, a resume token, "beginning" or "now"; return its seqno."""
         return self._portal.call(self._cursors.add, topic, cursor, at)
 
     def advance(self, topic: str, cursor: str, at: At) -> int:
-        """As DurableCursors.advance."""
+        """Move a cursor forward to a seqno or resume token; return its seqno."""
         return self._portal.call(self._cursors.advance, topic, cursor, at)
 
     def remove(self, topic: str, cursor: str) -> None:
-        """As DurableCursors.remove."""
+        """Remove a cursor."""
         self._portal.call(self._cursors.remove, topic, cursor)

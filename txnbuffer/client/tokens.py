@@ -1,7 +1,7 @@
-"""Token stores: where a reader of change streams keeps its resume tokens
+"""Token stores: where an application saves the resume tokens of its change streams
 
-A store keeps the newest token of each topic as text. It is called from threads, one call at a time for each stream. If
-your data is in a database, store `batch.token` there together with the data instead.
+A store has the newest token of each topic, as text. A stream calls its store in other threads, one call at a time. If
+your data is in a database, do not use a store, but save `batch.token` in the transaction that writes the data.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from txnbuffer.errors import TokensFailed, UnreadableToken
 
 
 class TokenStore(Protocol):
-    """Interface of a store for the resume tokens of change streams."""
+    """The interface of a store for the resume tokens of change streams."""
 
     def load(self, topic: str) -> str | None:
-        """Return the token of a topic, None if there is none."""
+        """Return the token of a topic; None if there is none."""
 
     def save(self, topic: str, token: str) -> None:
         """Replace the token of a topic. The token must be durable when this returns."""
 
 
 class MemoryTokens:
-    """A token store in memory; tokens are lost when the process ends."""
+    """A token store in memory; the tokens are lost when the process ends."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, str] = {}
@@ -42,9 +42,9 @@ class MemoryTokens:
 
 
 class FileTokens:
-    """A token store in a JSON file: an object with a member for each topic. Each save replaces and syncs the file.
+    """A token store in a JSON file: an object that maps topics to tokens. Each save replaces and syncs the file.
 
-    Several processes may share the file if each uses different topics: saving locks the file PATH.lock (flock).
+    Several processes may share the file if they use different topics; each save locks the file PATH.lock (flock).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -56,8 +56,8 @@ class FileTokens:
             return self._read().get(topic)
 
     def save(self, topic: str, token: str) -> None:
-        """Replace the token of a topic. Raises as `load`."""
-        with _named(self._path), self._alone():
+        """Replace the token of a topic. Raises the errors of `load`."""
+        with _named(self._path), self._locked():
             tokens = self._read() | {topic: token}
             new = self._path.with_name(self._path.name + ".new")
             with new.open("w") as file:
@@ -72,7 +72,7 @@ class FileTokens:
                 os.close(directory)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the lock of the file."""
         with self._path.with_name(self._path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -93,8 +93,9 @@ class FileTokens:
 
 
 class SQLiteTokens:
-    """A token store in table `stream_tokens (topic, token)` of an SQLite database; created if missing. Raises
-    TokensFailed.
+    """A token store in the table `stream_tokens (topic, token)` of an SQLite database, which is created if missing.
+
+    Creating the store, `load` and `save` raise TokensFailed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -113,7 +114,7 @@ class SQLiteTokens:
 
 
 class CallbackTokens:
-    """A token store of two functions: `load(topic)` returns text or None, `save(topic, token)` stores it."""
+    """A token store made of two functions: `load(topic)` returns text or None, `save(topic, token)` returns nothing."""
 
     def __init__(self, load: Callable[[str], str | None], save: Callable[[str, str], None]) -> None:
         self.load = load

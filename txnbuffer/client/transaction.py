@@ -30,20 +30,18 @@ from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSeq
 from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
-PARTLY = "only some of the records of a send were sent"
+PARTLY_SENT = "only some of the records of a send were sent"
 CHUNK = 4096
-"""Number of records of a `send_many` that are passed to the session together."""
+"""Maximum number of records of a `send_many` that are passed to the session together."""
 
 
 class Transaction:
-    """A group of sends to any topics that become visible together when it commits, or never.
+    """Sends to one or more topics. All records become visible when the transaction commits; none if it aborts.
 
         async with client.transaction() as txn:
             await txn.send("orders", b"...", key="o-1")
 
-    Leaving the block commits; leaving it with an exception aborts. Committing raises TransactionAborted (nothing became
-    visible: run the transaction again), OutcomeUnknown (query `client.outcome`) or Fenced (another producer took over
-    the name, or another member the partition).
+    The end of the block commits and raises the errors of `commit`; an exception in the block aborts.
     """
 
     __slots__ = ("_client", "_home", "_lent", "_open", "_positions", "_sequence", "_session", "_timeout")
@@ -55,7 +53,7 @@ class Transaction:
         timeout: float | None = None,
         group: str | None = None,
     ) -> None:
-        """`sequence`: name and sequence number of a named producer; `group`: the consumer group whose position it
+        """`sequence`: the producer's name and the number. `group`: the consumer group whose position the commit
         moves.
         """
         self._client = client
@@ -85,18 +83,22 @@ class Transaction:
         return self._open is not None and self._open.ending
 
     def check(self) -> None:
-        """Raise the error that prevents sending, if there is one."""
+        """Internal: raise the error that prevents sending, if there is one."""
         self._usable()
 
     def fail(self, error: BaseException) -> None:
-        """Allow only an abort from now on, because a send that the caller relies on failed."""
+        """Internal: make the transaction unable to commit, because some of its records could not be sent."""
         opened = self._open
         if opened is not None and not opened.ending:
-            reason = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY)
+            reason = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY_SENT)
             self._session.core.fail(opened, reason)
 
     async def begin(self) -> Self:
-        """Begin the transaction; `async with` calls this. Raises AlreadyCommitted if its number has committed."""
+        """Begin the transaction; `async with` calls this.
+
+        Raises AlreadyCommitted if its number has committed, InvalidRequest if it was begun before, and
+        ServiceUnavailable.
+        """
         client = self._client
         client.check()
         if self._open is not None:
@@ -122,17 +124,19 @@ class Transaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send one record; waits only while the service accepts no more records.
+        """Queue one record to be sent; waits only while too many bytes are unacknowledged. `commit` waits for all.
 
         - `value`: bytes, text, or a value for the serializer.
-        - `key`: bytes or text. On a partitioned topic the key selects the partition, unless `partition` does.
-        - `ordering_key`: stored as the property of that name.
+        - `key`: bytes or text. On a partitioned topic the key selects the partition, unless `partition` is given.
+        - `ordering_key`: stored as the property `ordering_key`.
         - `event_time`: a datetime with a time zone, or milliseconds since 1970.
         - `properties`: a mapping of text to text.
+        - `serializer`: converts this value to bytes, instead of the client's serializer or the topic's schema.
         - `batching`: "messages" or "records", as in `connect`.
+        - `partition`: the number of the partition to send to: 0, 1, 2 …
 
-        Raises InvalidMessage and MessageTooLarge: the record is not sent, and the transaction can still commit. Any
-        other error means that the transaction can only abort.
+        Raises InvalidMessage, MessageTooLarge, InvalidTopicName and InvalidRequest: this record is not sent, and the
+        transaction can still commit. After any other error it can only abort; it may be the error of an earlier send.
         """
         serializer = self._client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
@@ -150,19 +154,23 @@ class Transaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send records given as columns: `values`, `keys`, `event_times` and `properties` have the same length."""
+        """Queue records to be sent, given as columns with one item for each record.
+
+        The other arguments and the errors are those of `send`. If only some of the records could be sent, the
+        transaction can only abort.
+        """
         serializer = self._client.serializers.of(topic, serializer)
         rows = many_rows(values, keys, event_times, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: send a record with this key and no value."""
+        """Delete a key: send a record with this key and no value. Raises as `send`."""
         await self.send_rows(topic, deletion(key))
 
     async def send_rows(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
-        """Send records that are already checked columns."""
+        """Internal: send records whose columns have been checked."""
         opened = self._usable()
         session = self._session
         self._client.check_topic(topic)
@@ -186,12 +194,12 @@ class Transaction:
             raise
 
     def consumed(self, position: ConsumerPosition) -> None:
-        """Move the position of a consumer group with the commit, which fails if another member moved it before."""
+        """Internal: move a consumer group with the commit, which fails if another member has moved it already."""
         self._positions += (position,)
 
     @contextmanager
     def handler_scope(self) -> Iterator[None]:
-        """Reject commit and abort inside the block: a handler runs, and the group moves with its transaction."""
+        """Internal: reject commit and abort while the handler of a consumer group runs, in the `with` block."""
         self._lent = True
         try:
             yield
@@ -199,21 +207,27 @@ class Transaction:
             self._lent = False
 
     def check_can_end(self) -> None:
-        """Raise InvalidRequest while a handler runs."""
+        """Internal: raise InvalidRequest while a handler runs."""
         if self._lent:
             raise InvalidRequest(
-                "a handler cannot end its transaction, which ends after the handler returns: raise an exception to "
+                "a handler cannot end its transaction: return from the handler to commit it, raise an exception to "
                 "abort it"
             )
 
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
-        """Commit; return when the commit is durable.
+        """Commit; return when all records and the commit are durable.
 
-        With `wait_visible`, wait up to two minutes until all readers can see the records. `winners` are the branches of
-        other processes that commit with this transaction, see `txnbuffer.client.branches`. Cancelling this call does
-        not undo a commit that is on its way; a note on the exception says so. Raises TransactionAborted,
-        OutcomeUnknown, Fenced, AlreadyCommitted, and NotVisible, which means that the transaction has committed but is
-        not visible yet.
+        - `wait_visible`: also wait, for up to two minutes, until all readers can see the records.
+        - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`.
+
+        If the call is cancelled after the commit was requested, the transaction may commit; the exception has a note
+        that says so. Raises:
+
+        - TransactionAborted: nothing became visible; run the transaction again.
+        - OutcomeUnknown: it may or may not have committed; call `client.outcome`.
+        - Fenced: another producer opened the name, or another member of the group got the partition.
+        - AlreadyCommitted: the number was committed before.
+        - NotVisible: it has committed, but is not visible on all topics yet.
         """
         self.check_can_end()
         opened = self._begun()
@@ -239,7 +253,7 @@ class Transaction:
             self._client.names.committed(opened.sequence)
 
     async def abort(self) -> None:
-        """Abort; return when that is durable. Does nothing after a commit or another abort."""
+        """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
         self.check_can_end()
         opened = self._begun()
         session = self._session

@@ -1,11 +1,12 @@
-"""A client's own writers on a cluster, and its ordinary sends
+"""The writers of a client that writes to a cluster itself, and its ordinary sends
 
-Each topic has a writer, opened when first needed and kept until the client closes. Record sets use a second one without
-batching; the two take turns, so that appends reach the topic in order. Their futures complete in other threads, and
-wake the loop once for many. A writer whose append failed is abandoned: its appends in flight fail, and a new writer
-starts only when all of them are settled, so that nothing is reordered.
+Each topic has a writer, which is opened when first needed and closed with the client. Record sets are written by a
+second writer without batching. The client waits for all appends of one before it uses the other, so that the topic gets
+them in order. The futures of appends complete in other threads; many of them wake the loop once. A writer whose append
+failed is closed: its appends in flight fail, and a new writer opens only after all of them are settled, so that nothing
+is reordered.
 
-Ordinary sends go straight to the cluster; they need no service.
+Ordinary sends need no service.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from broker_io.batch import Batch
 from broker_io.errors import EntryTooLarge, Error, InvalidTopicName, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
-from snapshots.keys import INTERNAL_PREFIX, is_internal
+from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.client.outbox import Outbox, SendColumns, SendInFlight
 from txnbuffer.errors import SendUnknown
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
 
-MESSAGES_UNDER_WAY = 3_000
-"""Messages of a topic that its writer holds; more wait here, because a full writer blocks the loop."""
+MAX_IN_FLIGHT_MESSAGES = 3_000
+"""Maximum messages in flight of a topic; others wait here, because a writer with a full queue blocks the loop."""
 SLICE = 500
 """Messages that are passed to a writer before the loop runs other tasks."""
 THREADS = 8
-"""Number of writers that are opened or closed concurrently."""
+"""Maximum number of writers that are opened or closed concurrently."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a writer is opened again after a failure."""
+"""Seconds before a new writer is opened after a failure; doubles from the first to the second."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for appends in flight."""
 
@@ -42,8 +43,9 @@ Settled = Callable[[Error | None], None]
 
 
 class TopicAppend:
-    """Messages for one topic. `settled` is called once on the loop: with None when they are durable, otherwise with
-    the error.
+    """Messages for one topic. `settled` is called once on the loop: with None when they are durable, or with an error.
+
+    `creates`: create the topic if it is missing. `alone`: they are record sets, which are not batched.
     """
 
     __slots__ = ("alone", "at", "batch", "creates", "error", "settled", "slices")
@@ -58,7 +60,7 @@ class TopicAppend:
         self.error: Error | None = None
 
     def next_slice(self, suspect: int | None) -> Batch:
-        """Return the next messages for the writer; one of `suspect` bytes or more goes alone."""
+        """Return the next messages for the writer; a message of `suspect` bytes or more is returned alone."""
         first, self.at = self.at, min(self.at + SLICE, len(self.batch))
         if suspect is not None and self.at - first > 1:
             large = (self.batch.take(slice(first, self.at)).sizes() >= suspect).nonzero()[0]
@@ -67,40 +69,42 @@ class TopicAppend:
         return self.batch if self.at - first == len(self.batch) else self.batch.take(slice(first, self.at))
 
     def failed(self, error: Error) -> None:
-        """Record an error. If one message was rejected as too large, that says nothing about the others."""
+        """Keep the first error. If one of several messages was too large, report EntryTooLarge, as others may fit."""
         if isinstance(error, MessageTooLarge) and len(self.batch) > 1:
             error = EntryTooLarge(f"one of {len(self.batch)} messages that were sent together was rejected ({error})")
         self.error = self.error or error
 
     @property
-    def handed_over(self) -> bool:
+    def passed_on(self) -> bool:
         return self.error is not None or self.at == len(self.batch)
 
     def settle(self) -> None:
-        """Report the result once nothing is in flight."""
-        if self.handed_over and not self.slices:
+        """Report the result once no slice is in flight."""
+        if self.passed_on and not self.slices:
             self.settled(self.error)
 
 
 class TopicWriter:
     """The writers and waiting appends of one topic.
 
-    `writer` writes appends whose `alone` equals this one's, `other` those whose `alone` differs. `under_way` counts
-    messages. `given_up` are failed writers to close; no new writer opens before `not_before`. `scheduled`: the loop's
-    next iteration continues. `suspect`: messages of at least this size may be too large for the cluster.
+    - `alone`: whether `writer` is the one for record sets. `other` is the other writer.
+    - `in_flight`: messages that the writer has not settled.
+    - `failed_writers`: writers to close. No new writer opens before the loop time `not_before`.
+    - `scheduled`: `_pass_on` runs in the next iteration of the loop.
+    - `suspect`: messages of at least this many bytes may be too large for the cluster.
     """
 
     __slots__ = (
         "alone",
+        "failed_writers",
         "failures",
-        "given_up",
+        "in_flight",
         "name",
         "not_before",
         "opening",
         "other",
         "scheduled",
         "suspect",
-        "under_way",
         "waiting",
         "writer",
     )
@@ -111,16 +115,16 @@ class TopicWriter:
         self.alone = False
         self.writer: Writer | None = None
         self.other: Writer | None = None
-        self.given_up: list[Writer] = []
+        self.failed_writers: list[Writer] = []
         self.opening = False
         self.scheduled = False
-        self.under_way = 0
+        self.in_flight = 0
         self.suspect: int | None = None
         self.failures = 0
         self.not_before = 0.0
 
     def turn(self) -> None:
-        """Switch to the other writer."""
+        """Use the other writer."""
         self.alone = not self.alone
         self.writer, self.other = self.other, self.writer
 
@@ -142,8 +146,9 @@ class Writers:
         self._closed: Error | None = None
 
     def append(self, name: str, batch: Batch, settled: Settled, *, creates: bool = False) -> None:
-        """Append messages; `creates`: create a missing topic if allowed. `settled` may be called before this
-        returns.
+        """Append messages; `settled` may be called before this returns.
+
+        `creates`: create the topic if it is missing and the service allows that.
         """
         if self._closed is not None:
             settled(self._closed)
@@ -153,10 +158,10 @@ class Writers:
             topic = self._topics[name] = TopicWriter(name)
         topic.waiting.append(TopicAppend(batch, self._counted(settled), creates))
         if not topic.scheduled:
-            self._hand_over(topic)
+            self._pass_on(topic)
 
     async def close(self, error: Error) -> None:
-        """Wait a while for appends in flight, and close the writers; later appends fail with `error`."""
+        """Wait up to CLOSE_TIMEOUT for appends in flight, then close the writers; later appends fail with `error`."""
         if self._unsettled:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
@@ -168,7 +173,7 @@ class Writers:
         topics = [*self._topics.values()]
         for topic in topics:
             self._fail_waiting(topic, error)
-        kept = [writer for topic in topics for writer in (topic.writer, topic.other, *topic.given_up)]
+        kept = [writer for topic in topics for writer in (topic.writer, topic.other, *topic.failed_writers)]
         opened = [writer for writer in kept if writer is not None]
         await asyncio.gather(*(self._loop.run_in_executor(self._executor, _close, writer) for writer in opened))
         self._executor.shutdown(wait=False)
@@ -184,15 +189,15 @@ class Writers:
 
         return count
 
-    # Handing over
+    # Passing messages to the writers
 
-    def _hand_over(self, topic: TopicWriter) -> None:
-        """Pass waiting messages to the writer, as many as it may hold."""
+    def _pass_on(self, topic: TopicWriter) -> None:
+        """Pass waiting messages to the writer, up to the limit of messages in flight."""
         topic.scheduled = False
         handed = 0
-        while topic.waiting and topic.under_way < MESSAGES_UNDER_WAY:
+        while topic.waiting and topic.in_flight < MAX_IN_FLIGHT_MESSAGES:
             if topic.waiting[0].alone != topic.alone:
-                if topic.under_way or topic.opening:
+                if topic.in_flight or topic.opening:
                     return
                 topic.turn()
             if topic.writer is None:
@@ -200,25 +205,25 @@ class Writers:
                 return
             if handed >= SLICE:
                 topic.scheduled = True
-                self._loop.call_soon(self._hand_over, topic)
+                self._loop.call_soon(self._pass_on, topic)
                 return
             append = topic.waiting[0]
             batch = append.next_slice(topic.suspect)
             try:
                 future = topic.writer.append(batch)
-            except Exception as error:  # nothing of this slice was written; the writer is still usable
+            except Exception as error:  # the slice was not written, and the writer is still usable
                 append.failed(as_error(error))
             else:
                 append.slices += 1
-                topic.under_way += len(batch)
+                topic.in_flight += len(batch)
                 future.add_done_callback(partial(self._on_done, topic, append, batch))
             handed += len(batch)
-            if append.handed_over:
+            if append.passed_on:
                 topic.waiting.popleft()
                 append.settle()
 
     def _on_done(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
-        """Queue a completed future; called in any thread."""
+        """Queue a completed future. Called in any thread."""
         self._done.append((topic, append, batch, future))
         if not self._woken:
             self._woken = True
@@ -230,7 +235,7 @@ class Writers:
         touched: dict[TopicWriter, None] = {}
         while self._done:
             topic, append, batch, future = self._done.popleft()
-            topic.under_way -= len(batch)
+            topic.in_flight -= len(batch)
             append.slices -= 1
             if (error := future.exception()) is not None:
                 if isinstance(error, EntryTooLarge):
@@ -245,14 +250,14 @@ class Writers:
             touched[topic] = None
         for topic in touched:
             if topic.waiting and not topic.scheduled:
-                self._hand_over(topic)
+                self._pass_on(topic)
 
     # Opening
 
     def _give_up(self, topic: TopicWriter) -> None:
-        """Abandon both writers of a topic: an error of one would occur on the other as well."""
+        """Stop using both writers of a topic: an error of one would occur on the other as well."""
         if topic.writer is not None:
-            topic.given_up += [writer for writer in (topic.writer, topic.other) if writer is not None]
+            topic.failed_writers += [writer for writer in (topic.writer, topic.other) if writer is not None]
             topic.writer = topic.other = None
             self._pause(topic)
 
@@ -261,8 +266,8 @@ class Writers:
         topic.failures += 1
 
     def _reopen(self, topic: TopicWriter) -> None:
-        """Open a new writer once nothing of the previous one is in flight."""
-        if not topic.opening and not topic.under_way and topic.waiting and self._closed is None:
+        """Open a new writer if nothing of the previous one is in flight."""
+        if not topic.opening and not topic.in_flight and topic.waiting and self._closed is None:
             topic.opening = True
             task = self._loop.create_task(self._open(topic))
             self._tasks.add(task)
@@ -274,8 +279,8 @@ class Writers:
             while topic.writer is None:
                 await asyncio.sleep(topic.not_before - self._loop.time())
                 creates = any(append.creates for append in topic.waiting)
-                given_up, topic.given_up = topic.given_up, []
-                work = partial(_open, self._broker, topic.name, given_up, creates=creates, alone=topic.alone)
+                failed_writers, topic.failed_writers = topic.failed_writers, []
+                work = partial(_open, self._broker, topic.name, failed_writers, creates=creates, alone=topic.alone)
                 try:
                     topic.writer = await self._loop.run_in_executor(self._executor, work)
                 except Exception as error:
@@ -287,7 +292,7 @@ class Writers:
                         return
         finally:
             topic.opening = False
-        self._hand_over(topic)
+        self._pass_on(topic)
 
     def _fail_waiting(self, topic: TopicWriter, error: Error) -> None:
         waiting = [*topic.waiting]
@@ -297,8 +302,8 @@ class Writers:
             append.settle()
 
 
-def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, alone: bool) -> Writer:
-    for writer in given_up:
+def _open(broker: Broker, name: str, failed_writers: list[Writer], *, creates: bool, alone: bool) -> Writer:
+    for writer in failed_writers:
         _close(writer)
     try:
         return broker.writer(name, unbatched=alone)
@@ -320,7 +325,7 @@ ROOM = 8 * 1024 * 1024
 
 
 class OrdinarySends:
-    """Ordinary sends to a cluster: all records that tasks send to a topic in one iteration of the loop are appended
+    """Ordinary sends to a cluster. The records that tasks send to a topic in one iteration of the loop are appended
     together.
     """
 
@@ -335,7 +340,7 @@ class OrdinarySends:
 
     @property
     def max_message_bytes(self) -> int:
-        """The cluster's size limit of a message, as far as it is known."""
+        """The cluster's size limit of a message in bytes, as far as it is known."""
         return self._broker.max_message_bytes
 
     async def send(self, topic: str, rows: SendColumns) -> None:
@@ -387,7 +392,7 @@ class OrdinarySends:
 
 
 def _as_unknown(topic: str, error: Error) -> Error:
-    """Convert a retryable error to SendUnknown: sending again may duplicate the records."""
+    """Convert a retryable error to SendUnknown, because a retry may duplicate the records."""
     if not error.retryable:
         return error
     unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may or may not be in the log ({error})")

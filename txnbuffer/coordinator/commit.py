@@ -67,7 +67,7 @@ class CommitRequests:
                 continue
             expected = member.records[member.topics.index(topic)]
             if count != expected:
-                reason = f"{topic!r} holds {count} of the {expected} records of {member.txn} that its client counted"
+                reason = f"{topic!r} has {count} records of {member.txn}, but its client sent {expected}"
                 stopped = self._completion.why_stopped(topic)
                 self._completion.abort(transaction, reason if stopped is None else str(stopped))
             else:
@@ -200,7 +200,7 @@ class CommitRequests:
                 "use fewer branches"
             )
         if len(named) < 1 + len(winners) + len(commit.losers):
-            return InvalidRequest(f"commit of {commit.txn} names a branch twice: each wins or loses")
+            return InvalidRequest(f"commit of {commit.txn} names a branch twice: name it once, to commit or to abort")
         for branch in commit.winners:
             error = self._invalid_counts(*branch)
             if error is not None:

@@ -48,7 +48,7 @@ class TransactionCompletion:
         self._consumer_groups = consumer_groups
         self._retention = retention
         self._stopped: dict[str, Error] = {}
-        """The topics whose buffer has stopped, and why: nothing becomes visible there."""
+        """The topics whose buffer has stopped, with the error; nothing becomes visible there."""
         self._waited_for: deque[tuple[float, TransactionState]] = deque()
 
     # Deciding
@@ -109,8 +109,8 @@ class TransactionCompletion:
     ) -> None:
         """Decide ABORT for an open transaction and all its branches.
 
-        `topics` are those that are known to have its records. `by_marker`: its client says that there are no others, so
-        one marker can be the decision. `refusal` is the answer to its commit request.
+        `topics` are those known to have its records. `by_marker`: its client says that there are no others, so one
+        marker can be the decision. `refusal` is the answer to its commit request.
         """
         parent = transaction.parent
         if parent is not None and parent.plan is not None and parent.state is State.OPEN:

@@ -209,7 +209,7 @@ class Core:
             heapq.heapify(self._deadlines)
 
     def overdue(self) -> list[TransactionState]:
-        """Transactions whose deadline has passed, each returned once."""
+        """Transactions whose deadline has passed, each returned once; `Coordinator.tick` aborts those still open."""
         found = []
         while self._deadlines and self._deadlines[0][0] <= self.now:
             deadline, least = heapq.heappop(self._deadlines)

@@ -2,7 +2,7 @@
 
 A transaction that consumed a partition states from where to where, and in which generation of its group. It may commit
 only if no other member got the partition after that generation, and if it starts where the group's last committed
-transaction ended. So a member that was given up cannot process anything twice.
+transaction ended. So a member that was removed cannot process anything twice.
 
 A partition here is a partition of a topic, or a topic without partitions. When a partition gets another holder, or
 loses its holder, the group's next generation starts, and the partition is held *since* that generation. A member that
@@ -53,7 +53,7 @@ def assign(
 
     `partitions` maps a partition to its topic, `members` a member to the topics that it wants, `holders` a partition
     to its present member. If all members want the same topics, their numbers of partitions differ by at most one, and
-    no partition moves that needn't.
+    no partition moves unnecessarily.
     """
     held: dict[str, dict[str, list[str]]] = {member: {} for member in members}
     wanting: dict[str, list[str]] = defaultdict(list)
@@ -126,9 +126,9 @@ def _chain(
 
 
 AWAY_TIMEOUT = 2.0
-"""Seconds after which a member is given up whose connection broke and that did not reconnect."""
+"""Seconds after which a member that lost its connection and did not reconnect is removed."""
 SUSPECT_TIMEOUT = 3.0
-"""Seconds without a heartbeat after which a member may be gone."""
+"""Seconds without a heartbeat after which a member counts as possibly gone."""
 SEPARATOR = "\n"
 """No topic name contains it."""
 
@@ -150,18 +150,12 @@ class StageTransition(NamedTuple):
 
 
 TRANSITIONS = (
-    StageTransition(Stage.EMPTY, "a member comes", Stage.REBALANCING),
+    StageTransition(Stage.EMPTY, "a member joins", Stage.REBALANCING),
     StageTransition(Stage.REBALANCING, "the newest generation is durable", Stage.STABLE),
     StageTransition(Stage.STABLE, "a partition gets another holder, or loses it", Stage.REBALANCING),
-    StageTransition(Stage.REBALANCING, "the last member goes", Stage.EMPTY),
-    StageTransition(Stage.STABLE, "the last member goes", Stage.EMPTY),
+    StageTransition(Stage.REBALANCING, "the last member leaves", Stage.EMPTY),
+    StageTransition(Stage.STABLE, "the last member leaves", Stage.EMPTY),
 )
-
-
-def group_state_table() -> str:
-    """The state table in Markdown, for the documentation."""
-    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
-    return "\n".join(["| group | event | next |", "|---|---|---|", *rows])
 
 
 class Member:
@@ -230,7 +224,7 @@ class Members:
                 member.away = now
 
     def expire(self, now: float, timeout: float) -> None:
-        """Give up members whose heartbeat is overdue."""
+        """Remove members whose heartbeat is overdue."""
         for member in [*self.by_name.values()]:
             gone = member.away is not None and member.away + AWAY_TIMEOUT <= now
             if gone or member.heard + timeout <= now:
@@ -357,7 +351,7 @@ class ConsumerGroups:
             if state is None or generation > state.generation or not self.members(group).may_commit(topic, generation):
                 return StaleGeneration(
                     f"group {group!r} gave {topic!r} to another member after generation {generation}: "
-                    "join again, and continue at the group's positions"
+                    "join again and continue at the group's positions"
                 )
             last = state.positions.get(topic)
             if last is None and start != EARLIEST and topic in self.members(group).holders:
@@ -383,11 +377,11 @@ class ConsumerGroups:
             state.group = number
 
     def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
-        """Whether the positions that only this group of decisions has can be written to another entry."""
+        """Whether the positions that only this group of decisions has fit into other entries."""
         return all(self._too_large(name) is None for name in self._recorded_only_in(group, consumers))
 
     def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
-        """Before a group of decisions is deleted from the log, write what only it says to other entries."""
+        """Before a group of decisions is deleted from the log, write positions that only it has to other entries."""
         for name in self._recorded_only_in(group, consumers):
             state = self._states[name]
             state.group = 0
@@ -424,7 +418,7 @@ class ConsumerGroups:
             self._rebalance(group)
 
     def tick(self) -> None:
-        """Give up members whose heartbeat is overdue."""
+        """Remove members whose heartbeat is overdue."""
         for group, members in self._members.items():
             if members.by_name:
                 members.expire(self._core.now, self._core.config.member_timeout)
@@ -461,8 +455,8 @@ class ConsumerGroups:
             return None
         return MessageTooLarge(
             f"group {group!r} with positions on {len(topics)} topics and partitions needs up to {size} bytes in the "
-            f"decision log, the limit is {limit}: use several groups, make it forget topics that it does not read any "
-            "more, or raise log.max_message_bytes of the service"
+            f"decision log, the limit is {limit}: use several groups, make it forget topics that it no longer reads, "
+            "or raise log.max_message_bytes of the service"
         )
 
     def _set_initial_positions(self, heartbeat: GroupHeartbeat) -> bool:
@@ -483,7 +477,7 @@ class ConsumerGroups:
     def _rebalance(self, group: str, *, changed: bool = False) -> None:
         """Assign the partitions again, and write the new generation if any have moved.
 
-        None move in a group that an older owner wrote and that exceeds the limit now: its members are refused.
+        If the group, written by an older owner, exceeds the limit, none move: its members are refused.
         """
         if self._too_large(group) is not None:
             return
@@ -509,7 +503,7 @@ class ConsumerGroups:
                 PartitionAssignment(partition, since, state.positions.get(partition, EARLIEST))
                 for partition, since in members.assignments(member)
             )
-            # A member that was given up while it waited joins again, and gets its assignment then.
+            # A member that was removed while it waited joins again, and gets its assignment then.
             unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
             self._core.answer(session, request, MemberAssignments(state.generation, assignments, unsettled))
 

@@ -83,8 +83,8 @@ class DecisionJournal:
     def abort(self, decisions: Decisions) -> None:
         """Write ABORT decisions, which always fit.
 
-        Decisions that are too large for one group go into several. A row that is too large goes without its topics:
-        the buffers there query the outcome.
+        Decisions that are too large for one group are written into several, a row that is too large without its
+        topics: the buffers there query the outcome.
         """
         try:
             self.decide(decisions)

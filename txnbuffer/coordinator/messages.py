@@ -26,7 +26,7 @@ class CoordinatorConfig:
     Both are on only if this process owns the logs that it writes to.
     `session_timeout`: abort a client's open transactions after it was disconnected for this long.
     `lease_timeout`: abort a leased id that was not used for this long.
-    `member_timeout`: give up a member of a consumer group after this long without a heartbeat.
+    `member_timeout`: remove a member of a consumer group after this long without a heartbeat.
     `visible_timeout`: the longest wait for a decided commit to become visible, for clients that asked to wait.
     `remember`: how long the outcome of a transaction can be queried.
     `shards`: the number of coordinators; with more than one, topics may belong to others.
@@ -71,7 +71,7 @@ class CoordinatorConfig:
         if self.shards > 1 and (self.one_phase or self.verify_counts):
             raise InvalidConfiguration(
                 f"verify_counts and one_phase must be off with {self.shards} shards: a transaction may have records "
-                "on topics of other shards, which nobody counts"
+                "on topics of other shards, which are not counted"
             )
         if self.one_phase and not self.verify_counts:
             raise InvalidConfiguration("one_phase requires verify_counts: turn both on, or one_phase off")
@@ -80,7 +80,7 @@ class CoordinatorConfig:
 class State(enum.Enum):
     """The state of a transaction. It is stored as its number.
 
-    It is no IntEnum: outcomes are 0 and 1 too, and OPEN must not equal ABORT.
+    It is not an IntEnum: outcomes are 0 and 1 too, and OPEN must not equal ABORT.
     """
 
     OPEN = 0
@@ -106,7 +106,7 @@ class StateTransition(NamedTuple):
 TRANSITIONS = (
     StateTransition(State.OPEN, "the commit is accepted", State.COMMITTING),
     StateTransition(State.COMMITTING, "its outcome is durable", State.COMMITTED),
-    StateTransition(State.OPEN, "the abort is accepted, or the time is up", State.ABORTING),
+    StateTransition(State.OPEN, "the abort is accepted, or its timeout expires", State.ABORTING),
     StateTransition(State.ABORTING, "its outcome is durable", State.ABORTED),
 )
 
@@ -127,12 +127,6 @@ ENDED_STATE = {outcome: state for state, outcome in OUTCOME_OF_STATE.items()}
 
 INTENDED_OUTCOME = {State.COMMITTING: Outcome.COMMIT, State.ABORTING: Outcome.ABORT} | OUTCOME_OF_STATE
 """The outcome that a state leads to; OPEN has no entry, since it may lead to both."""
-
-
-def state_table() -> str:
-    """The state table in Markdown, for the documentation."""
-    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
-    return "\n".join(["| state | event | next state |", "|---|---|---|", *rows])
 
 
 # Requests of clients
@@ -275,8 +269,8 @@ class PartitionAssignment(NamedTuple):
 class MemberAssignments(NamedTuple):
     """The partitions of a member in the group's generation.
 
-    `unsettled`: the assignment may change soon, because another member may be gone, or this one was given up and has
-    to join again.
+    `unsettled`: the assignment may change soon, because another member may be gone, or this one was removed and has to
+    join again.
     """
 
     generation: int
@@ -285,7 +279,7 @@ class MemberAssignments(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The request is carried out durably, and has nothing else to return."""
+    """The request is complete and durable, and has nothing else to return."""
 
 
 Result: TypeAlias = Outcome | State | Leased | SessionOpened | NameOpened | Joined | MemberAssignments | Done | Error

@@ -1,14 +1,14 @@
 """Named producers: each name has one holder, and a last committed number
 
-Opening a name raises its producer epoch, fences the former holder and aborts that one's attempts. A number at or below
-the last committed one counts as committed. So a name has one commit at a time.
+Opening a name raises its producer epoch, fences the former holder and aborts its attempts. A number at or below the
+last committed one counts as committed. So a name has one commit at a time.
 
 Several sessions may write for one number: each is a participant, with a transaction of its own. Opening the name does
 not abort these. The commit of the number names the participants that win, and the other participants of numbers up to
 it abort.
 
 Numbers of a deleted name may still count as finished, as long as outcomes are remembered: no participant of them can
-begin. So a late participant gets an error, and leaves no transaction open that nobody would end.
+begin. So a late participant gets an error, instead of leaving a transaction open forever.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class NamedProducers:
             _remove(self._participants, transaction.participant_of[0], transaction)
 
     def refusal(self, sequence: ProducerSequence) -> Error | None:
-        """Why a holder can't commit a number, or a participant can't begin; None if it can."""
+        """Refuse a number that is already committed (a duplicate), or a holder that was fenced; None: it may commit.
+
+        For a participant: why it can't begin.
+        """
         name, number, epoch = sequence
         state = self._states.get(name)
         if sequence.is_participant:
@@ -125,7 +128,7 @@ class NamedProducers:
         state.group = group
 
     def repeat(self, group: int, names: tuple[str, ...]) -> None:
-        """Before a group is deleted from the log, write what only it says to other entries."""
+        """Before a group is deleted from the log, write numbers that only it has to other entries."""
         for name in names:
             state = self._states.get(name)
             if state is not None and state.group == group:

@@ -80,17 +80,17 @@ class TransactionRequests:
             reason = "an operator aborted it" if operator else "its client aborted it"
             self._completion.abort(transaction, reason, known, by_marker=not operator)
             if not operator and transaction.finished and (transaction.session and transaction.session.name) != name:
-                self._give_up(transaction)
+                self._abandon(transaction)
         else:
             self._completion.answer_if_due(transaction)
 
-    def _give_up(self, aborted: TransactionState) -> None:
-        """A session aborted another one's participant, so it gives up the number: abort all its open participants."""
+    def _abandon(self, aborted: TransactionState) -> None:
+        """A session that aborts another one's participant abandons the number: abort all its open participants."""
         for other in (
             self._producers.participants(aborted.participant_of[0]) if aborted.participant_of is not None else ()
         ):
             if other.participant_of == aborted.participant_of and other.state is State.OPEN and other.parent is None:
-                self._completion.abort(other, "its number was given up")
+                self._completion.abort(other, "its number was abandoned")
 
     def query(self, name: str, request: int, txn: TxnId) -> None:
         """Answer with a transaction's outcome, or with its state."""

@@ -17,7 +17,7 @@ from txnbuffer.coordinator.transaction import GroupRecord
 
 
 class OutcomeRetention:
-    """Raises the low-water mark, and deletes from the decision log what nobody needs any more."""
+    """Raises the low-water mark, and deletes obsolete keys from the decision log."""
 
     def __init__(
         self, core: Core, producers: NamedProducers, consumer_groups: ConsumerGroups, history: History

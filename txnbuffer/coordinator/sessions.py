@@ -50,7 +50,7 @@ class Sessions:
         self._next_id = next_id
         self._outstanding = 0
         self.used_unleased = BitMap64()
-        """Ids above all leases that have ended nevertheless: a client used them without a lease."""
+        """Ids above all leases that have ended: a client used them without a lease."""
 
     def get(self, name: str) -> Session | None:
         return self._sessions.get(name)
@@ -258,7 +258,7 @@ class Sessions:
         if retirement.block is not None:
             self.reduce(retirement.block, len(retirement.ids))
         for waiter, txn in retirement.waiters:
-            core.answer_outcome(waiter, txn, Outcome.ABORT, "its id was given back")
+            core.answer_outcome(waiter, txn, Outcome.ABORT, "its id was returned unused")
 
     def _retire(self, block: Block, first: int, last: int) -> None:
         ids = self._unended(first, last)
@@ -335,7 +335,7 @@ class WritePermission:
         if block.session.name != name:
             return _foreign(txn)
         if self._sessions.retirement(least) is not None:
-            return TransactionAborted(txn, "its id was given back")
+            return TransactionAborted(txn, "its id was returned unused")
         return None
 
 

@@ -178,7 +178,7 @@ MAX_OWNERS = 1000
 ENTRY_BYTES = 2048
 """The bytes of an `owner` entry without its list, with an address and a name."""
 SKIP_BITS = 24
-"""An owner skips up to one part in 2**24 of the ids that are left: after as many owners three fifths are."""
+"""An owner skips up to 1 / 2**24 of the remaining ids: after 2**24 owners, three fifths remain."""
 
 
 class Acquisition:

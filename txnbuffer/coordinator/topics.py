@@ -4,8 +4,8 @@ The owner of a topic follows it before its first transactional record.
 
 A buffer queries the outcome of transactions that are ongoing in its topic. A marker is the answer: an ABORT marker if
 the ABORT is durable, if a durable COMMIT does not name the topic, or if the transaction is settled; then the topic has
-its marker already, and that one comes first. Undecided transactions get no answer, but a timeout from then on. Each
-answer is given once, and none if the marker is on its way, since a slow buffer repeats its query.
+its marker already, which comes first. An undecided transaction gets no answer, but its timeout starts. Each answer is
+given once, and none if the marker is already being written, since a slow buffer repeats its query.
 """
 
 from __future__ import annotations
@@ -111,4 +111,4 @@ class OutcomeQueries:
         transaction = self._sessions.start(txn, block, self._core.config.transaction_timeout)
         if block is None:
             self._sessions.used_unleased.add(txn.least)
-            self._completion.abort(transaction, "nobody leased its id", (topic,))
+            self._completion.abort(transaction, "its id was never leased", (topic,))

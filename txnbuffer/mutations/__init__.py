@@ -1,12 +1,19 @@
-"""The visible mutations of a topic for any number of readers, pure: snapshots in memory, cursors, backfills."""
+"""The visible mutations of a topic for any number of readers: snapshots in memory, cursors, backfills; pure"""
 
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.cursor import Cursor, CursorSnapshotEnd, Item, Slice, SnapshotStart
 from txnbuffer.mutations.index import IndexColumns, SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
-from txnbuffer.mutations.manager import Effect, MutationManager, ReadLog, StopReading, Wake
+from txnbuffer.mutations.manager import (
+    CursorStatistics,
+    Effect,
+    ManagerStatistics,
+    MutationManager,
+    ReadLog,
+    StopReading,
+    Wake,
+)
 from txnbuffer.mutations.memory import MemoryBudget, Recovery
 from txnbuffer.mutations.snapshot import MemoryAccount
-from txnbuffer.mutations.statistics import CursorStatistics, ManagerStatistics
 
 __all__ = [
     "Cursor",

@@ -10,7 +10,7 @@ import numpy as np
 
 from broker_io.batch import NO_TIME, Batch, Blobs, Labels, Message, Numbers, PropertyColumn, Which
 from broker_io.position import Int64s, Position, Positions
-from txnbuffer.columns import used
+from txnbuffer.protocol import used
 
 BATCH_BYTES = 1600
 """Bytes of the objects around the columns of one batch."""
@@ -20,9 +20,9 @@ TEXT_BYTES = 56
 
 
 class Mutation(NamedTuple):
-    """One visible record with its seqno. `key` None: it has none; `value` None: the key is deleted.
+    """One visible record with its seqno. `key` None: no key; `value` None: the key is deleted.
 
-    Times are in milliseconds since 1970, the event time 0 where there is none.
+    Times are in milliseconds since 1970; event time 0: none.
     """
 
     seqno: int
@@ -100,7 +100,7 @@ class MutationBatch:
         )
 
     def owned(self) -> MutationBatch:
-        """The same mutations in memory of their own, so that they keep no larger buffer alive."""
+        """A copy of the mutations that keeps no larger buffer alive."""
         messages = self.messages
         properties = {name: _owned_property(column) for name, column in messages.properties.items()}
         times = messages.event_times
@@ -117,7 +117,7 @@ class MutationBatch:
         )
 
     def nbytes(self) -> int:
-        """Bytes of memory that these columns take if they are `owned`."""
+        """Bytes of memory of these columns if they are `owned`."""
         messages = self.messages
         total = BATCH_BYTES + self.seqnos.nbytes + self.publish_times.nbytes
         total += 3 * self.positions.entries.nbytes + _blob_bytes(messages.keys) + _blob_bytes(messages.values)
@@ -126,14 +126,14 @@ class MutationBatch:
         return total + sum(_property_bytes(column) for column in messages.properties.values())
 
     def fitting(self, start: int, limit: int, max_bytes: int) -> int:
-        """How many rows from `start` on hold at most `max_bytes` of keys and values: 0 to `limit`."""
+        """The number of rows from `start` on, at most `limit`, with at most `max_bytes` bytes of keys and values."""
         keys, values = self.messages.keys.offsets, self.messages.values.offsets
         ends = keys[start + 1 : start + limit + 1].astype(np.int64) + values[start + 1 : start + limit + 1]
         room = max_bytes + int(keys[start]) + int(values[start])
         return int(np.searchsorted(ends, room, side="right"))
 
     def parts(self, max_bytes: int) -> Iterator[MutationBatch]:
-        """The same mutations in runs with keys and values of at most `max_bytes`, but for single ones."""
+        """Slices with at most `max_bytes` bytes of keys and values; a larger mutation is a slice of its own."""
         if self.payload() <= max_bytes:
             yield self
             return
@@ -179,4 +179,4 @@ def _property_bytes(column: PropertyColumn) -> int:
         return PROPERTY_BYTES + column.codes.nbytes + sum(TEXT_BYTES + len(text) for text in column.values)
     if isinstance(column, Numbers):
         return PROPERTY_BYTES + column.values.nbytes + (0 if column.present is None else column.present.nbytes)
-    raise TypeError(f"{type(column).__name__} is not a type of columns that mutations can own")
+    raise TypeError(f"{type(column).__name__} is not a property column of mutations")

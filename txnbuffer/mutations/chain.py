@@ -1,11 +1,11 @@
 """The chain of a topic's snapshots in memory, oldest first, each following its predecessor without a gap.
 
 - The newest snapshot is open: mutations are queued there, and a newer mutation of a key replaces the older one.
-- When a cursor enters an open snapshot that has mutations, it is closed and a new one opens. Cursors wait in an empty
-  one: the next mutations close it at once, and all its cursors begin it.
+- When a cursor enters an open snapshot with mutations, the snapshot is closed and a new one is opened. Cursors wait in
+  an empty one: the next mutations close it at once, and all its cursors begin it.
 - The oldest snapshot is freed as soon as it has no cursor.
-- Two closed neighbours without cursors collapse into one, which keeps the newest mutation of each key,
-  unless it would be larger than `limit` bytes.
+- Two adjacent closed snapshots without cursors collapse into one, which keeps the newest mutation of each key, unless
+  it would be larger than `limit` bytes.
 - A snapshot may be evicted: it keeps its place and its range, and its mutations are read from the log.
 
 One thread owns all snapshots of a topic, so collapsing two needs no lock.
@@ -22,7 +22,7 @@ from txnbuffer.mutations.snapshot import MemoryAccount, MutationSnapshot
 
 @dataclass(slots=True)
 class ChainCounters:
-    """Since the chain began: mutations queued, and how they went again."""
+    """Counts since the start of the chain: mutations queued, and removed for each reason."""
 
     queued: int = 0
     deduplicated: int = 0
@@ -36,7 +36,7 @@ class ChainCounters:
 
 
 class Chain:
-    """`high` is the last seqno queued. `limit`: an open snapshot of so many bytes is closed; a soft bound."""
+    """The snapshots of a topic. `high`: last seqno queued. `limit`: bytes at which an open snapshot is closed."""
 
     __slots__ = ("account", "counters", "leaving", "limit", "oldest", "open")
 
@@ -58,7 +58,7 @@ class Chain:
         return self.open.end
 
     def append(self, rows: MutationBatch) -> bool:
-        """Queue mutations that follow `high`; whether cursors waited for them."""
+        """Queue mutations that follow `high`; returns whether cursors waited for them."""
         if self.open.rows and self.open.bytes >= self.limit:
             self.settle(self.close())
         waited_for = self.open.pins > 0 or self.open.persistence
@@ -69,7 +69,7 @@ class Chain:
         return waited_for
 
     def close(self) -> MutationSnapshot:
-        """Close the open snapshot, which has mutations, and open another one; the closed one."""
+        """Close the open snapshot, which must have mutations, and open another one; returns the closed one."""
         closed = self.open
         closed.seal()
         closed.closed = True
@@ -81,7 +81,7 @@ class Chain:
     # Cursors
 
     def pin(self, snapshot: MutationSnapshot) -> None:
-        """A cursor enters a snapshot: nothing more is taken into it."""
+        """A cursor enters a snapshot; mutations are no longer added to it."""
         if snapshot is self.open and snapshot.rows:
             self.close()
         if snapshot.closed:
@@ -94,17 +94,17 @@ class Chain:
         self.settle(snapshot)
 
     def find(self, seqno: int) -> MutationSnapshot | None:
-        """The snapshot in whose range a seqno lies, or None if it lies before the oldest one; the open one if above."""
+        """The snapshot whose range has the seqno; None if it is before the oldest, the open one if it is after all."""
         if seqno < self.oldest.start:
             return None
-        snapshot = self.open  # from the newest on, as most who ask are nearly up to date
+        snapshot = self.open  # from the newest on, as most cursors are nearly up to date
         while snapshot.start > seqno and snapshot.older is not None:
             snapshot = snapshot.older
         return snapshot
 
     def place(self, after: int, floor: int) -> tuple[int, MutationSnapshot]:
-        """The snapshot where a cursor goes on in memory that has all up to `after`, and up to which seqno it has
-        to read the log before, `after` if it need not. What it reads first must not end below `floor`.
+        """Where a cursor with all mutations up to `after` continues: the seqno up to which it must first read the log
+        (`after` if it need not), and the snapshot in memory. The first snapshot that it reads ends at or above `floor`.
         """
         snapshot = self.find(after + 1) or self.oldest
         passed = snapshot.rows > 0 and after == snapshot.end
@@ -119,10 +119,10 @@ class Chain:
             snapshot = self.open
         return max(last, snapshot.freed), snapshot
 
-    # What becomes of snapshots without cursors
+    # Snapshots without cursors
 
     def settle(self, snapshot: MutationSnapshot) -> None:
-        """A snapshot was closed or lost a cursor: free what nobody needs, take neighbours together."""
+        """Called when a snapshot was closed or lost a cursor: free unused snapshots, collapse adjacent ones."""
         self.free()
         if not snapshot.linked or snapshot is self.open:
             return
@@ -132,7 +132,7 @@ class Chain:
             self._collapse(snapshot.older, snapshot, self.limit)
 
     def free(self) -> None:
-        """Let go of the oldest snapshots that no cursor needs, and of what all cursors in the next have passed."""
+        """Free the oldest snapshots that no cursor needs, and what all cursors in the next one have passed."""
         oldest = self.oldest
         while oldest is not self.open and not oldest.pins and not oldest.persistence and oldest.newer is not None:
             self.oldest = oldest.newer
@@ -144,13 +144,13 @@ class Chain:
             self.expel(oldest.end)
 
     def expel(self, upto: int) -> None:
-        """Let go of the chunks of the oldest snapshot that hold nothing above a seqno."""
+        """Free the chunks of the oldest snapshot without mutations above `upto`."""
         before = self.oldest.bytes
         self.counters.items_expelled += self.oldest.free_head(upto)
         self.counters.bytes_expelled += before - self.oldest.bytes
 
     def collapse_all(self) -> None:
-        """Take together what may be, also where only the mutations replaced by it keep it below `limit`."""
+        """Collapse adjacent snapshots wherever possible, also if only replaced mutations keep them below `limit`."""
         snapshot = self.oldest
         while snapshot.newer is not None:
             newer = snapshot.newer
@@ -158,15 +158,15 @@ class Chain:
                 snapshot = newer
 
     def drop_indexes(self) -> None:
-        """Let go of what closed snapshots keep to be collapsed faster."""
+        """Free the indexes of closed snapshots, which make collapsing faster."""
         for snapshot in self:
             if snapshot.closed:
                 snapshot.seal()
 
     def evict(self, goal: int) -> None:
-        """Evict snapshots without cursors, the newest first, until so many bytes are won.
+        """Evict snapshots without cursors, the newest first, until `goal` bytes are freed.
 
-        The newest is what cursors that are behind need last. The open one, which is closed for it, comes at the end.
+        Slow cursors need the newest last. The open one is closed and evicted at the end.
         """
         target = self.account.bytes - goal
         snapshot = self.open.older

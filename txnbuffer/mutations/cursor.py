@@ -1,14 +1,14 @@
 """Cursors: each reads the mutations of a topic in order, snapshot by snapshot, from memory or from the log.
 
 A cursor is in a snapshot in memory, or reads from its own backfill, or both: while it is older than what memory holds,
-it keeps its place there and reads the log up to that place. If the place is dropped meanwhile, to free memory, it looks
-for another one when the backfill ends, and so on until memory has all that is missing.
+it keeps its place there and reads the log up to that place. If the place is dropped meanwhile to free memory, it finds
+another one when the backfill ends, until memory has all missing mutations.
 
 A backfill is a capped queue of snapshots, made from the mutations that the log returns. Its range may become several
-snapshots. Each holds every key once, as of its end, so it is returned only when its end is known: when the range ends,
-or when it holds half of the queue's cap. The log is read on demand, one request at a time, and only while there is
-room: a queue holds at most `cap` bytes and one answer. Only a snapshot with a given end (the rest of one that the
-reader holds in part) is completed whatever its size.
+snapshots. Each has every key once, as of its end, so it is returned only when its end is known: when the range ends, or
+when it has half of the queue's cap. The log is read on demand, one request at a time, and only while there is room: a
+queue has at most `cap` bytes and one answer. Only a snapshot with a given end (the rest of one that the reader has in
+part) is completed whatever its size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from txnbuffer.mutations.snapshot import Chunk, MemoryAccount, MutationSnapshot
 
 
 class Backfill:
-    """Seqnos `next` to `last` are still to come; no snapshot ends below `floor`.
+    """Mutations read from the log for one cursor: `next` to `last` are to come; no snapshot ends below `floor`.
 
-    `ticket` is that of the request under way, None if there is none. `items` were read so far.
+    `ticket` is that of the pending request, None if there is none. `items` is the number of mutations read so far.
     """
 
     __slots__ = ("_account", "_building", "_leaving", "_ready", "cap", "floor", "items", "last", "next", "ticket")
@@ -54,18 +54,18 @@ class Backfill:
 
     @property
     def bytes(self) -> int:
-        """What is held and not yet taken."""
+        """Bytes read and not taken yet."""
         building = 0 if self._building is None else self._building.bytes
         return building + sum(snapshot.bytes for snapshot in self._ready)
 
     @property
     def rows(self) -> int:
-        """How many mutations are held and not yet taken."""
+        """The number of mutations read and not taken yet."""
         building = 0 if self._building is None else self._building.rows
         return building + sum(snapshot.rows for snapshot in self._ready)
 
     def wanted(self) -> int:
-        """How many bytes to ask the log for now, 0 if none."""
+        """Bytes to request from the log now, 0 if none."""
         if self.ticket is not None or self.next > self.last:
             return 0
         room = self.cap - self.bytes
@@ -74,7 +74,7 @@ class Backfill:
         return 0 if self._ready else max(1, self.cap // 2)
 
     def feed(self, rows: MutationBatch) -> int:
-        """Take an answer: mutations from `next` on, none above `last`; how many of them were replaced."""
+        """Add an answer: mutations from `next` on, none above `last`; returns how many were replaced."""
         if self._building is None:
             self._building = MutationSnapshot(self.next, self._account, self._leaving)
         building = self._building
@@ -89,11 +89,11 @@ class Backfill:
         return replaced
 
     def pop(self) -> MutationSnapshot | None:
-        """The next snapshot, None if there is none yet; the caller frees it."""
+        """The next snapshot, None if there is none yet; the caller must free it."""
         return self._ready.popleft() if self._ready else None
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free all memory."""
         for snapshot in self._ready:
             snapshot.free()
         self._ready.clear()
@@ -106,7 +106,7 @@ UNLIMITED = 2**62
 
 
 class SnapshotStart(NamedTuple):
-    """What follows, up to the end, holds each key once, with its newest mutation of the seqnos `start` to `end`."""
+    """A snapshot begins: until its end, each key occurs once, with its newest mutation of seqnos `start` to `end`."""
 
     start: int
     end: int
@@ -122,10 +122,10 @@ Item: TypeAlias = SnapshotStart | Mutation | CursorSnapshotEnd
 
 
 class Slice(NamedTuple):
-    """Mutations of the snapshot `start` to `end`, the first of it if it `begins`, the last of it if it `ends`.
+    """Mutations of the snapshot `start` to `end`; `begins`: they are its first, `ends`: its last.
 
-    The memory of `rows` is the manager's until the next `take`. There is at least one row, but after `next()`
-    gave the last mutation of a snapshot and not its end.
+    The manager may reuse the memory of `rows` after the next `take`. There is at least one row, unless `next()` has
+    returned the last mutation of a snapshot and not its end.
     """
 
     start: int
@@ -136,7 +136,7 @@ class Slice(NamedTuple):
 
 
 class CursorManager(Protocol):
-    """What a cursor needs of the manager that made it."""
+    """The methods of the manager that cursors call."""
 
     @property
     def chain(self) -> Chain: ...
@@ -144,19 +144,19 @@ class CursorManager(Protocol):
     def new_backfill(self, first: int, last: int, floor: int) -> Backfill: ...
 
     def demand(self, cursor: Cursor, backfill: Backfill) -> None:
-        """Ask the log for what there is room for."""
+        """Request from the log what the backfill has room for."""
 
     def end_backfill(self, backfill: Backfill) -> None:
-        """Stop reading for a backfill that nobody reads from any more."""
+        """Stop reading for a backfill that is no longer used."""
 
     def forget(self, cursor: Cursor) -> None:
         """Release a cursor that was closed."""
 
 
 class Cursor:
-    """Hands out the mutations above `after`, which moves with it.
+    """Returns the mutations above `after`, in order; `after` advances with them.
 
-    Made by `MutationManager.register`. `end`: it is `finished` with the snapshot that holds that seqno.
+    Made by `MutationManager.register`. It is `finished` after the snapshot that contains the seqno `end`.
     """
 
     __slots__ = (
@@ -184,20 +184,20 @@ class Cursor:
         self._handed: list[Chunk] = []
         self._pending: Slice | None = None
 
-    # What its reader uses
+    # Called by its reader
 
     @property
     def finished(self) -> bool:
-        """Whether it will never give anything again, having come to its end, or being closed."""
+        """Whether it has reached its end or was closed, so that it returns no more mutations."""
         return not self.registered or (self._pending is None and self._complete)
 
     @property
     def snapshot(self) -> tuple[int, int] | None:
-        """Start and end of the snapshot that was begun and not completed, None between two."""
+        """Start and end of the snapshot that has begun and is not complete; None between snapshots."""
         return self._range
 
     def has_next(self) -> bool:
-        """Whether `next` and `take` would give something. Asking makes a backfill go on. Raises as `take`."""
+        """Whether `next` and `take` would return something; continues a backfill. Raises as `take`."""
         if self._pending is not None or self._advance(enter=False):
             return True
         if self.error is not None:
@@ -227,10 +227,10 @@ class Cursor:
         return next(iter(rows.take(slice(0, 1))))
 
     def take(self, limit: int, max_bytes: int = UNLIMITED) -> list[Slice]:
-        """The next mutations, at most `limit`, and with keys and values of at most `max_bytes`, but for one.
+        """The next mutations: at most `limit`, with at most `max_bytes` bytes of keys and values, or a single one.
 
-        Empty if there are none yet: a `Wake` follows when there are. What the call before gave may be reused.
-        Once `MutationManager.backfill_failed` was called, it always raises that error.
+        Empty if there are none yet; a `Wake` follows when there are. Memory of the previous result may be reused.
+        After `MutationManager.backfill_failed` it always raises that error.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1 mutation, got {limit}")
@@ -253,14 +253,14 @@ class Cursor:
         return slices
 
     def close(self) -> None:
-        """Give up the place; closing again changes nothing."""
+        """Release all memory; may be called again."""
         if self.registered:
             self.registered = False
             self._pending = None
             self._give_back()
             self._manager.forget(self)
 
-    # What the manager uses
+    # Called by the manager
 
     def enter(self) -> None:
         """Take a place."""
@@ -269,11 +269,11 @@ class Cursor:
 
     @property
     def reading(self) -> MutationSnapshot | None:
-        """The snapshot in the middle of which it is, in memory or its own."""
+        """The snapshot that it has begun and not completed, in memory or in its backfill."""
         return self._reading
 
     def drop(self) -> bool:
-        """Give up the place in memory and read the log instead, when more is asked for; whether there was one."""
+        """Release the place in memory and read the log on the next request; returns whether it had a place."""
         pin = self.pin
         if pin is None:
             return False
@@ -287,7 +287,7 @@ class Cursor:
         return True
 
     def release(self) -> None:
-        """Let go of the place in memory and of the backfill."""
+        """Release the place in memory and the backfill."""
         if self._reading is not None and self._reading is not self.pin:
             self._reading.free()
         self._reading = None
@@ -303,7 +303,7 @@ class Cursor:
         return self.end is not None and self.after >= max(self.end, self.floor) and self._range is None
 
     def _advance(self, *, enter: bool) -> bool:
-        """Come to where the next mutation is; whether there is one. An open snapshot is closed only to `enter`."""
+        """Move to the next mutation; returns whether there is one. Only `enter` closes an open snapshot."""
         while self._reading is None:
             if not self.registered or self._complete:
                 return False
@@ -317,7 +317,7 @@ class Cursor:
         return True
 
     def _from_backfill(self, backfill: Backfill) -> bool:
-        """Whether to go on, rather than wait for the log."""
+        """Whether to continue; False: wait for the log."""
         snapshot = backfill.pop()
         if snapshot is not None:
             self._read(snapshot)
@@ -330,7 +330,7 @@ class Cursor:
         return True
 
     def _from_memory(self, pin: MutationSnapshot, enter: bool) -> bool:
-        """Whether to go on, rather than stay: in an empty open snapshot, or before one that is not to be closed."""
+        """Whether to continue; False: stay in an empty open snapshot, or before one that must not be closed."""
         if self.after < pin.end:
             self._read(pin)
             return True
@@ -346,7 +346,7 @@ class Cursor:
         return False
 
     def _place(self) -> None:
-        """Find a place in memory, and read the log up to there if something is missing before it."""
+        """Find a place in memory, and read the log up to it if mutations are missing before it."""
         last, place = self._manager.chain.place(self.after, self.floor)
         if self.end is not None:
             last = min(last, max(self.end, self.floor))
@@ -383,7 +383,7 @@ class Cursor:
         self._chunk, self._row = snapshot.find(self.after)
 
     def _fitting(self, snapshot: MutationSnapshot, limit: int, max_bytes: int) -> int:
-        """How many mutations to take from the chunk where it is."""
+        """The number of mutations to take from the current chunk."""
         chunk = snapshot.chunks[self._chunk - snapshot.base]
         count = min(limit, len(chunk.rows) - self._row)
         return count if max_bytes >= chunk.bytes else chunk.rows.fitting(self._row, count, max_bytes)
@@ -412,7 +412,7 @@ class Cursor:
         return Slice(start, end, begins, False, rows)
 
     def _finish(self, snapshot: MutationSnapshot) -> None:
-        """The snapshot is complete: hold nothing that is not needed, and close no open snapshot for it."""
+        """The snapshot is complete: release what is not needed, without closing an open snapshot."""
         self._reading = None
         self._range = None
         self.floor = 0

@@ -1,8 +1,8 @@
-"""The index of mutation snapshots: where in the log a backfill from a seqno begins.
+"""The index of mutation snapshots: the position in the log where a backfill from a seqno begins.
 
-The persistence cursor adds an entry for each snapshot that it passes; the buffer's snapshot stores them. A seqno that
-no entry covers is between two entries or above the last one. The index is capped: beyond `cap` entries the oldest half
-is merged in pairs, so that old seqnos are found less exactly than recent ones.
+The persistence cursor adds an entry for each snapshot that it passes; the buffer's snapshot stores them. A seqno
+without an entry is between two entries or above the last one. The index is capped: beyond `cap` entries the oldest half
+is merged in pairs, so old seqnos are found less exactly than recent ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CAP = 4096
 
 
 class SnapshotIndexEntry(NamedTuple):
-    """A snapshot of the mutations `start` to `end`; `rows` of them stood in it.
+    """A snapshot of the mutations `start` to `end`; it had `rows` mutations.
 
     `first` and `last` are the positions of the mutations numbered `start` and `end`.
     """
@@ -66,7 +66,7 @@ class SnapshotIndex:
 
     @classmethod
     def of(cls, columns: IndexColumns, cap: int = CAP) -> SnapshotIndex:
-        """The index whose `columns()` these were. Raises ValueError if they are none."""
+        """The index with these `columns()`. Raises ValueError if they are invalid."""
         index = cls(cap)
         rows = (columns.starts.tolist(), columns.ends.tolist(), columns.firsts, columns.lasts, columns.rows.tolist())
         for entry in map(SnapshotIndexEntry, *rows):
@@ -90,7 +90,7 @@ class SnapshotIndex:
         return len(self._entries)
 
     def add(self, entry: SnapshotIndexEntry) -> None:
-        """Add an entry above all that are in. Raises ValueError if it is not, or makes no sense."""
+        """Add an entry above all others. Raises ValueError if it is not above them, or invalid."""
         if self._entries and entry.start <= self._entries[-1].end:
             raise ValueError(
                 f"snapshot {entry.start} to {entry.end} does not follow {self._entries[-1].end}, the end of the index"
@@ -106,7 +106,7 @@ class SnapshotIndex:
             self._entries[: len(old)] = [_together(first, second) for first, second in pairs]
 
     def anchor(self, seqno: int) -> SnapshotAnchor | None:
-        """The highest mutation at or below a seqno whose position is known, None if there is none."""
+        """The highest mutation at or below `seqno` with a known position; None if there is none."""
         at = bisect_right(self._entries, seqno, key=_start)
         if not at:
             return None
@@ -114,7 +114,7 @@ class SnapshotIndex:
         return SnapshotAnchor(entry.end, entry.last) if entry.end <= seqno else SnapshotAnchor(entry.start, entry.first)
 
     def trim(self, first_seqno: int) -> None:
-        """The log begins with a seqno: forget entries that begin below it, whose first position is gone."""
+        """Remove entries that begin below `first_seqno`, the start of the log; their first position was trimmed."""
         del self._entries[: bisect_right(self._entries, first_seqno - 1, key=_start)]
 
 

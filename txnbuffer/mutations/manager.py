@@ -1,8 +1,9 @@
-"""The mutation manager of one topic: its visible mutations for any number of cursors, in order and without repeats.
+"""The mutation manager of one topic, which gives its visible mutations to any number of cursors, and its statistics.
 
-Mutations are queued once. Snapshots in memory serve cursors that are nearly up to date; the others read the log. The
-manager has neither clock nor input or output: `take_effects` returns the reads of the log that it requests and the
-cursors to wake, and `backfilled` takes the answers. One thread owns it.
+A cursor gets the mutations in order and without repeats. Mutations are queued once. Snapshots in memory serve cursors
+that are nearly up to date; the others read the log. The manager has neither clock nor input or output: `take_effects`
+returns the reads of the log that it requests and the cursors to wake, and `backfilled` takes the answers. One thread
+owns it.
 
 The persistence cursor is part of it and never dropped: `persist` moves it through all snapshots and adds them to the
 index, by which a backfill finds its place in the log. It needs the bounds of snapshots, not their mutations, so it
@@ -18,16 +19,107 @@ from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.mutations.chain import Chain
 from txnbuffer.mutations.cursor import Backfill, Cursor
 from txnbuffer.mutations.index import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
-from txnbuffer.mutations.snapshot import MemoryAccount
-from txnbuffer.mutations.statistics import PERSISTENCE, CursorStatistics, ManagerStatistics, of_cursor, of_persistence
+from txnbuffer.mutations.snapshot import MemoryAccount, MutationSnapshot
+
+PERSISTENCE = "persistence"
+"""The name of the persistence cursor in statistics; other cursors can't use it."""
+
+
+class CursorStatistics(NamedTuple):
+    """Statistics of one cursor.
+
+    `snapshot_start`: start of the snapshot in memory where it has its place, None without one. `last_read_seqno`: it
+    has returned everything up to it. `items_remaining`: mutations still to come; those in the log are counted by their
+    seqnos, so this is an upper bound. `backfill_items`: mutations read in the current backfill; `backfill_held` of
+    them, in `backfill_bytes` bytes, are not taken yet. `drops`: how often it lost its place.
+    """
+
+    name: str
+    snapshot_start: int | None
+    last_read_seqno: int
+    end_seqno: int | None
+    items_sent: int
+    items_remaining: int
+    waiting: bool = False
+    drops: int = 0
+    backfilling: bool = False
+    backfill_items: int = 0
+    backfill_held: int = 0
+    backfill_bytes: int = 0
+
+
+class ManagerStatistics(NamedTuple):
+    """Statistics of a topic's manager: bytes and items are those in memory; counts from `queued` on are totals."""
+
+    high_seqno: int
+    open_snapshot_start: int
+    snapshots: int
+    items: int
+    memory_bytes: int
+    index_bytes: int
+    backfill_bytes: int
+    leaving_bytes: int
+    cursors: int
+    index_entries: int
+    queued: int
+    deduplicated: int
+    snapshots_removed: int
+    snapshots_collapsed: int
+    snapshots_evicted: int
+    items_expelled: int
+    bytes_removed: int
+    bytes_expelled: int
+    bytes_evicted: int
+    cursors_dropped: int
+
+
+def of_persistence(place: MutationSnapshot) -> CursorStatistics:
+    """Statistics of the persistence cursor: it has passed all snapshots before its own, and returns no items."""
+    return CursorStatistics(PERSISTENCE, place.start, place.start - 1, None, 0, _from(place, place.start - 1))
+
+
+def of_cursor(cursor: Cursor, high: int) -> CursorStatistics:
+    backfill = cursor.backfill
+    return CursorStatistics(
+        cursor.name,
+        None if cursor.pin is None else cursor.pin.start,
+        cursor.after,
+        cursor.end,
+        cursor.items_sent,
+        _remaining(cursor, high),
+        cursor.waiting,
+        cursor.drops,
+        *(() if backfill is None else (True, backfill.items, backfill.rows, backfill.bytes)),
+    )
+
+
+def _remaining(cursor: Cursor, high: int) -> int:
+    reading, backfill, pin = cursor.reading, cursor.backfill, cursor.pin
+    after, items = cursor.after, 0
+    if reading is not None and reading is not pin:
+        items += reading.rows_above(after)
+        after = reading.end
+    if backfill is not None:
+        items += backfill.rows + backfill.last - backfill.next + 1
+        after = backfill.last
+    return items + (high - after if pin is None else _from(pin, after))
+
+
+def _from(snapshot: MutationSnapshot | None, after: int) -> int:
+    """The number of mutations above `after`, from a snapshot on."""
+    items = 0
+    while snapshot is not None:
+        items += snapshot.rows_above(after)
+        snapshot = snapshot.newer
+    return items
 
 
 class ReadLog(NamedTuple):
     """Read the visible mutations from `first` on, up to `last`, and answer with `backfilled(ticket, ...)`.
 
-    The answer holds those from `first` on without a gap, at least one, with keys and values of about
-    `max_bytes` together; the rest is asked for when there is room. `anchor` is where reading can begin if
-    nothing nearer is known, None for the beginning of the log. Whoever reads may let requests wait.
+    The answer has those from `first` on without a gap, at least one, with keys and values of about `max_bytes`
+    together; the rest is requested when there is room. Reading can begin at `anchor` if no nearer position is known;
+    None: at the beginning of the log. Requests may be answered later, in any order.
     """
 
     ticket: int
@@ -45,7 +137,7 @@ class StopReading(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A cursor that had nothing to give has something now, or has failed."""
+    """A cursor that had no mutations now has some, or has failed."""
 
     cursor: str
 
@@ -58,11 +150,10 @@ BACKFILL_BYTES = 16 * 1024 * 1024
 
 
 class MutationManager:
-    """Mutations up to `high` are in the log and none in memory yet; those below `first_seqno` are gone.
+    """The manager of one topic. At its start mutations `first_seqno` to `high` are in the log, and none in memory.
 
-    `max_snapshot_bytes` and `backfill_bytes` (for each cursor) are soft: one batch may go beyond. The
-    second has to be twice the first, so that what is left of a snapshot always fits. Bytes are added to
-    `account`.
+    `max_snapshot_bytes` and `backfill_bytes` (for each cursor) are soft limits, which one batch may exceed. The
+    second must be twice the first, so that the rest of a snapshot always fits. Bytes are added to `account`.
     """
 
     def __init__(
@@ -98,7 +189,7 @@ class MutationManager:
     # Inputs
 
     def queue_many(self, rows: MutationBatch) -> None:
-        """Queue mutations that follow `high` without a gap. Raises SeqnoGap, and queues none, if they do not."""
+        """Queue mutations that follow `high` without a gap. Otherwise raises SeqnoGap, and queues none."""
         if not len(rows):
             return
         if rows.first != self.high + 1 or not rows.dense():
@@ -112,10 +203,9 @@ class MutationManager:
     def register(self, name: str, after: int, *, end: int | None = None, snapshot_end: int = 0) -> Cursor:
         """A cursor for a reader that has all mutations up to `after`; it replaces a cursor of the same name.
 
-        `end`: the last seqno wanted; the snapshot that holds it is given whole. `snapshot_end`: the end of the
-        snapshot in the middle of which `after` is, so that the first one given does not end before. Raises
-        InvalidRequest if either lies above `high`, MutationsTrimmed if what follows `after` is gone; 0 asks for
-        whatever there is.
+        `end`: the last seqno wanted; the snapshot that contains it is returned whole. `snapshot_end`: the end of the
+        snapshot that contains `after`; the first one returned does not end before it. `after` 0 starts at the oldest
+        mutation. Raises InvalidRequest if a seqno is above `high`, MutationsTrimmed if the next mutation was trimmed.
         """
         if not 0 <= after <= self.high or snapshot_end > self.high:
             asked = max(after, snapshot_end)
@@ -134,7 +224,7 @@ class MutationManager:
         return cursor
 
     def persist(self) -> list[SnapshotIndexEntry]:
-        """Take the persistence cursor to the end, closing the open snapshot; what this added to the index."""
+        """Move the persistence cursor to the end, closing the open snapshot; the entries added to the index."""
         if self.chain.open.rows:
             self.chain.close()
         added: list[SnapshotIndexEntry] = []
@@ -154,7 +244,7 @@ class MutationManager:
         return added
 
     def trim(self, first_seqno: int) -> None:
-        """The log begins with a seqno: nothing below it can be read any more."""
+        """The log now begins with `first_seqno`; mutations below it can't be read."""
         if first_seqno > self.first_seqno:
             self.first_seqno = first_seqno
             self.index.trim(first_seqno)
@@ -162,7 +252,7 @@ class MutationManager:
     def backfilled(self, ticket: int, rows: MutationBatch) -> None:
         """The answer to a `ReadLog`; it is ignored if no cursor waits for it.
 
-        Raises SeqnoGap, which the cursor then raises too, if the mutations are not those asked for.
+        Raises SeqnoGap, as the cursor does from then on, if the mutations are not those requested.
         """
         cursor = self._requests.pop(ticket, None)
         if cursor is None or cursor.backfill is None:
@@ -180,21 +270,21 @@ class MutationManager:
         self.demand(cursor, backfill)
 
     def backfill_failed(self, ticket: int, error: Exception) -> None:
-        """A `ReadLog` can't be answered: its cursor raises `error` from now on, once it gave what it has."""
+        """A `ReadLog` failed: its cursor raises `error` after the mutations that it has."""
         cursor = self._requests.pop(ticket, None)
         if cursor is not None and cursor.backfill is not None:
             cursor.backfill.ticket = None
             self._fail(cursor, error)
 
     def take_effects(self) -> list[Effect]:
-        """What has to be done since the last call."""
+        """The effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
     # Freeing memory; `account` shows how much was freed
 
     def free_passed(self) -> None:
-        """Let go of what all cursors have passed, and of indexes that only make collapsing faster."""
+        """Free what all cursors have passed, and the indexes that make collapsing faster."""
         chain = self.chain
         inside = [cursor.after for cursor in self.cursors.values() if cursor.pin is chain.oldest]
         if inside:
@@ -202,18 +292,18 @@ class MutationManager:
         chain.drop_indexes()
 
     def collapse(self) -> None:
-        """Take neighbouring snapshots without cursors together wherever that makes one of the usual size."""
+        """Collapse adjacent snapshots without cursors wherever the result is not too large."""
         self.chain.collapse_all()
         self.chain.drop_indexes()
 
     def evict(self, goal: int) -> None:
-        """Let go of mutations that the log has and no cursor is at, until so many bytes are won."""
+        """Evict snapshots that the log has and no cursor is in, until `goal` bytes are freed."""
         self.chain.evict(goal)
 
     def drop_cursors(self, goal: int) -> None:
-        """Send cursors to the log, the slowest first, until so many bytes are won.
+        """Make cursors read the log, the slowest first, until `goal` bytes are freed.
 
-        Never the persistence cursor, and no cursor at or after its position: that would free nothing.
+        The persistence cursor, and cursors at or after its position, are left: dropping them frees nothing.
         """
         memory = self.chain.account
         target = memory.bytes - goal
@@ -225,7 +315,7 @@ class MutationManager:
                 self.drop_cursor(cursor)
 
     def drop_cursor(self, cursor: Cursor) -> None:
-        """Send one cursor to the log; its reader does not notice."""
+        """Make a cursor read the log; its reader does not notice."""
         if cursor.drop():
             self.cursors_dropped += 1
             self._wake(cursor)
@@ -250,7 +340,7 @@ class MutationManager:
         self._effects.append(ReadLog(backfill.ticket, cursor.name, backfill.next, backfill.last, anchor, wanted))
 
     def end_backfill(self, backfill: Backfill) -> None:
-        """Nobody reads from it any more."""
+        """A backfill is no longer used."""
         if backfill.ticket is not None:
             del self._requests[backfill.ticket]
             self._effects.append(StopReading(backfill.ticket))
@@ -265,7 +355,7 @@ class MutationManager:
     # Queries
 
     def anchor(self, seqno: int) -> SnapshotAnchor | None:
-        """The highest mutation known at or below a seqno, where a read that is to reach it can begin."""
+        """The highest mutation at or below `seqno` with a known position, where a read up to `seqno` can begin."""
         snapshot = self.chain.find(seqno)
         if snapshot is not None and snapshot.rows:
             return SnapshotAnchor(snapshot.start, snapshot.first_position)
@@ -299,7 +389,7 @@ class MutationManager:
         )
 
     def cursor_statistics(self) -> list[CursorStatistics]:
-        """Of each cursor, in the order of their registration, the persistence cursor first."""
+        """The statistics of each cursor, in the order of registration, the persistence cursor first."""
         return [of_persistence(self.persistence), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
 
     # Waking cursors

@@ -1,12 +1,12 @@
 """The memory of all managers of a process, kept below a limit.
 
-Above the upper mark memory is freed down to the lower mark. Each means is used for all topics, the largest first,
-before the next one, so that no cursor is sent to the log while a cheaper means would do:
+Above the upper mark memory is freed down to the lower mark. Each step is applied to all topics, the largest first,
+before the next step, so no cursor has to read the log while a cheaper step suffices:
 
 1. free what every cursor has passed, and the indexes that make collapsing faster;
-2. collapse neighbouring snapshots in which newer mutations replace older ones;
+2. collapse adjacent snapshots in which newer mutations replace older ones;
 3. evict mutations that the log has and that no cursor needs next;
-4. send cursors to the log, the slowest first.
+4. make cursors read the log, the slowest first.
 
 Memory that was freed while a reader still refers to it counts as freed.
 """
@@ -30,7 +30,7 @@ Means: TypeAlias = Callable[[MutationManager, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Bytes won by each means; `missing` is what is still to be won to meet the lower mark."""
+    """Bytes freed by each step; `missing` is still to be freed to reach the lower mark."""
 
     passed: int = 0
     collapsed: int = 0
@@ -40,7 +40,7 @@ class Recovery:
 
 
 class MemoryBudget:
-    """`account` sums the bytes of all managers that are made with it; `budget` is their bound in bytes."""
+    """The memory limit of all managers made with `account`, which sums their bytes; `budget` is in bytes."""
 
     __slots__ = ("account", "budget", "lower", "managers", "upper")
 
@@ -54,17 +54,17 @@ class MemoryBudget:
         self.resize(budget)
 
     def resize(self, budget: int) -> None:
-        """Give all managers another bound, and their snapshots the size that fits it."""
+        """Change the budget, and the size of snapshots accordingly."""
         self.budget = budget
         self._fit()
 
     def add(self, topic: str, manager: MutationManager) -> None:
-        """Watch over a manager, which was made with this `account`."""
+        """Add the manager of a topic, which must have been made with this `account`."""
         self.managers[topic] = manager
         self._fit()
 
     def remove(self, topic: str) -> None:
-        """Forget a manager, all of whose cursors were closed."""
+        """Remove a manager whose cursors were all closed."""
         manager = self.managers.pop(topic)
         self.account.add(-manager.account.bytes)
         manager.account.parent = None
@@ -72,17 +72,17 @@ class MemoryBudget:
 
     @property
     def snapshot_bytes(self) -> int:
-        """The size of snapshots at which each topic can have ten of them."""
+        """The size in bytes at which each topic can have ten snapshots."""
         share = self.budget // max(1, len(self.managers)) // SNAPSHOTS_PER_TOPIC
         return min(max(share, MIN_SNAPSHOT_BYTES), MAX_SNAPSHOT_BYTES)
 
     @property
     def pressed(self) -> bool:
-        """Whether `recover` has something to do."""
+        """Whether more memory is used than the upper mark allows."""
         return self.account.bytes > self.budget * self.upper
 
     def recover(self) -> Recovery:
-        """Win memory back if there is more than the upper mark allows."""
+        """Free memory down to the lower mark if more is used than the upper mark allows."""
         if not self.pressed:
             return Recovery()
         passed = self._use(lambda manager, _: manager.free_passed())

@@ -1,11 +1,11 @@
 """Snapshots in memory: a range of seqnos in which each key appears once, with its newest mutation.
 
-A snapshot is a list of chunks, each a slice of mutations as they were queued; replaced mutations stay in their chunk
-until it is packed. A snapshot without mutations is only a place where cursors wait. Its first mutation gives it a
-start. Mutations without a key are never replaced; deletions are mutations like any other.
+A snapshot is a list of chunks, each a slice of mutations as they were queued; replaced mutations remain in their chunk
+until it is packed. A snapshot without mutations is only a place where cursors wait. Its first mutation sets its start.
+Mutations without a key are never replaced; deletions are mutations like any other.
 
-Memory is counted where it is taken and freed, and summed up to the account of the budget. One thread owns all snapshots
-of a topic, so collapsing two needs no lock.
+Memory is counted when it is allocated and freed, and summed up in the account of the budget. One thread owns all
+snapshots of a topic, so collapsing two needs no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txnbuffer.mutations.batch import MutationBatch
 
 
 class MemoryAccount:
-    """A sum of bytes; what is added here is added to `parent` too."""
+    """A sum of bytes; each addition is also added to `parent`."""
 
     __slots__ = ("bytes", "parent")
 
@@ -42,14 +42,14 @@ TINY_BYTES = 16 * 1024
 
 TOGETHER = 32
 TOGETHER_BYTES = 64 * 1024
-"""At most so many tiny chunks, with keys and values of so many bytes, become one."""
+"""The limits within which tiny chunks are joined: their number, and bytes of keys and values."""
 
 
 class Chunk:
-    """`rows`, of which those that `alive` masks (None: all) stand in the snapshot: `live` of them.
+    """Mutations `rows`, of which `live` ones, masked by `alive` (None: all), belong to the snapshot.
 
-    `first` is a seqno at or below all of them and above those of the chunk before. `handed` cursors have given
-    rows of it to somebody who may still hold them; `leaving` counts them once the snapshot let them go.
+    `first` is a seqno at or below all of them and above those of the previous chunk. `handed` is the number of cursors
+    that returned rows of it which may still be used; `leaving` counts their bytes once the snapshot has freed them.
     """
 
     __slots__ = ("alive", "bytes", "first", "handed", "leaving", "live", "rows")
@@ -65,7 +65,7 @@ class Chunk:
 
     @property
     def last(self) -> int:
-        """The last seqno of it, replaced ones included until it is packed."""
+        """Its last seqno; includes replaced mutations until it is packed."""
         return self.rows.last
 
     @property
@@ -73,21 +73,21 @@ class Chunk:
         return len(self.rows) < TINY_ROWS and self.bytes < TINY_BYTES
 
     def keep(self, alive: NDArray[np.bool_]) -> int:
-        """Of a new one, keep those that a mask says; how many that leaves out."""
+        """Keep the masked mutations of a new chunk; returns how many are dropped."""
         self.live = int(alive.sum())
         if self.live < len(self.rows):
             self.alive = alive
         return len(self.rows) - self.live
 
     def replace(self, seqnos: Sequence[int]) -> None:
-        """Take mutations out that a newer one of their key replaces; they are in it, and alive."""
+        """Remove mutations that newer ones of their keys replace; they must be in the chunk, and alive."""
         if self.alive is None:
             self.alive = np.ones(len(self.rows), np.bool_)
         self.alive[np.searchsorted(self.rows.seqnos, np.array(seqnos, np.int64))] = False
         self.live -= len(seqnos)
 
     def pack(self) -> int:
-        """Let go of replaced mutations; the bytes won. At least one is alive."""
+        """Free replaced mutations; returns the bytes freed. At least one must be alive."""
         if self.alive is None:
             return 0
         before = self.bytes
@@ -100,25 +100,25 @@ class Chunk:
         return self.rows if self.alive is None else self.rows.take(self.alive)
 
     def hand(self) -> None:
-        """A cursor gives rows of it away."""
+        """A cursor returns rows of it to a reader."""
         self.handed += 1
 
     def give_back(self) -> None:
-        """Whoever got them is done."""
+        """The reader no longer uses the rows."""
         self.handed -= 1
         if self.leaving is not None and not self.handed:
             self.leaving.add(-self.bytes)
             self.leaving = None
 
     def leave(self, leaving: MemoryAccount) -> None:
-        """The snapshot lets go of it: what was handed out is on its way to be freed."""
+        """The snapshot frees it; rows that readers still use are counted in `leaving`."""
         if self.handed:
             self.leaving = leaving
             leaving.add(self.bytes)
 
 
 def join_tiny(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The same mutations with runs of tiny chunks made one: little batches weigh more than what they hold."""
+    """The same mutations with adjacent tiny chunks joined: the overhead of small batches exceeds their data."""
     joined: list[Chunk] = []
     run: list[Chunk] = []
     payload = 0
@@ -144,20 +144,20 @@ def _one(run: list[Chunk]) -> Chunk:
 
 
 SNAPSHOT_BYTES = 600
-"""What a snapshot weighs besides its chunks and its index."""
+"""Bytes of a snapshot without its chunks and its index."""
 
 ENTRY_BYTES = 33 + 32
-"""The objects of one entry of the index: head of the key, and its seqno."""
+"""Bytes of the objects of one entry of the index: the header of the key, and the seqno."""
 
 _first = attrgetter("first")
 
 
 class MutationSnapshot:
-    """Seqnos `start` to `end`, `start` - 1 while it is empty.
+    """A snapshot of seqnos `start` to `end`; `end` is `start` - 1 while it is empty.
 
-    `rows` mutations stand in it. It is kept in `chunks`; those up to `freed` were let go, `base` chunks in
-    number. `evicted`: all its mutations were let go before the cursors behind it had them, and the log gives
-    them. `pins` cursors stand in it, `passed` of them at its end; `persistence`: so does the persistence cursor.
+    It has `rows` mutations, in `chunks`; the first `base` chunks, up to the seqno `freed`, were freed. `evicted`: all
+    its mutations were freed before slower cursors had read them; these get them from the log. `pins` cursors are in
+    it, `passed` of them at its end; `persistence`: the persistence cursor is in it.
     """
 
     __slots__ = (
@@ -189,9 +189,9 @@ class MutationSnapshot:
         self._count(SNAPSHOT_BYTES)
 
     def append(self, rows: MutationBatch, *, last: bool = False) -> int:
-        """Queue mutations that follow those in it; how many were replaced. They are `owned`.
+        """Add `owned` mutations that follow those in it; returns how many were replaced.
 
-        `last`: nothing will be added before it is closed.
+        `last`: no more are added before it is closed.
         """
         if not self.rows:
             self.first_position = rows.positions.first
@@ -210,7 +210,7 @@ class MutationSnapshot:
         return self._put(rows)
 
     def absorb(self, newer: MutationSnapshot) -> int:
-        """Take the next snapshot into this one; how many mutations were replaced. Neither is evicted."""
+        """Merge the next snapshot into this one; returns how many mutations were replaced. Neither may be evicted."""
         self._ensure_index()
         replaced = sum(self._put(chunk.living().owned()) for chunk in newer.chunks)
         self.end = newer.end
@@ -218,13 +218,13 @@ class MutationSnapshot:
         return replaced
 
     def overlap(self, newer: MutationSnapshot) -> int:
-        """Bytes of mutations that `absorb` would let go, about: the share of the keys that are in both."""
+        """About the bytes that `absorb` would free, by the proportion of keys that are in both."""
         self._ensure_index()
         common = sum(len(self._index.keys() & set(chunk.living().messages.keys.to_list())) for chunk in newer.chunks)
         return common * sum(chunk.bytes for chunk in self.chunks) // max(1, self.rows)
 
     def seal(self) -> None:
-        """Nothing is added any more: let go of the index and of replaced mutations."""
+        """Close it to new mutations: free the index and replaced mutations."""
         if not self._indexed:
             return
         self.drop_index()
@@ -243,7 +243,7 @@ class MutationSnapshot:
         return self._index_bytes
 
     def evict(self) -> int:
-        """Let go of all mutations, as the log has them; the bytes won."""
+        """Free all mutations, which the log has; returns the bytes freed."""
         before = self.bytes
         self.drop_index()
         self.free_head(self.end)
@@ -251,13 +251,13 @@ class MutationSnapshot:
         return before - self.bytes
 
     def absorb_evicted(self, newer: MutationSnapshot) -> None:
-        """Take the next snapshot into this one where both are evicted; a key of both counts twice."""
+        """Merge the next snapshot into this one if both are evicted; a key of both counts twice."""
         self.end = self.freed = newer.end
         self.last_position = newer.last_position
         self.rows += newer.rows
 
     def free_head(self, upto: int) -> int:
-        """Let go of the chunks that hold nothing above a seqno; how many mutations they had."""
+        """Free the chunks without mutations above `upto`; returns how many mutations they had."""
         gone = bisect_right(self.chunks, upto, key=attrgetter("last"))
         freed = self.chunks[:gone]
         if freed:
@@ -270,7 +270,7 @@ class MutationSnapshot:
         return sum(chunk.live for chunk in freed)
 
     def free(self) -> int:
-        """Let go of everything; the bytes won."""
+        """Free everything; returns the bytes freed."""
         won = self.bytes
         self._count(-won)
         self.linked = False
@@ -281,7 +281,7 @@ class MutationSnapshot:
         return won
 
     def find(self, after: int) -> tuple[int, int]:
-        """Where the first mutation above a seqno is: number of its chunk, `base` counted, and row."""
+        """The first mutation above `after`: the number of its chunk, counting freed ones, and its row."""
         if after < self.chunks[0].first:
             return self.base, 0
         number = bisect_right(self.chunks, after, key=attrgetter("last"))
@@ -289,7 +289,7 @@ class MutationSnapshot:
         return self.base + number, row
 
     def rows_above(self, after: int) -> int:
-        """How many of its mutations stand above a seqno; of an evicted snapshot all or none."""
+        """The number of its mutations above `after`; all or none of an evicted snapshot."""
         if self.evicted or after < self.start:
             return self.rows if after < self.end else 0
         number = bisect_right(self.chunks, after, key=attrgetter("last"))
@@ -347,10 +347,10 @@ class MutationSnapshot:
             self._join(len(self.chunks) - TOGETHER)
 
     def _replace(self, seqnos: list[int]) -> None:
-        """Take out what newer mutations replace; chunks of which little is left are packed or go."""
+        """Remove replaced mutations; chunks with few left are packed, empty ones removed."""
         self.rows -= len(seqnos)
         stop = len(seqnos)
-        while stop:  # from the back, so that a chunk that goes moves none that is still to come
+        while stop:  # from the back, so that removing a chunk moves none that is still to be visited
             number = bisect_right(self.chunks, seqnos[stop - 1], key=_first) - 1
             chunk = self.chunks[number]
             start = bisect_left(seqnos, chunk.first, 0, stop)
@@ -373,12 +373,12 @@ class MutationSnapshot:
 
 
 def index_bytes(index: dict[bytes | None, int], key_bytes: int) -> int:
-    """Bytes of memory that an index takes whose keys have so many bytes together."""
+    """Bytes of memory of an index whose keys have `key_bytes` bytes together."""
     return sys.getsizeof(index) + key_bytes + len(index) * ENTRY_BYTES if index else 0
 
 
 def _newest(rows: MutationBatch, keys: list[bytes | None], latest: Collection[int]) -> NDArray[np.bool_]:
-    """bool[n]: which mutations have one of the seqnos `latest`, or no key."""
+    """bool[n]: the mutations that have one of the seqnos `latest`, or no key."""
     alive = rows.messages.keys.absent_mask().copy() if None in keys else np.zeros(len(rows), np.bool_)
     alive[np.searchsorted(rows.seqnos, np.fromiter(latest, np.int64, len(latest)))] = True
     return alive

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from broker_io.batch import NO_TIME, Blobs, Labels, Numbers, PropertyColumn
 from broker_io.position import Int64s
-from txnbuffer.columns import present
 from txnbuffer.pipeline.reading import RecordOutcome, RecordRows
-from txnbuffer.protocol import RESERVED, TXN
+from txnbuffer.protocol import RESERVED, TXN, present
 
 Column: TypeAlias = "pa.Array"
 

@@ -1,26 +1,21 @@
-"""An export as a Delta table: each run is one commit of the table's log.
+"""An export as a Delta table: each run is one commit to the table's log.
 
     DIR/_delta_log/                     the table's log
-    DIR/run-2-9f3c…-part-….parquet      what a run added
-    DIR/_export/runs/2-7a01b2c3.json    how far the run goes, as `_run.json` of `pipeline.exports`
-    DIR/_export/writing-HOST-9f3c…      what is written and has not ended
+    DIR/run-2-9f3c…-part-….parquet      records of a run
+    DIR/_export/runs/2-7a01b2c3.json    the run's description, as `_run.json` of `pipeline.exports`
+    DIR/_export/writing-HOST-9f3c…      files of a run that is not committed
 
-A commit adds the files of a run (of the latest values it removes all others), and says by an application transaction
-of the id `txnbuffer` which run the last one is: its version is the run's number, times 2^32, plus XXH32 of the file
-that says how far the run goes, whose name has both too. That file is there, synced, before the commit. So files and
-positions count together, by the commit, or neither does. What Delta keeps of the commit is one number, through
-checkpoints, whatever is cleaned up and optimized. What a run left that was killed before its commit is in no version of
-the table.
+A commit adds the files of a run; for the latest values it also removes all others. It contains an application
+transaction with the id `txnbuffer`, whose version is the run's number times 2^32 plus XXH32 of the run's description.
+Both numbers are also in the name of the description, which is synced before the commit. So the commit publishes files
+and positions together. Delta keeps an application transaction when it writes checkpoints, cleans up or optimizes. Files
+of a run that was killed before its commit belong to no version of the table.
 
-Each run makes sure first that since the one before nobody else changed what the table says: commits that move records
-into other files are no change. Of what Delta has cleaned up of its log the number of rows has to tell.
+Each run first checks that nobody else changed the records since the previous run. Commits that only move records
+between files are allowed. Where Delta has cleaned up its log, the numbers of rows are compared.
 
-What the log of a Delta table says of files: those that a run adds, those that a version has, what a commit did.
-
-Of each file it gets the number of records, and the lowest and highest of topic, place and times, by which readers leave
-files out; times are rounded outwards to milliseconds, which is what Delta keeps of them.
-
-Where an export goes, by the format that is asked for or found there.
+The log has statistics of each file: the number of records, and the minimum and maximum of topic, position, seqno and
+times, by which readers skip files. Times are rounded outwards to milliseconds, the precision of Delta.
 """
 
 from __future__ import annotations
@@ -69,7 +64,7 @@ MILLISECOND = timedelta(milliseconds=1)
 
 
 def add_action(root: str, path: str, footer: Any) -> AddAction:
-    """Adds the Parquet file at a path below `root`, of which pyarrow read the footer."""
+    """The action that adds the Parquet file at a path relative to `root`; `footer` is pyarrow's metadata of it."""
     from deltalake.transaction import AddAction
 
     status = os.stat(os.path.join(root, path))
@@ -78,7 +73,7 @@ def add_action(root: str, path: str, footer: Any) -> AddAction:
 
 
 def files_of(table: DeltaTable) -> dict[str, int | None]:
-    """The files of a version, and how many rows each has; None: it does not say."""
+    """The number of rows in each file of a table version, by path; None if the log does not have it."""
     import pyarrow as pa
 
     actions = pa.table(table.get_add_actions(flatten=True))
@@ -86,13 +81,13 @@ def files_of(table: DeltaTable) -> dict[str, int | None]:
 
 
 def is_mark(action: Mapping[str, Any], app: str, version: int) -> bool:
-    """Whether an action of the log is this application transaction."""
+    """Whether an action of the log is the application transaction of this id and version."""
     found = action.get("txn") or {}
     return bool(found.get("appId") == app and found.get("version") == version)
 
 
 def changes_data(action: Mapping[str, Any]) -> bool:
-    """Whether an action of the log adds or removes records, instead of moving them from file to file."""
+    """Whether an action of the log adds or removes records, rather than moving them between files."""
     files = [found for name in ("add", "remove") if (found := action.get(name)) is not None]
     return any(found.get("dataChange", True) for found in files)
 
@@ -121,7 +116,7 @@ def _ends(path: str, part: Any) -> tuple[Any, Any]:
 
 
 def _moment(milliseconds: int) -> str | None:
-    """A time as Delta writes it, which sorts as text; None before the year 1 and behind the year 9999."""
+    """A time as Delta writes it, which sorts as text; None before the year 1 and after the year 9999."""
     try:
         return (EPOCH + milliseconds * MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except OverflowError:
@@ -137,20 +132,20 @@ def _put(found: dict[str, Any], path: str, value: Any) -> None:
 
 APP = "txnbuffer"
 ATTEMPTS = 10
-"""Attempts to commit: others may commit between our read of the table and our commit."""
+"""Attempts to commit: another process may commit between reading the table and committing."""
 KEPT = 10
-"""Of so many runs it is kept how far they go: who opens the table now may find an older one than the last."""
+"""Descriptions of this many runs are kept: a process that opens the table concurrently may see an older run."""
 
-_UNFIT = re.compile(r"[\x00-\x1f\x7f%\[\\\]^|\ud800-\udfff]")  # what deltalake fails on, or takes for another path
+_UNFIT = re.compile(r"[\x00-\x1f\x7f%\[\\\]^|\ud800-\udfff]")  # deltalake fails on these or uses another path
 _RUN_NAME = re.compile(r"([0-9]+)-[0-9a-f]{8}\.json")
 
 
 class ExportChanged(StorageError):
-    """Others have written records to an exported table, or removed some."""
+    """Another process has added records to an exported table, or removed some."""
 
 
 class TableVersion(NamedTuple):
-    """A version of the table, and the run that it ends with; `mark` is the version of the application transaction."""
+    """A version of the table, and its last run; `mark` is the version of the application transaction."""
 
     table: DeltaTable
     mark: int
@@ -158,7 +153,7 @@ class TableVersion(NamedTuple):
 
 
 class DeltaDirectory(ExportDirectory):
-    """An export of one kind as a Delta table at a path; nothing is made before `locked`.
+    """An export of one kind as a Delta table at a path; `locked` creates the directory.
 
     Raises MissingDependency without the package deltalake, InvalidAddress.
     """
@@ -167,18 +162,19 @@ class DeltaDirectory(ExportDirectory):
         super().__init__(path, kind)
         if strange := sorted({*_UNFIT.findall(self.path)}):
             raise InvalidAddress(
-                f"{self.path!r} can't be a Delta table: export to a directory without {''.join(strange)!r} in its path"
+                f"the path {self.path!r} contains {''.join(strange)!r}, which a Delta table does not allow: export to "
+                f"another directory"
             )
         self._seen: TableVersion | None = None
         try:
-            import deltalake  # noqa: F401  # what is missing is told before anything starts
+            import deltalake  # noqa: F401  # a missing package is reported before anything starts
         except ImportError as error:
             raise MissingDependency(
                 f"format delta needs the package deltalake ({error}): pip install 'txnbuffer[delta]'"
             ) from None
 
     def last(self) -> ExportRun | None:
-        """The last run that counts; None if there is none.
+        """The last committed run; None if there is none.
 
         Raises UnreadableExport, InvalidRequest for an export of another kind or format.
         """
@@ -193,11 +189,11 @@ class DeltaDirectory(ExportDirectory):
 
     @property
     def table(self) -> str:
-        """What a reader of Delta tables reads."""
+        """The path for readers of Delta tables."""
         return self.path
 
     def frame(self, spark: SparkSession, run: ExportRun) -> DataFrame:
-        """What the export holds up to the last run, as `last` found it."""
+        """The records up to the last run, as `last` found it."""
         from pyspark.sql.types import StructField, StructType
 
         from txnbuffer.pipeline.spark.source import TYPES
@@ -212,11 +208,11 @@ class DeltaDirectory(ExportDirectory):
 
     @contextmanager
     def reading(self) -> Iterator[ExportRun | None]:
-        """The last run, whose files stay until VACUUM removes them. Raises as `last`."""
+        """The last run; its files exist until VACUUM removes them. Raises as `last`."""
         yield self.last()
 
     def clear(self) -> None:
-        """As of Parquet files; but files that got their name already are VACUUM's to remove.
+        """Remove unfinished runs of this host; VACUUM removes those of their files that already have their final names.
 
         Raises ExportChanged, and as `last`.
         """
@@ -226,7 +222,7 @@ class DeltaDirectory(ExportDirectory):
             self._check(self._seen)
 
     def publish(self, run: ExportRun) -> ExportRun:
-        """What is in `writing` counts from here on, as the run behind the one that `last` found.
+        """Commit the files in `writing` as the run after the one that `last` found.
 
         Raises ExportFailed, ExportLocked if another process exported meanwhile, ExportChanged.
         """
@@ -243,7 +239,7 @@ class DeltaDirectory(ExportDirectory):
         return counted
 
     def newest(self) -> TableVersion | None:
-        """The newest version of the table, whatever others did to it; None if there is none."""
+        """The newest version of the table, without a check for changes by others; None if there is none."""
         from deltalake import DeltaTable
 
         if not os.path.isdir(os.path.join(self.path, DELTA_LOG)):
@@ -257,18 +253,22 @@ class DeltaDirectory(ExportDirectory):
         protocol = table.protocol()
         if protocol.min_reader_version > 1:
             features = ", ".join(protocol.reader_features or ["column mapping"])
-            raise UnreadableExport(f"{self.path} has features of Delta that this release does not read: {features}")
+            raise UnreadableExport(
+                f"the Delta table {self.path} uses features that this release can't read: {features}"
+            )
         if mark is None:
             raise UnreadableExport(
-                f"the Delta table {self.path} does not say how far it is exported: it was made by something else, or "
-                f"its delta.setTransactionRetentionDuration is over; export to another directory"
+                f"the Delta table {self.path} has no application transaction {APP!r}: another program made the table, "
+                f"or delta.setTransactionRetentionDuration has expired; export to another directory"
             )
         return TableVersion(table, mark, self._run_of(mark))
 
     def _refuse_parquet(self) -> None:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         if any(name in (LATEST, "runs") or name.startswith("run=") for name in names):
-            raise InvalidRequest(f"{self.path} holds an export as Parquet files: export to Delta in another directory")
+            raise InvalidRequest(
+                f"{self.path} contains an export as Parquet files: export as a Delta table to another directory"
+            )
 
     def _run_of(self, mark: int) -> ExportRun:
         path = self._run_file(mark)
@@ -277,26 +277,30 @@ class DeltaDirectory(ExportDirectory):
                 data = file.read()
         except FileNotFoundError:
             raise UnreadableExport(
-                f"{path} is missing, which says how far {self.path} is exported: put it back, or export to another "
-                f"directory"
+                f"{path} is missing, which has the positions of the export {self.path}: restore it, or export to "
+                f"another directory"
             ) from None
         run = ExportRun.decode(path, data)
         if mark_of(run.number, data) != mark:
-            raise UnreadableExport(f"{path} was changed since it was written: put it back, or export elsewhere")
+            raise UnreadableExport(f"{path} has changed since it was written: restore it, or export elsewhere")
         return run
 
     def _check(self, seen: TableVersion) -> None:
-        """See that the table says what it said after its last run. Raises ExportChanged, UnreadableExport."""
+        """Check that the table's records have not changed since its last run.
+
+        Raises ExportChanged, UnreadableExport.
+        """
         if [field.name for field in seen.table.schema().fields] != [*seen.run.columns]:
-            raise self._changed(seen, "has other columns now")
+            raise self._changed(seen, "it has other columns")
         cleaned = self._changed_in_log(seen)
         counts = files_of(seen.table).values()
         rows = None if None in counts else sum(filter(None, counts))
         if rows != seen.run.rows and (cleaned or rows is not None):
-            raise self._changed(seen, f"has {'nobody knows how many' if rows is None else rows} rows now")
+            found = "an unknown number of" if rows is None else rows
+            raise self._changed(seen, f"it has {found} rows instead of {seen.run.rows}")
 
     def _changed_in_log(self, seen: TableVersion) -> bool:
-        """Whether Delta has cleaned up what tells of others' changes. Raises ExportChanged for a change."""
+        """Whether Delta has cleaned up commits after the last run. Raises ExportChanged if one changed records."""
         for version in range(seen.table.version(), -1, -1):
             try:
                 with open(self._commit_file(version), encoding="utf-8") as file:
@@ -304,21 +308,20 @@ class DeltaDirectory(ExportDirectory):
             except FileNotFoundError:
                 return True
             except ValueError as error:
-                raise UnreadableExport(f"{self._commit_file(version)} can't be read ({error})") from None
+                raise UnreadableExport(f"can't read {self._commit_file(version)}: {error}") from None
             if any(is_mark(action, APP, seen.mark) for action in actions):
                 return False
             if any(map(changes_data, actions)):
-                raise self._changed(seen, f"was written to in version {version}")
+                raise self._changed(seen, f"version {version} added or removed records")
         return True
 
     def _changed(self, seen: TableVersion, what: str) -> ExportChanged:
         return ExportChanged(
-            f"{self.path} is not what run {seen.run.number} of its export left any more, for it {what}: export to "
-            f"another directory"
+            f"{self.path} has changed since run {seen.run.number} of its export ({what}): export to another directory"
         )
 
     def _named(self, run: ExportRun) -> list[AddAction]:
-        """Give the files of `writing` the names that stay, and say what adds them."""
+        """Move the files of `writing` to their final names; the actions that add them."""
         import pyarrow.parquet as pq
 
         prefix, footers = f"run-{run.number}-{uuid.uuid4().hex}", {}
@@ -330,7 +333,7 @@ class DeltaDirectory(ExportDirectory):
                 os.rename(path, os.path.join(self.path, final))
                 footers[final] = footer
         if sum(footer.num_rows for footer in footers.values()) != run.records:
-            raise ExportLocked(f"another process changes what is written to {self.path}: run one export of it only")
+            raise ExportLocked(f"another process changed files of {self.path} during the export: run one at a time")
         sync(self.path)
         return [add_action(self.path, path, footer) for path, footer in footers.items()]
 
@@ -340,20 +343,19 @@ class DeltaDirectory(ExportDirectory):
         with open(written, "wb") as file:
             file.write(data)
         sync(written)
-        os.rename(written, path)  # another process may have written and committed the very same run
+        os.rename(written, path)  # another process may have written and committed the same run
         for one in (os.path.dirname(path), os.path.join(self.path, "_export")):
             sync(one)
 
     def _commit(self, adds: list[AddAction], run: ExportRun, mark: int) -> None:
-        """Commit right behind a version in which the run that `last` found is the last one still."""
+        """Commit as the version after one whose last run is still the one that `last` found."""
         from deltalake.exceptions import DeltaError
 
         before, now, failed = self._seen, self.newest(), ""
         for _ in range(ATTEMPTS):
             if (now and now.mark) != (before and before.mark):
                 raise ExportLocked(
-                    f"another process exported to {self.path} meanwhile, and its run {run.number} counts: run one "
-                    f"export of it only"
+                    f"another process has committed run {run.number} to {self.path} meanwhile: run one export at a time"
                 )
             if now is not None:
                 self._check(now)
@@ -366,20 +368,20 @@ class DeltaDirectory(ExportDirectory):
             if now is not None and now.mark == mark:
                 break
         else:
-            raise ExportFailed(f"run {run.number} can't be committed to {self.path} ({failed}): export again")
+            raise ExportFailed(f"can't commit run {run.number} to {self.path} ({failed}): export again")
         sync(self._commit_file(version))
         sync(os.path.join(self.path, DELTA_LOG))
         self._seen = now
 
     def _try(self, now: TableVersion | None, adds: list[AddAction], run: ExportRun, mark: int) -> None:
-        """Commit as the version behind the one that was seen; nobody's other commit may get in between."""
+        """Commit as the version after `now`; fails if another commit has that version."""
         from deltalake import CommitProperties, Schema, Transaction
         from deltalake.transaction import create_table_with_add_actions
 
         from txnbuffer.pipeline.arrow import schema_of
 
-        told = {APP: {"run": run.number, "kind": run.kind, "records": run.records}}
-        properties = CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APP, mark)])
+        info = {APP: {"run": run.number, "kind": run.kind, "records": run.records}}
+        properties = CommitProperties(info, max_commit_retries=0, app_transactions=[Transaction(APP, mark)])
         schema = Schema.from_arrow(schema_of(run.columns))
         if now is None:
             create_table_with_add_actions(
@@ -394,11 +396,11 @@ class DeltaDirectory(ExportDirectory):
             now.table.create_write_transaction([*adds], mode, schema, commit_properties=properties)
 
     def _forget(self, oldest: int) -> None:
-        """Remove what says how far runs before this one go."""
+        """Remove the descriptions of runs before this one."""
         runs = os.path.join(self.path, "_export", "runs")
         for found in filter(None, map(_RUN_NAME.fullmatch, os.listdir(runs))):
             if int(found[1]) < oldest:
-                with suppress(FileNotFoundError):  # another process looked for them at the same time
+                with suppress(FileNotFoundError):  # another process removes them at the same time
                     os.remove(os.path.join(runs, found[0]))
 
     @contextmanager
@@ -408,7 +410,7 @@ class DeltaDirectory(ExportDirectory):
         try:
             yield
         except (DeltaError, OSError) as error:
-            raise UnreadableExport(f"the Delta table {self.path} can't be read: {error}") from None
+            raise UnreadableExport(f"can't read the Delta table {self.path}: {error}") from None
 
     def _run_file(self, mark: int) -> str:
         return os.path.join(self.path, "_export", "runs", f"{mark >> 32}-{mark & 0xFFFFFFFF:08x}.json")
@@ -418,12 +420,12 @@ class DeltaDirectory(ExportDirectory):
 
 
 def mark_of(number: int, data: bytes) -> int:
-    """The version of the application transaction of a run whose file holds `data`."""
+    """The version of the application transaction of a run whose description is `data`."""
     return number << 32 | xxhash.xxh32_intdigest(data)
 
 
 def kind_at(path: str) -> str | None:
-    """The kind of the export that a Delta table is; None: there is none. Raises UnreadableExport."""
+    """The kind of the export in a Delta table; None without an export. Raises UnreadableExport."""
     seen = DeltaDirectory(path, VERSIONS).newest()
     return None if seen is None else seen.run.kind
 
@@ -432,25 +434,25 @@ PARQUET, DELTA = "parquet", "delta"
 
 
 def target(path: str, kind: str, form: str) -> ExportDirectory:
-    """Where to export to. Raises MissingDependency for Delta without the package deltalake."""
+    """The export of a kind at a path in a format. Raises MissingDependency for Delta without the package deltalake."""
     return DeltaDirectory(path, kind) if form == DELTA else ExportDirectory(path, kind)
 
 
 def check_outside_log(export: ExportDirectory, address: str) -> None:
-    """Raises InvalidRequest for an export into the directory of the log that it reads, which is the log's own."""
+    """Raises InvalidRequest for an export into the directory of the log that it reads."""
     if address.startswith("file:"):
         log, place = (os.path.realpath(path) for path in (local_path(address), export.path))
         if os.path.commonpath([log, place]) == log:
-            raise InvalidRequest(f"{export.path} is in the directory of the log {address}: export to another directory")
+            raise InvalidRequest(f"{export.path} is inside the log {address}: export to another directory")
 
 
 def find(path: str) -> ExportDirectory:
-    """The export at a path, of whichever kind and format. Raises InvalidRequest if there is none."""
+    """The export at a path, of any kind and format. Raises InvalidRequest if there is none."""
     path = local_path(path)
     if os.path.isdir(os.path.join(path, DELTA_LOG)):
         found: ExportDirectory = DeltaDirectory(path, kind_at(path) or VERSIONS)
     else:
         found = ExportDirectory(path, LATEST if os.path.lexists(os.path.join(path, LATEST)) else VERSIONS)
     if found.last() is None:
-        raise InvalidRequest(f"there is no export at {path}: `txnbuf pipeline export` makes one")
+        raise InvalidRequest(f"there is no export at {path}: create one with `txnbuf pipeline export`")
     return found

@@ -1,31 +1,32 @@
-"""A directory of exported records as Parquet files: what it holds, and how far that goes (as a Delta table: `delta`).
+"""An export as a directory of Parquet files, with the position reached in each topic.
 
-An export of all versions is a table that grows by one directory a run, which any reader of Parquet understands:
+An export of all versions is a table that grows by one directory per run, readable by any reader of Parquet:
 
     DIR/run=1/part-….parquet, _run.json
     DIR/run=2/…
 
-An export of the latest values is replaced as a whole; who reads reads DIR/latest:
+An export of the latest values is replaced as a whole; readers open DIR/latest:
 
-    DIR/latest              symbolic link to the run that counts
+    DIR/latest              symbolic link to the last run
     DIR/runs/7/part-….parquet, _run.json
-    DIR/runs/6/…            the one before, for those who read it still
+    DIR/runs/6/…            the previous run, for readers that still use it
 
-Who reads in several steps (list the files, then open them) follows the link once, as a run may end between two steps.
-A replaced run is removed when the next but one begins, unless a process holds a shared lock (flock) of its `_run.json`.
+A reader with several steps (list the files, then open them) resolves the link once, as a run may end between two steps.
+A replaced run is removed when the run after the next begins, unless a process holds a shared lock (flock) of its
+`_run.json`.
 
-In DIR/_export stand `lock`, held by the process that exports, and `writing-HOST-9f3c…`, what a run has written that has
-not ended; each has its own, for tasks may write on for a moment when their driver was killed. A run is written there,
-synced, and counts by one rename: of its directory to `run=N`, or of the link. So the records and how far they go are
-there together, or neither is.
+DIR/_export contains `lock`, held by the exporting process, and `writing-HOST-9f3c…`, the files of an unfinished run.
+Each run has a directory of its own, as tasks may continue to write for a moment after their driver was killed. A run is
+written there, synced, and published by one rename: of its directory to `run=N`, or of the link. So records and
+positions are published together.
 
 `_run.json` is a JSON object whose keys are sorted:
 
     {"columns": ["topic", "position", …], "kind": "versions", "offset": {…}, "records": 4711, "run": 2, "version": 1}
 
-`kind` is versions or latest; `offset` is how far each topic is exported, in the form of `pipeline.offsets`; `records`
-is how many the run holds; `run` counts from 1. `rows`, which runs of a Delta table have, is how many rows the table
-holds with the run.
+`kind` is versions or latest; `offset` is the position reached in each topic, in the form of `pipeline.offsets`;
+`records` is the number of records in the run; `run` counts from 1. Runs of a Delta table also have `rows`, the number
+of rows in the table after the run.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ VERSIONS, LATEST = "versions", "latest"
 RUN_FILE = "_run.json"
 DELTA_LOG = "_delta_log"
 ATTEMPTS = 5
-"""So often a run is looked for that is not removed before one can hold it."""
+"""Attempts to lock the last run before another process replaces it."""
 STALE_SECONDS = 7 * 24 * 3600.0
-"""Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
+"""An unfinished run of another host is removed after this time without changes: locks may not work across hosts."""
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -66,11 +67,11 @@ _LITERAL = str.maketrans({sign: "\\" + sign for sign in "\\*?[]{}"})
 
 
 class UnreadableExport(StorageError):
-    """What a directory holds is no export that this release understands."""
+    """A directory does not contain an export that this release can read."""
 
 
 class ExportFailed(EnvironmentFault):
-    """The directory of an export could not be written; what counted before counts on."""
+    """The directory of an export can't be written; published runs are unchanged."""
 
 
 class ExportLocked(EnvironmentFault):
@@ -79,7 +80,7 @@ class ExportLocked(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True)
 class ExportRun:
-    """One run of an export: see the head of this module."""
+    """One run of an export: its description in `_run.json`."""
 
     number: int
     kind: str
@@ -103,24 +104,24 @@ class ExportRun:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> ExportRun:
-        """Raises UnreadableExport that names the file."""
+        """The run described by `data`; `path` is for the error. Raises UnreadableExport."""
         try:
             found = json.loads(data)
             if found["version"] != VERSION:
-                raise ValueError(f"it is of version {found['version']!r}")
+                raise ValueError(f"its version is {found['version']!r}")
             if found["kind"] not in (VERSIONS, LATEST):
-                raise ValueError(f"it is of kind {found['kind']!r}")
+                raise ValueError(f"its kind is {found['kind']!r}")
             offset, rows = Offset.of_json(found["offset"]), found.get("rows")
             numbers = int(found["run"]), int(found["records"]), None if rows is None else int(rows)
             return cls(numbers[0], found["kind"], tuple(found["columns"]), offset, *numbers[1:])
         except (InvalidRequest, KeyError, TypeError, ValueError) as error:
             raise UnreadableExport(
-                f"{path} can't be read ({error}): use the release that wrote it, or export to another directory"
+                f"can't read {path} ({error}): use the release that wrote it, or export to another directory"
             ) from None
 
 
 class ExportDirectory:
-    """An export of one kind at a path; nothing is made before `locked`."""
+    """An export of one kind at a path; `locked` creates the directory."""
 
     def __init__(self, path: str, kind: str) -> None:
         self.path = local_path(path)
@@ -129,29 +130,29 @@ class ExportDirectory:
         self.writing = self._unwritten()
 
     def last(self) -> ExportRun | None:
-        """The last run that counts; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
+        """The last published run; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
         if os.path.isdir(os.path.join(self.path, DELTA_LOG)):
             raise InvalidRequest(f"{self.path} is a Delta table: export in that format, or to another directory")
         if self.kind == VERSIONS and os.path.lexists(os.path.join(self.path, LATEST)):
-            raise InvalidRequest(f"{self.path} holds latest values: export all versions to another directory")
+            raise InvalidRequest(f"{self.path} contains latest values: export all versions to another directory")
         numbers = self._numbers()
         if self.kind == LATEST and numbers:
-            raise InvalidRequest(f"{self.path} holds all versions: export latest values to another directory")
+            raise InvalidRequest(f"{self.path} contains all versions: export latest values to another directory")
         where = self.table if self.kind == LATEST else self._run_path(max(numbers, default=1))
         if self.kind == LATEST and os.path.lexists(where) and not os.path.isdir(where):
-            raise UnreadableExport(f"{where} leads to no run of an export: put that back, or export elsewhere")
+            raise UnreadableExport(f"{where} links to a run that does not exist: restore the run, or export elsewhere")
         run = read_run(where) if os.path.isdir(where) else None
         if run is not None and run.kind != self.kind:
-            raise UnreadableExport(f"{where} is no export of {self.kind}, which its place says")
+            raise UnreadableExport(f"{where} must contain a run of {self.kind}, found {run.kind}: export elsewhere")
         return run
 
     @property
     def table(self) -> str:
-        """What a reader reads."""
+        """The path for readers of Parquet."""
         return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
 
     def frame(self, spark: SparkSession, run: ExportRun) -> DataFrame:
-        """What the export holds up to a run, which of the latest values has to be there still: see `reading`."""
+        """The records up to a run. A run of the latest values must still exist: see `reading`."""
         if self.kind == VERSIONS:
             return spark.read.parquet(literal(self.table)).where(f"run <= {run.number}")
         return spark.read.parquet(literal(self._replacing(run)))
@@ -166,17 +167,17 @@ class ExportDirectory:
 
     @contextmanager
     def reading(self) -> Iterator[ExportRun | None]:
-        """The last run, whose files stay until the end of the block; None if there is none. Raises as `last`."""
+        """The last run, which is not removed during the block; None if there is none. Raises as `last`."""
         with ExitStack() as held:
             for _ in range(ATTEMPTS):
                 run = self.last()
                 if run is None or self.kind == VERSIONS or self._hold(self._replacing(run), held):
                     yield run
                     return
-            raise UnreadableExport(f"{self.table} leads to no run, or is replaced all the time: try again")
+            raise UnreadableExport(f"{self.table} was replaced {ATTEMPTS} times while it was opened: try again")
 
     def _hold(self, path: str, held: ExitStack) -> bool:
-        """Keep a run from being removed; False if it was removed meanwhile."""
+        """Lock a run against removal; False if it has been removed already."""
         name = os.path.join(path, RUN_FILE)
         try:
             file = held.enter_context(open(name, "rb"))  # noqa: SIM115  # the stack closes it
@@ -187,30 +188,30 @@ class ExportDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the directory and keep other exporters out. Raises ExportLocked, ExportFailed."""
+        """Create the directory and exclude other exporters. Raises ExportLocked, ExportFailed."""
         with self.writable():
             os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
             lock = SystemDisk().lock(os.path.join(self.path, "_export", "lock"))
         if lock is None:
-            raise ExportLocked(f"another process exports to {self.path}: wait for it, or end it")
+            raise ExportLocked(f"another process exports to {self.path}: wait until it ends, or stop it")
         with closing(lock):
             yield
 
     def clear(self) -> None:
-        """Remove what runs left that never counted, and keep the next one apart from what they write still.
+        """Remove replaced and unfinished runs, and choose a new directory for the next run.
 
-        Raises InvalidRequest, UnreadableExport where something else stands than an export, of which nothing is removed.
+        Raises InvalidRequest, UnreadableExport, and removes nothing, if the directory contains anything else.
         """
         last = self.last()
         if self.kind == LATEST and last is not None and not os.path.islink(self.table):
             raise InvalidRequest(
-                f"{self.table} is no link to one of the runs, as in a copy that followed it: copy links as such, or "
-                f"export to another directory"
+                f"{self.table} must be a symbolic link to a run: copy exports without following links, or export to "
+                f"another directory"
             )
         if self.kind == VERSIONS and last is None and (strange := foreign(self.path)):
             raise InvalidRequest(
-                f"{strange} is no part of an export, and readers of {self.path} would take it for one: export to a "
-                f"directory that holds nothing else"
+                f"{strange} does not belong to an export, but readers of {self.path} would read it: export to an empty "
+                f"directory"
             )
         replaced = self._replaced(last)
         self._remove_written()
@@ -219,30 +220,30 @@ class ExportDirectory:
                 remove_unread(path, self.writing)
 
     def _remove_written(self) -> None:
-        there = os.path.dirname(self.writing)
-        for one in os.scandir(there) if os.path.isdir(there) else ():
-            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _is_stale(one)):
-                shutil.rmtree(one.path, ignore_errors=True)
+        parent = os.path.dirname(self.writing)
+        for found in os.scandir(parent) if os.path.isdir(parent) else ():
+            if found.name.startswith("writing-") and (found.path.startswith(self._own) or _is_stale(found)):
+                shutil.rmtree(found.path, ignore_errors=True)
         self.writing = self._unwritten()
 
     def _unwritten(self) -> str:
         return f"{self._own}{uuid.uuid4().hex}"
 
     def publish(self, run: ExportRun) -> ExportRun:
-        """What is in `writing` counts from here on, as a run. Raises ExportFailed."""
+        """Publish the files in `writing` as a run. Raises ExportFailed."""
         with self.writable():
             self._publish(run)
         return run
 
     @contextmanager
     def writable(self) -> Iterator[None]:
-        """Raise what the system says of files here as ExportFailed."""
+        """Raise errors of the file system as ExportFailed."""
         try:
             yield
         except OSError as error:
             raise ExportFailed(
-                f"{error.filename or self.path} can't be written: {error.strerror or error}; mend that and export "
-                f"again, which goes on with what counts"
+                f"can't write {error.filename or self.path}: {error.strerror or error}; fix this and export again, "
+                f"which continues after the last published run"
             ) from error
 
     def _publish(self, run: ExportRun) -> None:
@@ -272,7 +273,7 @@ class ExportDirectory:
         return [int(found[1]) for found in map(_RUN.fullmatch, names) if found]
 
     def _replaced(self, last: ExportRun | None) -> list[str]:
-        """Directories of runs of the latest values that don't count any more. Raises UnreadableExport."""
+        """Directories of replaced runs of the latest values. Raises UnreadableExport."""
         runs = os.path.join(self.path, "runs")
         if self.kind != LATEST or not os.path.isdir(runs):
             return []
@@ -286,30 +287,30 @@ class ExportDirectory:
         return os.path.join(self.path, f"run={number}")
 
     def _replacing(self, run: ExportRun) -> str:
-        """The directory that the link leads to as long as this run is the last."""
+        """The directory that the link points to while this run is the last."""
         return os.path.join(self.path, "runs", str(run.number)) if os.path.islink(self.table) else self.table
 
 
 def read_run(directory: str) -> ExportRun:
-    """The run that a directory holds. Raises UnreadableExport."""
+    """The run in a directory. Raises UnreadableExport."""
     path = os.path.join(directory, RUN_FILE)
     try:
         with open(path, "rb") as file:
             return ExportRun.decode(path, file.read())
     except FileNotFoundError:
-        raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
+        raise UnreadableExport(f"{path} is missing: {directory} is not a complete run of an export") from None
 
 
 def _is_stale(written: os.DirEntry[str]) -> bool:
-    """Whether what another process writes has not grown for long."""
+    """Whether the unfinished run of another process has not changed for STALE_SECONDS."""
     with suppress(FileNotFoundError):
         return time.time() - written.stat().st_mtime > STALE_SECONDS
     return False
 
 
 def remove_unread(path: str, aside: str) -> None:
-    """Remove a run, unless somebody is `reading` it; it is whole, or `aside`, where nobody takes it for a run."""
-    with open(os.path.join(path, RUN_FILE), "r+b") as file:  # NFS locks only what one may write
+    """Remove a run unless a process is `reading` it. It is first renamed to `aside`, so readers never see a part."""
+    with open(os.path.join(path, RUN_FILE), "r+b") as file:  # NFS requires write access for an exclusive lock
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -319,7 +320,7 @@ def remove_unread(path: str, aside: str) -> None:
 
 
 def foreign(directory: str) -> str | None:
-    """A file that readers of a directory see, if there is any; what begins with `_` or `.` they pass over."""
+    """A file that readers of a directory would read, if any; they skip names that begin with `_` or `.`."""
     for place, names, files in os.walk(directory):
         names[:] = sorted(name for name in names if name[0] not in "._")
         if seen := sorted(name for name in files if name[0] not in "._"):
@@ -328,22 +329,22 @@ def foreign(directory: str) -> str | None:
 
 
 def local_path(path: str) -> str:
-    """A path of this machine. Raises InvalidAddress for anything else."""
+    """The absolute local path of a path or `file:` address. Raises InvalidAddress for anything else."""
     scheme, colon, rest = path.partition(":")
     if colon and scheme == "file":
         path = "/" + rest.lstrip("/") if rest.startswith("//") else rest
     elif colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
         raise InvalidAddress(
-            f"{path} is no directory: exports go to one that all tasks have under the same name, as they count by a "
-            f"rename, which {scheme}: does not have"
+            f"{path} is not a directory, and exports require atomic renames, which {scheme}: does not have: export to "
+            f"a directory that all tasks have under the same path"
         )
     if not path:
-        raise InvalidAddress("an export needs the name of a directory")
+        raise InvalidAddress("the path of an export must not be empty")
     return os.path.abspath(path)
 
 
 def literal(path: str) -> str:
-    """A path as Spark's readers take it: to them a name is a pattern, which may match other directories next to it."""
+    """A path escaped for Spark's readers, which treat it as a pattern."""
     return path.translate(_LITERAL)
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
-from txnbuffer.pipeline.ranges import Extent, advanced, carried
+from txnbuffer.pipeline.ranges import LedgerSize, advanced, carried
 
 VERSION = 1
 
@@ -89,10 +89,10 @@ def _reached(place: Json) -> ReadProgress:
 
 
 class UnreadRange(NamedTuple):
-    """The part of a topic that is not read yet, from `first` up to `stop`."""
+    """The unread messages of a topic, from `first` up to `stop` (exclusive)."""
 
     topic: str
-    extents: Sequence[Extent]
+    ledgers: Sequence[LedgerSize]
     first: Position
     stop: Position
 
@@ -100,11 +100,11 @@ class UnreadRange(NamedTuple):
 def limited(unread: Sequence[UnreadRange], messages: int | None) -> dict[str, Position]:
     """The end of each unread range if all together have at most `messages` messages, in proportion to their sizes.
 
-    At least one message of each is read, if it has any, so that none waits for another's backlog. A ledger that is
-    read to its end is left.
+    At least one message of each is read, if it has any, so that none waits for another's backlog. An end at the end of
+    a ledger is moved to the start of the next one.
     """
     ends = _ends(unread, messages)
-    return {one.topic: carried(one.extents, end) for one, end in zip(unread, ends, strict=True)}
+    return {one.topic: carried(one.ledgers, end) for one, end in zip(unread, ends, strict=True)}
 
 
 def _ends(unread: Sequence[UnreadRange], messages: int | None) -> list[Position]:
@@ -123,8 +123,8 @@ def _ends(unread: Sequence[UnreadRange], messages: int | None) -> list[Position]
         rest = min(left, there[topic] - shares[topic])
         shares[topic] += rest
         left -= rest
-    return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in unread]
+    return [advanced(one.ledgers, one.first, one.stop, shares[one.topic])[0] for one in unread]
 
 
 def _count(one: UnreadRange) -> int:
-    return advanced(one.extents, one.first, one.stop, 2**62)[1]
+    return advanced(one.ledgers, one.first, one.stop, 2**62)[1]

@@ -26,7 +26,7 @@ from txnbuffer.errors import LogReplaced, LogTruncated, ProtocolStopped, ReplayS
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.ranges import Extent, RangeAnchor, behind
+from txnbuffer.pipeline.ranges import LedgerSize, RangeAnchor, after
 from txnbuffer.recovery.followed_topic import TopicSequencer
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 
@@ -50,13 +50,13 @@ class PinnedTopic:
     visibility: PinnedVisibility
     stop: Position
     last: Position | None
-    extents: tuple[Extent, ...]
+    ledgers: tuple[LedgerSize, ...]
     anchors: tuple[RangeAnchor, ...]
 
     @property
     def origin(self) -> Position:
         """The start of the log."""
-        return Position(self.extents[0].ledger, 0)
+        return Position(self.ledgers[0].ledger, 0)
 
 
 class TopicView:
@@ -132,12 +132,12 @@ class TopicView:
         sequencer = loaded.sequencer
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}
         numbered = loaded.sequenced if sequencer.position is None else sequencer.position
-        known.setdefault(behind(numbered), sequencer.next_seqno)
-        extents = self._extents()
-        anchors = tuple(RangeAnchor(at, known[at]) for at in sorted(known) if at >= Position(extents[0].ledger, 0))
+        known.setdefault(after(numbered), sequencer.next_seqno)
+        ledgers = self._ledgers()
+        anchors = tuple(RangeAnchor(at, known[at]) for at in sorted(known) if at >= Position(ledgers[0].ledger, 0))
         visibility = PinnedVisibility.of(loaded.buffer)
         last = visibility.max_read_position
-        return PinnedTopic(self._topic, loaded.incarnation, True, visibility, behind(last), last, extents, anchors)
+        return PinnedTopic(self._topic, loaded.incarnation, True, visibility, after(last), last, ledgers, anchors)
 
     def _replay(self, loaded: LoadedTopic, end: Position | None) -> None:
         buffer, reader = loaded.buffer, self._reader
@@ -160,11 +160,11 @@ class TopicView:
 
     def _without_transactions(self, incarnation: str, last: Position | None) -> PinnedTopic:
         visibility = PinnedVisibility(AbortedSet(), SuppressedRanges(), last)
-        return PinnedTopic(self._topic, incarnation, False, visibility, behind(last), last, self._extents(), ())
+        return PinnedTopic(self._topic, incarnation, False, visibility, after(last), last, self._ledgers(), ())
 
-    def _extents(self) -> tuple[Extent, ...]:
+    def _ledgers(self) -> tuple[LedgerSize, ...]:
         return tuple(
-            Extent(ledger.ledger, ledger.entries, ledger.bytes, ledger.lasting)
+            LedgerSize(ledger.ledger, ledger.entries, ledger.bytes, ledger.lasting)
             for ledger in self._broker.ledgers(self._topic)
         )
 
@@ -223,12 +223,12 @@ def end_of_log(broker: Broker, topic: str) -> Position:
     """The end of a log, trimmed messages included; no reader has read beyond it."""
     newest = broker.ledgers(topic)[-1]
     last = broker.last_position(topic)
-    return max(EARLIEST if last is None else behind(last), Position(newest.ledger, newest.entries))
+    return max(EARLIEST if last is None else after(last), Position(newest.ledger, newest.entries))
 
 
 def end_below(broker: Broker, one: PinnedTopic, at: Position, *, fail_on_data_loss: bool) -> Position | None:
     """The end of a log if it is now before the position `at` that was read; else None. Raises LogTruncated."""
-    newest = one.extents[-1]
+    newest = one.ledgers[-1]
     if at <= max(one.stop, Position(newest.ledger, newest.entries)):
         return None
     if fail_on_data_loss:
@@ -274,7 +274,7 @@ class Marks:
     def of(self, broker: Broker, one: PinnedTopic, before: ReadProgress | None, at: Position) -> OffsetMark | None:
         """A mark for a position up to which a topic was read; finding one may take long."""
         known = None if before is None else before.mark
-        place = _before(one.extents, at)
+        place = _before(one.ledgers, at)
         if place is None or not self._due(self._made, one.topic):
             return known
         return _mark_at(broker, one, place) or known
@@ -289,7 +289,7 @@ class Marks:
 
 def mark_below(broker: Broker, one: PinnedTopic, at: Position, known: OffsetMark | None) -> OffsetMark | None:
     """The mark of the last message before a position; if it is unreadable, the known mark."""
-    place = _before(one.extents, at)
+    place = _before(one.ledgers, at)
     return known if place is None else _mark_at(broker, one, place) or known
 
 
@@ -310,13 +310,13 @@ def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
         )
 
 
-def _before(extents: Sequence[Extent], at: Position) -> Position | None:
+def _before(ledgers: Sequence[LedgerSize], at: Position) -> Position | None:
     """The position of the last entry that starts before a position."""
     if at.batch > NO_INDEX:
         return at._replace(batch=NO_INDEX)
     if at.entry > 0:
         return Position(at.ledger, at.entry - 1)
-    full = [extent for extent in extents if extent.ledger < at.ledger and extent.entries]
+    full = [ledger for ledger in ledgers if ledger.ledger < at.ledger and ledger.entries]
     return Position(full[-1].ledger, full[-1].entries - 1) if full else None
 
 

@@ -10,54 +10,52 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.partitions import whole_name
 from broker_io.port import Broker
 from broker_io.position import NO_INDEX
-from snapshots.keys import check_data_topic
+from snapshots.format import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, Place, ReadOptions
+from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, ReadOptions, StartOrEnd
 from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, pin_topics
-from txnbuffer.pipeline.ranges import Cut, RecordRange, packed
+from txnbuffer.pipeline.ranges import RangePlanner, RecordRange, packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPlan:
-    """Ranges by task, and the topics they are of."""
+    """The ranges of each task, and the pinned topics by name."""
 
     tasks: tuple[tuple[RecordRange, ...], ...]
     topics: Mapping[str, PinnedTopic]
 
 
 def plan(broker: Broker, options: ReadOptions) -> ReadPlan:
-    """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and as `pin_topics`."""
-    cut = cut_of(options)
+    """The plan for the options. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and as `pin_topics`."""
+    planner = range_planner(options)
     isolated = options.isolation == READ_COMMITTED
-    topics = pin_topics(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
+    topics = pin_topics(broker, names(broker, options), isolated=isolated, numbered=planner.numbered)
     ranges: list[RecordRange] = []
     strict = options.fail_on_data_loss
     for topic, pinned in topics.items():
         first = first_wanted(broker, pinned, options.start_of(topic), fail_on_data_loss=strict)
         stop = stop_of(broker, pinned, options.end_of(topic))
         last = pinned.last if stop == pinned.stop else None
-        ranges += cut.ranges(topic, pinned.extents, pinned.anchors, first, stop, last)
+        ranges += planner.ranges(topic, pinned.ledgers, pinned.anchors, first, stop, last)
     return ReadPlan(tuple(packed(ranges, options.partition_bytes)), topics)
 
 
-def cut_of(options: ReadOptions) -> Cut:
-    """Seqnos that nobody asks for don't say where to cut."""
-    return Cut("seqno" in options.columns, options.partition_bytes)
+def range_planner(options: ReadOptions) -> RangePlanner:
+    """A planner that restricts boundaries to anchors only if the column seqno is read."""
+    return RangePlanner("seqno" in options.columns, options.partition_bytes)
 
 
-def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> list[str]:
-    """The topics to read; those that are named and not there are left out unless `all_there`.
+def names(broker: Broker, options: ReadOptions, *, require_all: bool = True) -> list[str]:
+    """The topics to read. Missing topics raise TopicNotFound with `require_all`, else they are left out.
 
-    Raises TopicNotFound, InvalidTopicName for one of our own, InvalidRequest for a place of a topic that is not read.
+    Raises InvalidTopicName for an internal topic, InvalidRequest for a place of a topic that is not read.
     """
     known = broker.topics()
     chosen = options.chosen(known)
     missing = set(chosen) - set(known)
-    if missing and all_there:
-        raise TopicNotFound(
-            f"there is no topic {', '.join(map(repr, sorted(missing)))} to read: make it, or leave it out"
-        )
+    if missing and require_all:
+        raise TopicNotFound(f"topic {', '.join(map(repr, sorted(missing)))} does not exist: create it, or leave it out")
     for topic in chosen:
         check_data_topic(topic)
     for option, places in (("start", options.start), ("end", options.end)):
@@ -65,47 +63,49 @@ def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> li
     return [topic for topic in chosen if topic not in missing]
 
 
-def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions, chosen: Sequence[str]) -> None:
-    """Raises InvalidRequest for a place of what is not read, or of several topics at once."""
+def _check_places(option: str, places: Mapping[str, StartOrEnd], options: ReadOptions, chosen: Sequence[str]) -> None:
+    """Raises InvalidRequest for a place of a topic that is not read, and for a position in a partitioned topic."""
     there = {"", *chosen}
     wholes = {whole_name(topic) for topic in chosen} - there
     for topic, place in places.items():
         if topic in wholes and isinstance(place, Position):
-            raise InvalidRequest(f"option {option}: {place} is in one partition of {topic}, name each of them instead")
+            raise InvalidRequest(
+                f"option {option} has position {place} for {topic}, which has partitions: give one per partition"
+            )
         read = topic in there or topic in wholes or (options.pattern is not None and options.chosen([topic]))
         if not read:
-            raise InvalidRequest(f"option {option} names {topic}, which is not read")
+            raise InvalidRequest(f"option {option} has topic {topic}, which is not read: leave it out")
 
 
-def first_wanted(broker: Broker, pinned: PinnedTopic, start: Place, *, fail_on_data_loss: bool = True) -> Position:
-    """The position of the first record wanted, or one right before it.
+def first_wanted(broker: Broker, pinned: PinnedTopic, start: StartOrEnd, *, fail_on_data_loss: bool = True) -> Position:
+    """The position of the first record to read, or one right before it.
 
-    Raises PositionTrimmed if it is gone, InvalidRequest for a place that the log has not come to.
+    Raises PositionTrimmed if it was trimmed, InvalidRequest for a position beyond the end of the log.
     """
     if start == BEGINNING:
-        return begun_at(pinned, EARLIEST)
+        return not_before_origin(pinned, EARLIEST)
     if not isinstance(start, Position):
-        return begun_at(pinned, _place(broker, pinned, start))
+        return not_before_origin(pinned, _place(broker, pinned, start))
     if fail_on_data_loss:
-        check_still_there(broker, pinned, start)
+        check_not_trimmed(broker, pinned, start)
         if start > pinned.stop and start > (end := end_of_log(broker, pinned.topic)):
             raise InvalidRequest(
-                f"option start is position {start}, and topic {pinned.topic} ends at {end}: give a place before that; "
-                f"a time has its date, such as {A_TIME}"
+                f"option start is position {start}, but topic {pinned.topic} ends at {end}: use a lower position; a "
+                f"time requires a date, such as {A_TIME}"
             )
-    return begun_at(pinned, start)
+    return not_before_origin(pinned, start)
 
 
-def begun_at(pinned: PinnedTopic, at: Position) -> Position:
-    """A place, or the start of the log if that is later: the reader there is told what was trimmed.
+def not_before_origin(pinned: PinnedTopic, at: Position) -> Position:
+    """The later of `at` and the start of the log, where a reader detects later trimming.
 
-    Not at an empty ledger that may give place to another one without a word.
+    `at` if all ledgers are empty and not `lasting`: another ledger may replace them, which a reader does not detect.
     """
-    return max(at, pinned.origin) if any(extent.lasting for extent in pinned.extents) else at
+    return max(at, pinned.origin) if any(ledger.lasting for ledger in pinned.ledgers) else at
 
 
-def check_still_there(broker: Broker, pinned: PinnedTopic, start: Position) -> None:
-    """Raises PositionTrimmed if records behind a place are gone; a place where a ledger ended may well be left."""
+def check_not_trimmed(broker: Broker, pinned: PinnedTopic, start: Position) -> None:
+    """Raises PositionTrimmed if records after `start` were trimmed; the end of a trimmed ledger is no error."""
     if not EARLIEST < start < pinned.origin:
         return
     try:
@@ -113,30 +113,30 @@ def check_still_there(broker: Broker, pinned: PinnedTopic, start: Position) -> N
             reader.read(limit=1)
     except PositionTrimmed:
         raise PositionTrimmed(
-            f"topic {pinned.topic} begins with ledger {pinned.origin.ledger}: {start} is gone; start at the "
-            f"beginning, or say fail_on_data_loss=false to go on without what is gone"
+            f"topic {pinned.topic} begins with ledger {pinned.origin.ledger}, and records after {start} were trimmed: "
+            f"start at the beginning, or set fail_on_data_loss=false to continue without them"
         ) from None
 
 
-def stop_of(broker: Broker, pinned: PinnedTopic, end: Place) -> Position:
-    """The position of the first record that is not wanted any more."""
+def stop_of(broker: Broker, pinned: PinnedTopic, end: StartOrEnd) -> Position:
+    """The position before which reading stops; at most `pinned.stop`."""
     if end == BEGINNING:
         return pinned.origin
     return min(end if isinstance(end, Position) else _place(broker, pinned, end), pinned.stop)
 
 
-def _place(broker: Broker, pinned: PinnedTopic, place: Place) -> Position:
+def _place(broker: Broker, pinned: PinnedTopic, place: StartOrEnd) -> Position:
     if place == END:
         return pinned.stop
     if not isinstance(place, datetime):
-        raise TypeError(f"{place!r} is no place in a log")
+        raise TypeError(f"{place!r} is not a place in a log")
     found = broker.position_at(pinned.topic, milliseconds(place))
     return pinned.stop if found is None else found
 
 
 def milliseconds(time: datetime) -> int:
-    """Since 1970. Raises InvalidRequest."""
+    """A time in milliseconds since 1970; 0 for earlier times. Raises InvalidRequest."""
     try:
         return max(round(time.timestamp() * 1000), 0)
     except (OverflowError, ValueError):
-        raise InvalidRequest(f"{time} is no time that a record can have") from None
+        raise InvalidRequest(f"the time {time} is out of range: use another one") from None

@@ -1,8 +1,8 @@
-"""Ranges: how the log of a topic is cut for tasks that read it in parallel; pure
+"""Ranges of a topic's log that tasks read in parallel; pure
 
 All positions are between messages: `Position(ledger, entry)` is before the message of that entry, and ranges are
 half-open. The seqno of a record is known only where the number of visible records before it is known: at a
-`RangeAnchor`. If seqnos are requested, a log is cut at anchors only, else at any message.
+`RangeAnchor`. If seqnos are requested, ranges begin at anchors only, else at any message.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from broker_io.position import EARLIEST, NO_INDEX, Position
 
 
-class Extent(NamedTuple):
-    """A ledger of a log: its number, its entries and its bytes in storage.
+class LedgerSize(NamedTuple):
+    """The id of a ledger, its number of entries and its bytes in storage.
 
-    A ledger that is not `lasting` is empty, and may be replaced by another one.
+    A ledger that is not `lasting` is empty, and another one may replace it.
     """
 
     ledger: int
@@ -38,7 +38,7 @@ class RangeAnchor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """The records of a topic from `first` to `stop` (exclusive), about `bytes` in the log.
+    """The records of a topic from `first` to `stop` (exclusive), about `bytes` bytes in the log.
 
     Reading starts at `begin`, at or before `first`; the first visible record there has `seqno`, or None if it is
     unknown. `last` is the last record below `stop`, if it is known.
@@ -53,14 +53,14 @@ class RecordRange:
     bytes: int
 
 
-def behind(position: Position | None) -> Position:
+def after(position: Position | None) -> Position:
     """The position after the message of a record; EARLIEST for None."""
     return EARLIEST if position is None else Position(position.ledger, position.entry + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Where and how finely to cut: `numbered` cuts at anchors only, `target_bytes` is about the size of a range."""
+class RangePlanner:
+    """Splits logs into ranges of about `target_bytes` bytes; with `numbered` they begin at anchors only."""
 
     numbered: bool
     target_bytes: int
@@ -68,7 +68,7 @@ class Cut:
     def ranges(
         self,
         topic: str,
-        extents: Sequence[Extent],
+        ledgers: Sequence[LedgerSize],
         anchors: Sequence[RangeAnchor],
         first: Position,
         stop: Position,
@@ -76,15 +76,15 @@ class Cut:
     ) -> list[RecordRange]:
         """The ranges between `first` and `stop` (exclusive); none if there are no messages.
 
-        `extents` and `anchors` are ascending; `last` is the last record below `stop`, if it is known.
+        `ledgers` and `anchors` are ascending; `last` is the last record below `stop`, if it is known.
         """
-        log = _Log.of(extents, first, stop)
+        log = _Log.of(ledgers, first, stop)
         if not log.slices:
             return []
         known = [anchor for anchor in anchors if anchor.position < stop] if self.numbered else []
-        cuts = self._cuts(log, [anchor.position for anchor in known] or self._anywhere(log), first)
+        boundaries = self._boundaries(log, [anchor.position for anchor in known] or self._any_position(log), first)
         ranges = []
-        for low, high in pairwise([first, *cuts, stop]):
+        for low, high in pairwise([first, *boundaries, stop]):
             anchor = next((found for found in reversed(known) if found.position <= low), None)
             begin, seqno = (low._replace(batch=NO_INDEX), None) if anchor is None else anchor
             size = log.bytes_below(high) - log.bytes_below(low)
@@ -92,18 +92,18 @@ class Cut:
             ranges.append(RecordRange(topic, begin, low, log.end_before(high), seqno, known_last, size))
         return ranges
 
-    def _cuts(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
+    def _boundaries(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
         """The positions between two ranges, as few as the size of a range allows."""
-        cuts: list[Position] = []
+        boundaries: list[Position] = []
         low, candidate = first, None
         for position in [*(place for place in allowed if place > first), log.slices[-1].end]:
             if log.bytes_below(position) - log.bytes_below(low) > self.target_bytes and candidate is not None:
-                cuts.append(candidate)
+                boundaries.append(candidate)
                 low = candidate
             candidate = position
-        return cuts
+        return boundaries
 
-    def _anywhere(self, log: _Log) -> Iterator[Position]:
+    def _any_position(self, log: _Log) -> Iterator[Position]:
         """The start of each ledger slice, and positions inside slices that are larger than a range."""
         for ledger_slice in log.slices:
             parts = max(min(ceil(ledger_slice.bytes / self.target_bytes), ledger_slice.entries), 1)
@@ -135,14 +135,14 @@ class _Log(NamedTuple):
     slices: list[_LedgerSlice]
 
     @classmethod
-    def of(cls, extents: Iterable[Extent], first: Position, stop: Position) -> _Log:
+    def of(cls, ledgers: Iterable[LedgerSize], first: Position, stop: Position) -> _Log:
         slices: list[_LedgerSlice] = []
         before = 0
         top = stop.entry + (stop.batch > NO_INDEX)
-        for ledger, entries, size, _ in extents:
+        for ledger, entries, size, _ in ledgers:
             if not first.ledger <= ledger <= stop.ledger:
                 continue
-            # The extent of a growing ledger may be older than the positions of its records.
+            # A ledger may have grown since its size was taken.
             high = top if ledger == stop.ledger else entries
             low = max(first.entry, 0) if ledger == first.ledger else 0
             if high > low:
@@ -163,28 +163,28 @@ class _Log(NamedTuple):
         )
         return ledger_slice.before + ledger_slice.bytes * max(inside, 0) // ledger_slice.entries
 
-    def end_before(self, cut: Position) -> Position:
-        """The cut; at the start of a ledger the end of the one before, so that a reader there has finished."""
-        if cut.entry > 0 or cut.batch > NO_INDEX:
-            return cut
-        index = bisect_left(self.slices, cut.ledger, key=lambda ledger_slice: ledger_slice.ledger) - 1
-        return self.slices[index].end if index >= 0 else cut
+    def end_before(self, boundary: Position) -> Position:
+        """The boundary; at the start of a ledger the end of the previous one, where a reader stops earlier."""
+        if boundary.entry > 0 or boundary.batch > NO_INDEX:
+            return boundary
+        index = bisect_left(self.slices, boundary.ledger, key=lambda ledger_slice: ledger_slice.ledger) - 1
+        return self.slices[index].end if index >= 0 else boundary
 
 
-def carried(extents: Sequence[Extent], at: Position) -> Position:
+def carried(ledgers: Sequence[LedgerSize], at: Position) -> Position:
     """A position, moved to the start of the next ledger if its own ledger was read to its end.
 
     A ledger that was read is then not needed again and may be trimmed.
     """
-    for extent, following in pairwise(extents):
-        if extent.ledger == at.ledger and extent.entries <= at.entry:
+    for ledger, following in pairwise(ledgers):
+        if ledger.ledger == at.ledger and ledger.entries <= at.entry:
             at = Position(following.ledger, 0)
     return at
 
 
-def advanced(extents: Sequence[Extent], first: Position, stop: Position, messages: int) -> tuple[Position, int]:
+def advanced(ledgers: Sequence[LedgerSize], first: Position, stop: Position, messages: int) -> tuple[Position, int]:
     """The position at most `messages` messages after `first`, not above `stop`, and how many messages that is."""
-    counted = [extent._replace(bytes=max(extent.entries, _top(stop, extent.ledger))) for extent in extents]
+    counted = [ledger._replace(bytes=max(ledger.entries, _top(stop, ledger.ledger))) for ledger in ledgers]
     log = _Log.of(counted, first, stop)
     left = messages
     for ledger_slice in log.slices:

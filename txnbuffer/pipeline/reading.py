@@ -17,12 +17,11 @@ from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.errors import SnapshotMissing
 from snapshots.records import reaches
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
-from txnbuffer.columns import any_transactional, present, transaction_codes
 from txnbuffer.errors import LogTruncated, ReplayStalled
 from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_log_end, check_same
-from txnbuffer.pipeline.ranges import RecordRange, behind
-from txnbuffer.protocol import MARKER, RECORDS, TXN
-from txnbuffer.recordset import expand, pieces
+from txnbuffer.pipeline.ranges import RecordRange, after
+from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, transaction_codes
+from txnbuffer.recordset import batch_slices, expand
 from txnbuffer.recovery.restore import LOST
 
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
@@ -99,15 +98,15 @@ def read_range(
             left = _left(broker, one.topic)
             if left is None or left >= one.stop:
                 return
-            if left <= at:  # the hole is not at the front of the log
+            if left <= at:  # the missing messages are not at the start of the log
                 raise
             messages, seqno, at = _messages(broker, one, record_filter, left), None, left
             continue
         if placed is None:
             return
         at = placed.positions.last
-        for piece in pieces(placed, BATCH_ROWS):
-            rows, visible = _filtered(piece, record_filter, seqno)
+        for part in batch_slices(placed, BATCH_ROWS):
+            rows, visible = _filtered(part, record_filter, seqno)
             seqno = None if seqno is None else seqno + visible
             rows = _between(rows, one.first, one.stop)
             if len(rows) and (rows.mask is None or rows.mask.any()):
@@ -131,7 +130,7 @@ def _messages(broker: Broker, one: RecordRange, record_filter: RecordFilter, beg
             placed = _next(broker, reader, one, at)
             last = placed.positions.last
             # More messages of the same broker batch may follow.
-            at = last if last.batch > NO_INDEX else behind(last)
+            at = last if last.batch > NO_INDEX else after(last)
             if last.ledger > one.stop.ledger:
                 check_same(broker, one.topic, record_filter.incarnation)
             if last >= one.stop:

@@ -1,4 +1,4 @@
-"""Reports as one self-contained HTML page: tables, and plots as SVG; nothing is fetched and nothing runs in it."""
+"""Reports as self-contained HTML pages: tables, and plots as SVG, without scripts and external resources"""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ p.good { color: #276749; } p.bad { color: #c53030; font-weight: 600; } svg text 
 
 
 class Section(NamedTuple):
-    """A heading and what is below it, which is HTML already."""
+    """A heading, and its content as fragments of HTML."""
 
     title: str
     parts: Sequence[str]
 
 
 def page(title: str, summary: str, good: bool, sections: Iterable[Section]) -> str:
-    """The whole page; `summary` says in a sentence what came out."""
+    """The page as HTML; `summary` is the result in a sentence, shown in green if `good`, else in red."""
     body = "".join(f"<h2>{escape(one.title)}</h2>{''.join(one.parts)}" for one in sections)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -43,7 +43,7 @@ def text(line: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], empty: str = "none") -> str:
-    """Rows that share their keys."""
+    """A table of rows with the same keys; `empty` is the text if there is none."""
     if not rows:
         return text(empty)
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
@@ -52,7 +52,7 @@ def table(rows: Sequence[Mapping[str, Any]], empty: str = "none") -> str:
 
 
 def bars(named: Sequence[tuple[str, float]], unit: str = "") -> str:
-    """One bar a name, of a length that goes by its number."""
+    """A bar chart: one horizontal bar per name, its length in proportion to its number."""
     if not named:
         return text("none")
     most = max(value for _, value in named) or 1
@@ -69,20 +69,20 @@ def bars(named: Sequence[tuple[str, float]], unit: str = "") -> str:
 
 
 def stacked(labels: Sequence[str], series: Mapping[str, Sequence[float]], unit: str = "") -> str:
-    """A column a label; of each series a piece in its colour, one above the other."""
+    """A stacked column chart: one column per label, with each series in its colour."""
     if not labels:
         return text("none")
     totals = [sum(column) for column in zip(*series.values(), strict=True)]
     most = max(totals) or 1
     step = WIDTH / len(labels)
-    pieces = []
+    rectangles = []
     for index in range(len(labels)):
         base = float(HEIGHT)
         for number, values in enumerate(series.values()):
             high = HEIGHT * values[index] / most
             base -= high
             if high:
-                pieces.append(
+                rectangles.append(
                     f'<rect x="{index * step:.1f}" y="{base:.1f}" width="{max(step - 1, 0.5):.1f}" height="{high:.1f}" '
                     f'fill="{COLORS[number % len(COLORS)]}"><title>{escape(labels[index])}: {_number(values[index])}'
                     f"</title></rect>"
@@ -92,7 +92,7 @@ def stacked(labels: Sequence[str], series: Mapping[str, Sequence[float]], unit: 
         f'<text x="{WIDTH}" y="{HEIGHT + 16}" text-anchor="end">{escape(labels[-1])}</text>'
         f'<text x="{WIDTH / 2}" y="{HEIGHT + 16}" text-anchor="middle">highest: {_number(most)} {escape(unit)}</text>'
     )
-    return _svg(HEIGHT + 44, "".join(pieces) + ends + _legend([*series]))
+    return _svg(HEIGHT + 44, "".join(rectangles) + ends + _legend([*series]))
 
 
 def _legend(names: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ def _cell(value: Any) -> str:
 
 
 def shown(data: bytes | None) -> str:
-    """A key for people."""
+    """A key as readable text."""
     return "(no key)" if data is None else data.decode(errors="backslashreplace")
 
 

@@ -13,7 +13,7 @@ lack these; then the topic has the one version that its incarnation gives.
 A sealed segment is the entry `T-1`, `T-2`, … of schema `part-1`; the format calls it a *part*. It has aborted
 transactions with the positions of their markers, and ranges of suppressed positions, each in log order; its topic,
 number, epoch, the first and last position of its items, and the chain digest before it. It ends with the digest of all
-bytes before, which is the chain digest after it. Once an end entry names a part, it is never written again.
+bytes before, which is the chain digest after it. Once an end entry names a segment, it is never written again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import numpy as np
 
 from broker_io.position import Position, Positions
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import PART, Stored, checked, sealed, unsealed
-from snapshots.keys import EntryKey, KeyKind
+from snapshots.format import SEGMENT, EntryKey, KeyKind, Stored, checked, sealed, unsealed
 from snapshots.records import (
     AXES,
     MAX_LONG_BYTES,
@@ -42,34 +41,34 @@ from snapshots.records import (
     reaches,
     record,
 )
-from txnbuffer.buffer.effects import Damage
-from txnbuffer.buffer.sequencer import SequencerState
 from txnbuffer.buffer.state import (
     BufferSegment,
     BufferState,
     CoordinatorColumns,
     Counters,
+    Damage,
     Items,
     OngoingColumns,
     SegmentColumns,
 )
+from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
 from txnbuffer.streams.failover import Version
 
 REST_BYTES = 2048
-"""What an entry takes besides its items: key, properties, the topic's name, ends of columns."""
+"""Bytes of an entry without its items: key, properties, the topic's name, ends of columns."""
 ITEM_BYTES = 6 * MAX_LONG_BYTES
 
 
 def segment_items(limit: int) -> int:
-    """So many items fit into an entry of at most `limit` bytes, whatever they are."""
+    """The number of items, whatever they are, that fit into an entry of at most `limit` bytes."""
     return (limit - REST_BYTES) // ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedSegment:
-    """One part entry; `chain_after` is empty until it was encoded."""
+    """One segment entry; `chain_after` is empty until it is encoded."""
 
     topic: str
     epoch: int
@@ -101,7 +100,7 @@ def get_items(values: Mapping[str, Any], prefix: str) -> Items:
 
 
 def encode_segment(entry: EncodedSegment) -> bytes:
-    """The value of a part entry; its last 16 bytes are the chain digest after it."""
+    """The value of a segment entry; its last 16 bytes are the chain digest after it."""
     items = entry.segment.items
     values = {
         "topic": entry.topic,
@@ -116,7 +115,7 @@ def encode_segment(entry: EncodedSegment) -> bytes:
 
 
 class BufferSegmentPayload(NamedTuple):
-    """A sealed part for the writer of snapshots."""
+    """A sealed segment for the writer of snapshots."""
 
     segment: BufferSegment
 
@@ -134,17 +133,17 @@ def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | No
         items = get_items(values, "")
     except BadColumn as error:
         raise BadRecord(str(error)) from error
-    part = BufferSegment(values["number"], items)
-    entry = EncodedSegment(values["topic"], values["epoch"], values["chain_before"], part, values["chain_after"])
+    segment = BufferSegment(values["number"], items)
+    entry = EncodedSegment(values["topic"], values["epoch"], values["chain_before"], segment, values["chain_after"])
     return entry, get_position(values, "low"), get_position(values, "high")
 
 
 def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment:
-    """The part entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
-    key = EntryKey(topic, KeyKind.PART, number)
-    entry, low, high = checked(key, PART, stored, _decode)
+    """The segment entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
+    key = EntryKey(topic, KeyKind.SEGMENT, number)
+    entry, low, high = checked(key, SEGMENT, stored, _decode)
     if (entry.topic, entry.segment.number) != (topic, number):
-        raise SnapshotDamaged(topic, str(key), f"it is part {entry.segment.number} of topic {entry.topic}")
+        raise SnapshotDamaged(topic, str(key), f"it is segment {entry.segment.number} of topic {entry.topic}")
     items: Items = entry.segment.items
     if not len(items) or (low, high) != (items.first, items.last) or entry.epoch != stored.epoch:
         raise SnapshotDamaged(topic, str(key), "its head and its items contradict each other")
@@ -158,12 +157,12 @@ UUID_BYTES = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicState:
-    """What one end entry holds of its topic.
+    """The state of a topic in its end entry.
 
-    `origin_ledger` is the first ledger that existed when the topic was registered; `following_ledger` the one
-    in which the log goes on behind `buffer.applied` if the ledger of that position was closed and wholly
-    applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log,
-    newest first, not checked. `cursors`: names and seqnos of the durable cursors.
+    `origin_ledger` is the first ledger that existed when the topic was registered. `following_ledger` is the one
+    in which the log continues after `buffer.applied` if the ledger of that position was closed and wholly
+    applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log, newest first, not
+    checked. `cursors`: names and seqnos of the durable cursors.
     """
 
     buffer: BufferState
@@ -176,13 +175,13 @@ class TopicState:
 
     @property
     def resume_ledger(self) -> int:
-        """The lowest ledger that a recovery from here, or a reader of what it decides later, has to read."""
-        applied, max_read, numbered = self.buffer.applied, self.buffer.max_read, self.sequencer.position
+        """The lowest ledger that a recovery from here, or a reader of what is not decided yet, has to read."""
+        applied, max_read, sequenced = self.buffer.applied, self.buffer.max_read, self.sequencer.position
         if applied is None or self.following_ledger != UNKNOWN_LEDGER:
             needed = [self.following_ledger]
         else:
             needed = [applied.ledger]
-        for position in (max_read, numbered):
+        for position in (max_read, sequenced):
             if not reaches(position, applied):
                 needed.append(self.origin_ledger if position is None else position.ledger)
         return min(needed)
@@ -305,7 +304,7 @@ def _get_coordinators(values: Mapping[str, Any]) -> CoordinatorColumns:
     count = values["coordinators"]
     committed, aborted = tuple(values["coordinator_committed"]), tuple(values["coordinator_aborted"])
     if not len(committed) == len(aborted) == count:
-        raise BadColumn(f"bitmaps of {len(committed)} and {len(aborted)} coordinators where {count} are")
+        raise BadColumn(f"{len(committed)} and {len(aborted)} bitmaps for {count} coordinators")
     return CoordinatorColumns(
         get_column(values, "coordinator_most", count),
         get_column(values, "coordinator_low_water_mark", count),
@@ -350,7 +349,7 @@ def _put_sequencer(state: SequencerState) -> dict[str, Any]:
 def _get_sequencer(values: Mapping[str, Any]) -> SequencerState:
     ledgers, firsts = values["seqno_ledger"], values["seqno_first"]
     if len(ledgers) != len(firsts):
-        raise BadColumn(f"{len(firsts)} first seqnos of {len(ledgers)} ledgers")
+        raise BadColumn(f"{len(firsts)} first seqnos for {len(ledgers)} ledgers")
     position: Position | None = get_position(values, "sequenced")
     return SequencerState(position, values["next_seqno"], ledgers, firsts)
 
@@ -358,18 +357,18 @@ def _get_sequencer(values: Mapping[str, Any]) -> SequencerState:
 def _get_versions(values: Mapping[str, Any]) -> tuple[Version, ...]:
     uuids, seqnos = values["failover_uuid"], values["failover_seqno"].tolist()
     if len(uuids) != len(seqnos):
-        raise BadColumn(f"{len(uuids)} versions that began at {len(seqnos)} seqnos")
+        raise BadColumn(f"{len(uuids)} versions with {len(seqnos)} seqnos")
     return tuple(Version(int.from_bytes(uuid, "big"), seqno) for uuid, seqno in zip(uuids, seqnos, strict=True))
 
 
 def _get_cursors(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     names, seqnos = values["cursor_name"], values["cursor_seqno"].tolist()
     if len(names) != len(seqnos):
-        raise BadColumn(f"{len(names)} durable cursors at {len(seqnos)} seqnos")
+        raise BadColumn(f"{len(names)} durable cursors with {len(seqnos)} seqnos")
     try:
         return tuple(zip([name.decode() for name in names], seqnos, strict=True))
     except UnicodeDecodeError as error:
-        raise BadColumn(f"the name of a durable cursor is no UTF-8 ({error})") from None
+        raise BadColumn(f"the name of a durable cursor is not UTF-8 ({error})") from None
 
 
 def _put_index(index: IndexColumns) -> dict[str, Any]:
@@ -381,7 +380,7 @@ def _put_index(index: IndexColumns) -> dict[str, Any]:
 
 
 def _get_index(values: Mapping[str, Any]) -> IndexColumns:
-    """Raises BadColumn where it is none."""
+    """Raises BadColumn for an invalid index."""
     first, last = (Positions(*(values[f"index_{end}_{axis}"] for axis in AXES)) for end in ("first", "last"))
     index = IndexColumns(values["index_start"], values["index_end"], first, last, values["index_count"])
     sizes = {len(column) for name, column in values.items() if name.startswith("index_")}

@@ -15,7 +15,7 @@ from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import PositionTrimmed, StillHeld, TopicNotFound
 from broker_io.port import Broker, Writer
 from broker_io.position import EARLIEST
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.scan import read_log_rest, scan
 from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -29,9 +29,9 @@ Buffers = dict[str, TransactionBuffer]
 
 
 class Decisions(NamedTuple):
-    """The decision log `topic` of a shard, and `buffers`, which know of every marker and record that is there.
+    """The decision log `topic` of a shard, and the buffers of all topics, applied up to their ends.
 
-    `lost` tells what is gone of the log; None if nothing shows that anything is.
+    `lost` describes evidence that entries of the log are lost; None if there is none.
     """
 
     topic: str
@@ -40,7 +40,7 @@ class Decisions(NamedTuple):
     lost: str | None
 
     def open_transactions(self, shard: Shard) -> dict[int, set[str]]:
-        """Ids of this shard that some topic has undecided records of, each with these topics."""
+        """Ids of this shard with undecided records, each with the topics that have such records."""
         found: dict[int, set[str]] = {}
         for topic, buffer in self.buffers.items():
             for opened in buffer.ongoing:
@@ -48,8 +48,8 @@ class Decisions(NamedTuple):
                     found.setdefault(opened.txn.least, set()).add(topic)
         return found
 
-    def halves(self, shard: Shard) -> list[int]:
-        """Those of them that another topic knows as committed."""
+    def partly_committed(self, shard: Shard) -> list[int]:
+        """The ids of `open_transactions` that committed on another topic."""
         known = [buffer.coordinators.get(shard.number) for buffer in self.buffers.values()]
         return [
             least
@@ -59,9 +59,9 @@ class Decisions(NamedTuple):
 
 
 def read_decisions(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
-    """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
+    """Fold the topics of all shards, which may have transactions of this one; then read its decision log.
 
-    The outcomes of markers are in it by then. `buffers`: topics as `replayed_topics` just had them.
+    In this order the log has the decision of each marker that was read. `buffers`: a fresh result of `replayed_topics`.
 
     Raises as `replayed_topics`, and UnreadableDecision.
     """
@@ -76,9 +76,9 @@ def read_decisions(broker: Broker, shard: Shard, buffers: Buffers | None = None)
 
 
 def reset_decisions(broker: Broker, shard: Shard, owner: str) -> Decisions:
-    """Let a log that has lost something go on above all that is known; returns what was found before.
+    """If a log has lost entries, continue it above all known epochs and ids; return its state before.
 
-    Raises StillHeld, and changes nothing, while a service has it; and as `read_decisions`.
+    Raises StillHeld, and changes nothing, while a service owns it; and as `read_decisions`.
     """
     broker.create_topic(shard.topic(DECISIONS))
     with exclusive_writer(broker, shard) as writer:
@@ -91,9 +91,9 @@ def reset_decisions(broker: Broker, shard: Shard, owner: str) -> Decisions:
 
 @contextmanager
 def exclusive_writer(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
-    """Be the decision log's only writer: no service takes over meanwhile. None where there is no such log.
+    """The decision log's exclusive writer, which keeps services from taking over; None if the log does not exist.
 
-    Raises StillHeld while a service has it.
+    Raises StillHeld while a service owns it.
     """
     decisions = shard.topic(DECISIONS)
     try:
@@ -102,25 +102,25 @@ def exclusive_writer(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
         yield None
         return
     except StillHeld:
-        text = f"a service has {decisions}: stop it, and its standbys, before another process writes to it"
+        text = f"a service owns {decisions}: stop the service and its standbys, then try again"
         raise StillHeld(text) from None
     with writer:
         yield writer
 
 
 def replayed_topics(broker: Broker, shards: int) -> Buffers:
-    """The topics of all shards, up to their ends.
+    """The buffers of the topics of all shards, applied up to their ends.
 
-    Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.
+    Raises SnapshotError for an unusable snapshot, which must be repaired first, and errors of readers.
     """
     owners = (Shard(number, shards) for number in range(shards))
     return {name: buffer for owner in owners for name, buffer in _buffers(broker, owner).items()}
 
 
 def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
-    """What a decision log says, and why its end can't be read if it can't.
+    """The state of a decision log, and why it can't be read to its end; None if it can.
 
-    Raises UnreadableDecision, and ServiceUnavailable where what is before the end does not come.
+    Raises UnreadableDecision, and ServiceUnavailable if messages before the end do not come.
     """
     history, at = History(), EARLIEST
     try:

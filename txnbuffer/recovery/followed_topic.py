@@ -1,4 +1,4 @@
-"""A topic as its owner follows it: buffer, sequencing, snapshots, and dropping segments whose ledgers are gone.
+"""A topic followed by its owner: buffer, sequencing, snapshots, and dropping segments whose ledgers are trimmed.
 
 The sequencer is fed with the messages that the buffer applies. If too many of them stay undecided, it reads them from
 the log again.
@@ -17,14 +17,13 @@ from broker_io.errors import StorageError
 from broker_io.port import Broker, Ledger, Reader
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
-from snapshots.keys import EntryKey, KeyKind, part_key
+from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, EntryKey, KeyKind, Stored, segment_key
 from snapshots.policy import SnapshotDue, SnapshotPolicy
 from snapshots.records import reaches
 from snapshots.writer import SnapshotPlan, SnapshotWriter
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.effects import Effect, Suppressed, TransactionEnded
-from txnbuffer.buffer.sequencer import Sequenced, Sequencer
+from txnbuffer.buffer.state import Effect, Suppressed, TransactionEnded
+from txnbuffer.buffer.visibility import Sequenced, Sequencer
 from txnbuffer.mutations.index import IndexColumns
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
@@ -40,16 +39,16 @@ from txnbuffer.streams.failover import FailoverLog
 OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
 HELD_BYTES = 8 * 1024 * 1024
-"""About the bytes of undecided messages held in memory for a topic; more are read from the log again."""
+"""Approximate limit on the bytes of undecided messages in memory for a topic; more are read from the log again."""
 
 STEP_MESSAGES = 4096
-"""About the most messages that one step reads again."""
+"""Approximate limit on the messages that one step reads again."""
 
 
 class TopicSequencer:
-    """Gives seqnos behind `sequenced` (exclusive), in step with a buffer that was applied up to `resume`.
+    """Assigns seqnos after `sequenced` (exclusive), in step with a buffer that was applied up to `resume`.
 
-    `lagging`: what is to be numbered is read from the log again. `on_sequenced` is called with what got seqnos.
+    `lagging`: messages to sequence are read from the log again. `on_sequenced` is called with sequenced messages.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class TopicSequencer:
         self._broker = broker
         self._topic = topic
         self._buffer = buffer
-        self._renumber = sequenced
+        self._sequenced = sequenced
         self.lagging = sequenced != resume
         self._reader: Reader | None = None
         self._held: deque[PlacedBatch] = deque()
@@ -76,12 +75,12 @@ class TopicSequencer:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether something is decided that has to be read from the log again to be numbered."""
+        """Whether decided messages have to be read from the log again to be sequenced."""
         limit = self._buffer.max_read_position
-        return self.lagging and limit is not None and not reaches(self._renumber, limit)
+        return self.lagging and limit is not None and not reaches(self._sequenced, limit)
 
     def applied(self, placed: PlacedBatch) -> None:
-        """The buffer has applied these messages, the next of the tail."""
+        """The buffer has applied these messages, the next of the log."""
         if not self.lagging:
             self._held.append(placed)
             self._held_bytes += _weight(placed)
@@ -93,25 +92,25 @@ class TopicSequencer:
                 self._held_bytes = 0
 
     def continued_in(self, ledger: int) -> None:
-        """The log continues in this ledger after what is applied: once all of it is sequenced, the next is there.
+        """The log continues in this ledger after all applied messages; once these are sequenced, sequence from there.
 
-        Then the ledger before may vanish, whatever comes and however long it stays undecided.
+        Then the ledger before may be trimmed, however long later messages stay undecided.
         """
         if self.sequencer.position is not None and reaches(self.sequencer.position, self._buffer.applied):
-            self._renumber = self.sequencer.position = max(self._renumber, Position(ledger, -1))
+            self._sequenced = self.sequencer.position = max(self._sequenced, Position(ledger, -1))
 
     def advance(self) -> None:
-        """Number all that is decided by now."""
+        """Sequence all that is decided by now."""
         while self.step():
             pass
 
     def step(self) -> bool:
-        """Number some of what is decided by now, a bounded amount; False if nothing was left to do."""
+        """Sequence a bounded amount of what is decided by now; return False if nothing was left to do."""
         if self.lagging:
             return self._read()
         while self._held:
             placed = self._held[0]
-            if self._number(placed) < len(placed):
+            if self._sequence(placed) < len(placed):
                 return False
             self._held.popleft()
             self._held_bytes -= _weight(placed)
@@ -122,31 +121,31 @@ class TopicSequencer:
             self._reader.close()
             self._reader = None
 
-    def _number(self, placed: PlacedBatch) -> int:
-        """Number what is decided of a batch; how many of its messages have been numbered by now."""
-        numbered = self.sequencer.advance(placed, self._buffer)
-        if self.on_sequenced is not None and numbered.stop > numbered.start:
-            self.on_sequenced(placed, numbered)
+    def _sequence(self, placed: PlacedBatch) -> int:
+        """Sequence the decided messages of a batch; return how many of its messages are sequenced by now."""
+        sequenced = self.sequencer.advance(placed, self._buffer)
+        if self.on_sequenced is not None and sequenced.stop > sequenced.start:
+            self.on_sequenced(placed, sequenced)
         at = self.sequencer.position
         if at is None:
             return 0
-        self._renumber = max(self._renumber, at)
+        self._sequenced = max(self._sequenced, at)
         return placed.positions.search(at, right=True)
 
     def _read(self) -> bool:
-        """Number one batch of the log behind the last number; False if nothing more is decided there."""
+        """Sequence one batch of the log after the last seqno; return False if nothing more is decided there."""
         limit = self._buffer.max_read_position
-        if limit is None or reaches(self._renumber, limit):
-            self.lagging = not reaches(self._renumber, self._buffer.applied)
+        if limit is None or reaches(self._sequenced, limit):
+            self.lagging = not reaches(self._sequenced, self._buffer.applied)
             if not self.lagging:
                 self.close()
             return False
         if self._reader is None:
-            self._reader = self._broker.reader(self._topic, self._renumber, inclusive=False)
+            self._reader = self._broker.reader(self._topic, self._sequenced, inclusive=False)
         placed = self._reader.read(limit=STEP_MESSAGES)
         if placed is None:
             return False
-        if self._number(placed) < len(placed):
+        if self._sequence(placed) < len(placed):
             self.close()  # the rest of the batch is read again once it is decided
             return False
         return True
@@ -157,11 +156,11 @@ def _weight(placed: PlacedBatch) -> int:
 
 
 REPLAY_TIMEOUT = 30.0
-"""Seconds in which a message that the log says it holds must be read."""
+"""Seconds within which a message before the end of the log must be read."""
 
 
 class CapturedSnapshot(NamedTuple):
-    """The snapshot of one topic about to be written, and how many messages and changes it covers."""
+    """The next snapshot of one topic, and how many messages and changes it covers."""
 
     followed: FollowedTopic
     plan: SnapshotPlan
@@ -171,11 +170,11 @@ class CapturedSnapshot(NamedTuple):
 
 
 class FollowedTopic:
-    """Follows one topic from where it was restored.
+    """Follows one topic from the position where it was restored.
 
-    `failover`: the versions of its history. `index`: where mutations stand in its log, as the next snapshot has it; it
-    must not go beyond what is numbered. `cursors`: the durable ones, name → seqno up to which its owner has all; to be
-    replaced, not changed, as another thread may write it.
+    `failover`: the versions of its history. `index`: positions of mutations for the next snapshot; it must not go
+    beyond what is sequenced. `cursors`: name of each durable cursor → seqno up to which its owner has everything; to
+    be replaced, not changed, since another thread may be writing it.
     """
 
     def __init__(
@@ -207,7 +206,7 @@ class FollowedTopic:
         self.cursors: Mapping[str, int] = restored.cursors
 
     def replay(self) -> list[Effect]:
-        """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
+        """Apply everything up to the current end of the log; nothing is visible before. Raises as `read`."""
         end = self._broker.last_position(self.topic)
         effects: list[Effect] = []
         if end is not None and end > self.at:
@@ -217,9 +216,9 @@ class FollowedTopic:
                 found = self.read(REPLAY_TIMEOUT)
                 if found is None:
                     raise StorageError(
-                        f"topic {self.topic}: the log ends at {end}, but nothing came behind {self.at} within "
-                        f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well, and no transactions of its own end "
-                        "the log, and start again"
+                        f"topic {self.topic}: the log ends at {end}, but nothing came after {self.at} within "
+                        f"{REPLAY_TIMEOUT:.0f} s: check the broker, and that the log does not end with native Pulsar "
+                        "transactions, and start again"
                     )
                 effects += found
             self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
@@ -232,9 +231,9 @@ class FollowedTopic:
         self.failover = self.failover.taken_over(uuid, self.sequencing.sequencer.next_seqno - 1)
 
     def read(self, timeout: float = 0.0) -> list[Effect] | None:
-        """Apply the next messages; None if none came in `timeout` seconds.
+        """Apply the next messages; return None if none came in `timeout` seconds.
 
-        Raises ProtocolStopped, PositionTrimmed, Damaged: the topic can't be followed any further then.
+        Raises ProtocolStopped, PositionTrimmed, Damaged: then the topic can't be followed any further.
         """
         if self._reader is None:
             raise AssertionError(f"the reader of topic {self.topic} was given away")
@@ -250,12 +249,12 @@ class FollowedTopic:
 
     @property
     def at(self) -> Position:
-        """Where to read on: everything up to here is applied."""
+        """The position after which to continue reading: everything up to it is applied."""
         applied = self.buffer.applied
         return self._resume if applied is None else max(applied, self._resume)
 
     def state(self) -> TopicState:
-        """The state at this moment. Sealed parts have to be taken first."""
+        """The current state. Sealed segments have to be taken first."""
         following = self._following_ledger()
         if following != UNKNOWN_LEDGER:
             self.sequencing.continued_in(following)
@@ -270,33 +269,33 @@ class FollowedTopic:
         )
 
     def _following_ledger(self) -> int:
-        """The ledger in which the log continues, if known; an answer for a position stays true."""
+        """The ledger in which the log continues; UNKNOWN_LEDGER if unknown. A known one never changes."""
         applied = self.buffer.applied
         if applied is not None and (self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER):
             self._following = (applied, _following(applied, self._broker.ledgers(self.topic)))
         return self._following[1]
 
     def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
-        """The next snapshot of this topic, as it is at this moment."""
+        """Plan a snapshot of the current state."""
         self.writer.add(map(BufferSegmentPayload, self.buffer.take_sealed()))
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
 
     def capture(self, epoch: int) -> CapturedSnapshot:
-        """The next snapshot with what it covers."""
+        """Plan a snapshot, and count what it covers."""
         return CapturedSnapshot(self, *self.plan(epoch), self.due.messages, self.due.changes)
 
     def written(self, state: TopicState, messages: int, changes: int) -> None:
-        """A snapshot is durable that covers so many of the messages and changes applied since the one before."""
+        """A snapshot is durable; `messages` and `changes`: how many it covers since the one before."""
         self.generations = [*self.generations[-1:], state.resume_ledger]
         self.due.written(self._clock.monotonic(), messages, changes)
 
     def floor(self) -> int:
-        """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
+        """The lowest ledger needed by the last two snapshots and by readers of undecided messages."""
         return min([self.state().resume_ledger, *self.generations])
 
     def take_reader(self) -> Reader:
-        """The reader, which continues after `at`, for its new owner: from now on messages are given to `apply`."""
+        """Hand over the reader, which continues after `at`: from now on the caller passes messages to `apply`."""
         reader, self._reader = self._reader, None
         if reader is None:
             raise AssertionError(f"the reader of topic {self.topic} was given away")
@@ -311,25 +310,25 @@ class FollowedTopic:
 def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
     for ledger, following in itertools.pairwise(ledgers):
         if applied is not None and ledger.ledger == applied.ledger:
-            # A member of a set does not tell whether it is the last one.
+            # The index of a record in a set does not show whether it is the last one.
             whole = ledger.closed and ledger.entries == applied.entry + 1 and applied.batch == NO_INDEX
             return following.ledger if whole and following.lasting else UNKNOWN_LEDGER
     return UNKNOWN_LEDGER
 
 
 def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, first_ledger: int) -> bool:
-    """All ledgers below one are gone: let buffer and next snapshot forget the parts that only they needed.
+    """Drop the segments that only ledgers below `first_ledger` needed, from the buffer and the next snapshot.
 
-    Each dropped part is read again first, for its ids stand nowhere else. True if there were any. Raises
-    SnapshotDamaged if one can't be read; then nothing was dropped.
+    Each is read from the snapshot topic first, since only its entry has its ids. Return whether there were any.
+    Raises SnapshotDamaged if one can't be read; then nothing is dropped.
     """
     followed.sequencing.sequencer.trim(first_ledger)
     writer, summaries = followed.writer, followed.buffer.segments.summaries
     if writer.waiting:
-        return False  # not all parts are durable yet; the next snapshot comes back to this
+        return False  # not all segments are durable yet; they are dropped after the next snapshot
     expired = itertools.takewhile(lambda summary: summary.last_ledger < first_ledger, summaries)
     numbers = [summary.number for summary in expired if summary.number in writer.chain]
-    places = writer.live_parts
+    places = writer.live_segments
     entries = [read_segment(broker, snapshot_topic, followed.topic, number, places.get(number)) for number in numbers]
     for number, entry in zip(followed.buffer.trim(first_ledger), entries, strict=True):
         followed.buffer.forget(entry.segment)
@@ -338,14 +337,14 @@ def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, 
 
 
 def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
-    """One part entry from where it is in the snapshot topic."""
-    key = EntryKey(topic, KeyKind.PART, number)
+    """Read one segment entry at its position in the snapshot topic."""
+    key = EntryKey(topic, KeyKind.SEGMENT, number)
     if at is None:
-        raise SnapshotDamaged(topic, str(key), "it is missing, though the end entry names it")
-    with broker.reader(snapshot_topic, at, compacted=True) as reader:  # raw it may be trimmed behind a compaction
+        raise SnapshotDamaged(topic, str(key), "it is missing, but the end entry names it")
+    with broker.reader(snapshot_topic, at, compacted=True) as reader:  # the raw log may be trimmed after a compaction
         placed = reader.read(limit=1, timeout=30.0)
-    if placed is None or placed.positions.first != at or placed.messages.keys[0] != part_key(topic, number):
-        raise SnapshotDamaged(topic, str(key), f"it does not stand at {at} of {snapshot_topic} any more")
+    if placed is None or placed.positions.first != at or placed.messages.keys[0] != segment_key(topic, number):
+        raise SnapshotDamaged(topic, str(key), f"it is not at {at} of {snapshot_topic} any more")
     _, value, properties, _ = placed.messages[0]
     names = (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)
     version, kind, epoch = (properties.get(name, "") for name in names)

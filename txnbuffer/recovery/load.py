@@ -18,7 +18,7 @@ from snapshots.errors import SnapshotError, SnapshotMissing, UnsupportedSnapshot
 from snapshots.scan import Scan
 from snapshots.shard_count import snapshot_topic_of
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.recovery.restore import Restored, before_ledger, fresh, restore
 from txnbuffer.streams.failover import FailoverLog
 
@@ -30,11 +30,10 @@ ATTEMPTS = 5
 class LoadedTopic:
     """One topic as a reader starts with it.
 
-    Apply the log to `buffer` behind `resume`, number it behind `sequenced` (both exclusive). What `buffer` calls
-    decided is decided from the first moment; it knows the rest once it was applied up to the end of the log.
-    `registered` is False for a topic without a snapshot, which has no transactions: its whole log is to be
-    applied, and its records have no seqnos yet. The snapshot tells of all from `origin_ledger` on, the log still
-    has what is from `first_ledger` on.
+    Apply the log to `buffer` after `resume`, and sequence it after `sequenced` (both exclusive). `buffer` knows at
+    once what is decided up to `resume`; the rest once it is applied up to the end of the log. `registered` is False
+    for a topic without a snapshot, which has no transactions: its whole log is to be applied, and its records have no
+    seqnos yet. The snapshot covers the ledgers from `origin_ledger` on; the log still has those from `first_ledger` on.
     """
 
     topic: str
@@ -49,10 +48,10 @@ class LoadedTopic:
     failover: FailoverLog
 
     def anchor(self, start: Position) -> tuple[int | None, Position]:
-        """The nearest place at or below `start` whose seqno is known: `(seqno, position)`.
+        """The nearest position at or before `start` whose seqno is known: `(seqno, position)`.
 
-        The first visible record behind `position` (exclusive) has that seqno. Where none is known the seqno is
-        None and reading can begin right before `start`.
+        The first visible record after `position` (exclusive) has that seqno. If none is known, the seqno is None and
+        `position` is right before `start`.
         """
         lowest = before_ledger(self.first_ledger)
         known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
@@ -66,7 +65,7 @@ class LoadedTopic:
 
 
 def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> LoadedTopic:
-    """One topic as its newest snapshot has it, without writing anything; of its shard's snapshots unless told.
+    """One topic as its newest snapshot has it; writes nothing. `snapshot_topic`: that of the topic's shard if None.
 
     Raises TopicNotFound, SnapshotDamaged, UnsupportedSnapshot, AppliedPositionTrimmed.
     """
@@ -85,9 +84,9 @@ def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> Lo
 
 
 class SnapshotLoader:
-    """Loads many topics by one scan of each topic that holds their snapshots; it is read on for every topic.
+    """Loads many topics with one scan of each snapshot topic, which is continued before each load.
 
-    What was read of a topic is let go of when it is loaded, so that another time it is loaded alone.
+    The entries of a topic are dropped when it is loaded; loading it again reads the snapshot topic again.
     """
 
     def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
@@ -96,7 +95,7 @@ class SnapshotLoader:
         self._scans: dict[str, Scan] = {}
 
     def load(self, topic: str) -> LoadedTopic:
-        """As `load` of one topic does; what does not belong together is left to that."""
+        """As the function `load`, which is called if the scanned entries do not belong together."""
         if topic not in self._wanted:
             return load(self._broker, topic)
         snapshot_topic = snapshot_topic_of(self._broker, topic)
@@ -107,7 +106,7 @@ class SnapshotLoader:
         except SnapshotError:
             return load(self._broker, topic, snapshot_topic=snapshot_topic)
         except PositionTrimmed:
-            self._let_go(snapshot_topic)
+            self._close_scan(snapshot_topic)
             return load(self._broker, topic, snapshot_topic=snapshot_topic)
         finally:
             self._wanted.discard(topic)
@@ -123,7 +122,7 @@ class SnapshotLoader:
                 return _fresh(self._broker, topic)
         return _restored(self._broker, topic, snapshot_topic, self._scans[snapshot_topic])
 
-    def _let_go(self, snapshot_topic: str) -> None:
+    def _close_scan(self, snapshot_topic: str) -> None:
         if (running := self._scans.pop(snapshot_topic, None)) is not None:
             running.close()
 
@@ -134,7 +133,7 @@ class SnapshotLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for snapshot_topic in [*self._scans]:
-            self._let_go(snapshot_topic)
+            self._close_scan(snapshot_topic)
 
 
 def _attempt(broker: Broker, topic: str, snapshot_topic: str) -> Restored:

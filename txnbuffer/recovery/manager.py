@@ -20,14 +20,14 @@ from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Ledger
 from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
-from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
+from snapshots.format import SNAPSHOT_TOPIC, check_data_topic
 from snapshots.owner import SnapshotOwnership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotPlan, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.effects import Effect
-from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.state import Effect
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import ProtocolStopped
 from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_segments
@@ -47,7 +47,7 @@ from txnbuffer.recovery.restore import (
 
 
 class FollowedTopicFactory:
-    """`entries` are what the snapshot topic holds of a topic, whatever state that is in."""
+    """Creates followed topics. `entries`: all entries of a topic in the snapshot topic, valid or not."""
 
     def __init__(
         self, broker: Broker, clock: Clock, policy: SnapshotPolicy, segment_size: int, max_entry_bytes: int
@@ -63,9 +63,9 @@ class FollowedTopicFactory:
         return self._whole(topic, entries, epoch, self._broker.ledgers(topic))
 
     def begun(self, topic: str, epoch: int, deleted: str | None) -> FollowedTopic:
-        """Up to the end of the log of a topic that has no snapshot, made if missing.
+        """A topic without a snapshot, applied up to the end of its log; the topic is created if missing.
 
-        Raises SnapshotMissing if it holds transactions, unless it is the incarnation that was `deleted`.
+        Raises SnapshotMissing if the log holds transactions, unless it is the incarnation that was `deleted`.
         """
         self._broker.create_topic(topic)
         ledgers = self._broker.ledgers(topic)
@@ -86,7 +86,7 @@ class FollowedTopicFactory:
         return self.restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
 
     def keep_history(self, followed: FollowedTopic, former: TopicEntries) -> None:
-        """Let readers of a topic whose log was folded again continue from what is left of its history."""
+        """Let readers of a topic whose log was folded again resume where its history is unchanged."""
         incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
         uuid = followed.failover.current.uuid
         kept = kept_history(followed.topic, incarnation, former, ledgers, followed.sequencing.sequencer, uuid)
@@ -94,7 +94,7 @@ class FollowedTopicFactory:
             followed.failover, followed.cursors = kept
 
     def restored(self, restored: Restored, entries: TopicEntries) -> FollowedTopic:
-        """From where a snapshot ends."""
+        """From the end of a snapshot."""
         writer = self.writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
             writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
@@ -102,7 +102,7 @@ class FollowedTopicFactory:
         return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
 
     def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
-        """What writes the topic's snapshots from here on."""
+        """The writer of the topic's next snapshots."""
         writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
         writer.found(entries)
         return writer
@@ -112,13 +112,13 @@ T = TypeVar("T")
 
 
 class ForEach(Protocol):
-    """Does something for each of many topics, in order as `map` does, or at the same time; the results in order."""
+    """Calls a function for each of many topics, one by one as `map` does or concurrently; the results are in order."""
 
     def __call__(self, function: Callable[[str], T], topics: Iterable[str], /) -> Iterable[T]: ...
 
 
 class ReplayedTopic(NamedTuple):
-    """`effects`: what was replayed. `notes` tell what was unusual."""
+    """`effects`: of the replay. `notes`: messages for operators."""
 
     followed: FollowedTopic
     effects: list[Effect]
@@ -126,7 +126,7 @@ class ReplayedTopic(NamedTuple):
 
 
 class TopicGone(NamedTuple):
-    """The topic is gone, or another one now, or its deletion was cut short."""
+    """The topic was deleted, perhaps re-created since, or its deletion was interrupted."""
 
     why: Error
 
@@ -138,7 +138,7 @@ def replay_topic(
     follow: Callable[[Restored, TopicEntries], FollowedTopic],
     topic: str,
 ) -> ReplayedTopic | TopicGone | Error:
-    """What became of a topic with entries. An error stops this topic, and is returned: the others go on."""
+    """Restore and replay a topic with entries. An error stops only this topic, so it is returned."""
     try:
         restored = restore(broker, table, topic, snapshot_topic=snapshot_topic)
     except (SnapshotMissing, TopicNotFound) as error:
@@ -160,13 +160,13 @@ Floor = Callable[[str], "int | None"]
 """The lowest ledger of a topic that something else still needs; None if nothing does."""
 
 READS_IN_A_ROW = 64
-"""So often one topic is read before the next one's turn comes."""
+"""Reads of one topic before the next one is read."""
 WAIT_STEP = 0.005
-"""Seconds that a waiting `pump` gives one topic before it looks at the next."""
+"""Seconds that `pump` waits for messages of one topic before it reads the next."""
 
 
 class SnapshotManager:
-    """Call `recover` first, which reads topics by `each`. `floor` holds back trimming besides what we need."""
+    """Call `recover` first. `each` calls a function for all topics; `floor` limits trimming for other readers."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class SnapshotManager:
         self._deleted: dict[str, str] = {}
         self._recreated: set[str] = set()
 
-    # What is asked
+    # Queries
 
     @property
     def epoch(self) -> int:
@@ -208,21 +208,21 @@ class SnapshotManager:
         return sorted(self._followed)
 
     def buffer(self, topic: str) -> TransactionBuffer:
-        """Raises NotRegistered, or what stopped the topic."""
+        """Raises NotRegistered, or the error that stopped the topic."""
         return self._followed_topic(topic).buffer
 
     def sequencer(self, topic: str) -> Sequencer:
         return self._followed_topic(topic).sequencing.sequencer
 
-    # What is done
+    # Actions
 
     def recover(self, owner: str = "") -> dict[str, list[Effect]]:
         """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
 
-        Returns the effects of what was replayed, by topic. Topics that failed stand in `problems`, what was
-        unusual in `notes`; a topic that had to fall back has a new snapshot at once. With `owner`, a text that no other
-        has, all have one, in which a version of their histories begins. Raises OwnershipLost if another owner came at
-        the same time and is the later one, and what the write of a snapshot raises.
+        Return the effects of the replay by topic. Failed topics are in `problems`, messages for operators in `notes`. A
+        topic that fell back gets a new snapshot at once. With `owner`, a unique text, all topics get one, and a version
+        of their histories begins. Raises OwnershipLost if another owner takes over at the same time and is later, and
+        as `snapshot`.
         """
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
@@ -238,9 +238,9 @@ class SnapshotManager:
         return effects
 
     def check_registered(self, topics: Iterable[str]) -> None:
-        """After `recover`, topics that were registered once: one that has lost its snapshot is in `problems`.
+        """After `recover`, check topics that were registered before: put those without a snapshot into `problems`.
 
-        So does one that was re-created and holds transactions again, with TopicNotFound: `recreate` it.
+        A re-created topic that holds transactions is among them, with TopicNotFound: `recreate` it.
         """
         for topic in {*topics} - {*self._followed, *self.problems, *self._deleted}:
             if self._guarded(topic, partial(holds_transactions, self._broker, topic)):
@@ -249,10 +249,10 @@ class SnapshotManager:
                 )
 
     def register(self, topic: str, prepared: FollowedTopic | None = None) -> None:
-        """Follow a topic, made if missing; its first snapshot is durable before this returns.
+        """Follow a topic, created if missing; its first snapshot is durable when this returns.
 
-        `prepared`: what `prepare` gave. Raises as that does, what stopped the topic if it is known but can't be
-        followed, and whatever the write raises: then it is not registered.
+        `prepared`: the result of `prepare`. Raises as `prepare`, the error that stopped the topic if it is known, and
+        as `snapshot`: then it is not registered.
         """
         if topic in self._followed or topic in self.problems:
             self._followed_topic(topic)
@@ -268,7 +268,7 @@ class SnapshotManager:
         self._follow(followed)
 
     def prepare(self, topic: str) -> FollowedTopic:
-        """What `register` needs, by questions to the broker only: any thread may ask them meanwhile.
+        """Query the broker for what `register` needs; may run in any thread.
 
         Raises InvalidTopicName, and SnapshotMissing if the log holds transactions whose snapshot was lost.
         """
@@ -276,9 +276,9 @@ class SnapshotManager:
         return self._make.begun(topic, self._owned().epoch, self._deleted.get(topic))
 
     def rebuild(self, topic: str) -> None:
-        """Replace the snapshot of a topic by what its log still holds, whatever state that snapshot is in.
+        """Replace the snapshot of a topic, however damaged, by the state that its log still gives.
 
-        What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
+        The state from trimmed ledgers is lost: for repair of a topic in `problems`.
         """
         check_data_topic(topic)
         entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
@@ -304,9 +304,9 @@ class SnapshotManager:
         self._begin(followed)
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
-        """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
+        """Apply new messages of all topics, waiting up to `timeout` seconds for the first; write due snapshots.
 
-        Returns the effects by topic. Raises OwnershipLost and what the write of a snapshot raises.
+        Return the effects by topic. Raises as `snapshot`.
         """
         self._owned()
         deadline = self._clock.monotonic() + timeout
@@ -318,16 +318,16 @@ class SnapshotManager:
         return effects
 
     def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
-        """Apply what was just appended to a topic; None if that stopped it, and then `problems` tells why."""
+        """Apply messages just appended to a topic; return None if that stopped it: `problems` has the error."""
         followed = self._followed.get(topic)
         return None if followed is None else self._guarded(topic, partial(followed.apply, placed))
 
     def followed(self, topic: str) -> FollowedTopic:
-        """How a topic is followed. Raises NotRegistered, or what stopped the topic."""
+        """The followed topic. Raises NotRegistered, or the error that stopped the topic."""
         return self._followed_topic(topic)
 
     def stop(self, topic: str, error: Error) -> None:
-        """A topic can't be followed any further: its error is in `problems`."""
+        """Stop following a topic; `problems` gets the error."""
         self.problems[topic] = stopped_by(topic, error)
         if (followed := self._followed.pop(topic, None)) is not None:
             followed.close()
@@ -338,13 +338,13 @@ class SnapshotManager:
         return [topic for topic, followed in [*self._followed.items()] if followed.due.due(now)]
 
     def snapshot(self, topic: str) -> None:
-        """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""
+        """Write a snapshot now. Raises OwnershipLost and errors of the broker; then the next one covers the same."""
         self._write([self._followed_topic(topic)])
 
     def trim(self, topic: str, first_ledger: int) -> int:
-        """Drop the ledgers below `first_ledger` as far as nothing needs them; the first ledger that still exists.
+        """Drop the ledgers below `first_ledger` that nothing needs; return the first ledger that still exists.
 
-        Parts whose markers are all gone leave the snapshot. Raises as `snapshot`.
+        Segments whose markers were all trimmed leave the snapshot. Raises as `snapshot`.
         """
         followed = self._followed_topic(topic)
         self._write([followed])
@@ -356,7 +356,7 @@ class SnapshotManager:
         return existing
 
     def delete(self, topic: str) -> None:
-        """Forget a topic. While the data topic is there, which is the caller's, one entry tells of the deletion."""
+        """Delete a topic's snapshot. While the data topic exists, which the caller deletes, one entry records this."""
         followed = self._followed_topic(topic)
         self.settle()
         self._delete_keys(followed.writer)
@@ -364,7 +364,7 @@ class SnapshotManager:
         del self._followed[topic]
 
     def close(self) -> None:
-        """Snapshot what has changed, as far as that is still possible, and give up ownership."""
+        """Write snapshots of changed topics, unless ownership is lost, and release it."""
         ownership, self._ownership = self._ownership, None
         if ownership is None:
             return
@@ -386,10 +386,10 @@ class SnapshotManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._ownership is not None:
-            self._ownership.lost = True  # what failed may be half done: leave it to the next owner
+            self._ownership.lost = True  # a write may be incomplete: leave it to the next owner
         self.close()
 
-    # Within
+    # Internals
 
     def _owned(self) -> SnapshotOwnership:
         if self._ownership is None:
@@ -407,7 +407,7 @@ class SnapshotManager:
         return self._followed[topic]
 
     def _guarded(self, topic: str, work: Callable[[], T]) -> T | None:
-        """Do something for one topic; if it fails the topic stops, and nothing else does."""
+        """Call a function for one topic; an error stops only this topic."""
         try:
             return work()
         except OwnershipLost:
@@ -423,7 +423,7 @@ class SnapshotManager:
             if not deletion_complete(self._broker, topic, entries):
                 self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
                 self._recreated.add(topic)
-                self.notes.append(f"topic {topic}: removed what was left of its snapshot ({state.why})")
+                self.notes.append(f"topic {topic}: removed the rest of its snapshot ({state.why})")
             else:
                 self._deleted[topic] = incarnation_written(topic, entries)
             return []
@@ -445,11 +445,11 @@ class SnapshotManager:
                 self._guarded(topic, followed.sequencing.advance)
         return effects
 
-    # A snapshot in steps, for an owner that must not wait: all but `settle` and `write` belong to the one thread that
-    # calls everything else, those two may run in another. Nothing else is written between `settle` and `finish`.
+    # A snapshot in steps, for an owner that must not block: `settle` and `write` may run in another thread; everything
+    # else belongs to the one thread of this manager. Nothing else is written between `settle` and `finish`.
 
     def settle(self) -> None:
-        """If an earlier write failed, find out what became of it before anything else is written."""
+        """If an earlier write failed, find out what is durable before anything else is written."""
         if not self._unsettled:
             return
         table = self._owned().renew()
@@ -458,15 +458,15 @@ class SnapshotManager:
         self._unsettled = []
 
     def begin(self, topics: Iterable[str]) -> list[CapturedSnapshot]:
-        """Capture the state of topics as it is now."""
+        """Capture the current state of topics."""
         return [self._followed[topic].capture(self._owned().epoch) for topic in topics if topic in self._followed]
 
     def write(self, captured: Sequence[CapturedSnapshot]) -> None:
-        """Write what was captured. Raises as `pump`."""
+        """Write captured snapshots. Raises as `snapshot`."""
         self._commit([(one.followed.writer, one.plan) for one in captured])
 
     def finish(self, captured: Sequence[CapturedSnapshot]) -> None:
-        """What was captured is durable."""
+        """Record that captured snapshots are durable."""
         for followed, _, state, messages, changes in captured:
             followed.written(state, messages, changes)
             if followed.buffer.applied is not None:
@@ -483,7 +483,7 @@ class SnapshotManager:
         self.finish(captured)
 
     def _drop_segments(self, followed: FollowedTopic) -> bool:
-        """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
+        """Drop segments whose ledgers are trimmed from the next snapshot."""
         existing = self._broker.ledgers(followed.topic)[0].ledger
         if existing <= max(followed.buffer.first_ledger, followed.origin_ledger):
             return False
@@ -498,7 +498,7 @@ class SnapshotManager:
             self.notes.append(note)
 
     def _begin(self, followed: FollowedTopic, former: TopicEntries | None = None) -> None:
-        """Follow a topic from here on; its snapshot is durable before. It continues the history of `former`."""
+        """Follow a topic once its snapshot is durable. It continues the history in the entries `former`."""
         try:
             followed.replay()
             if former is not None:

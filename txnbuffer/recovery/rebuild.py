@@ -1,7 +1,7 @@
 """Rebuilding a topic's snapshot from its log, and comparing the two.
 
-`fold_log` reads the log from its first ledger to its end, in any process, and writes nothing. Its result is bytes,
-which can be sent to the owner. There `write` replaces the topic's snapshot by it, even if that is damaged.
+`fold_log` reads the log from its first ledger to its end, in any process, and writes nothing. Its result can be sent to
+the owner, where `write` replaces the topic's snapshot with it, even a damaged one.
 
 If the first ledgers are trimmed, the snapshot knows more than the log: which transactions ended there, and how many
 records were visible. Then the two can't be compared as a whole. But a record that the snapshot shows and the rest of
@@ -18,14 +18,13 @@ from broker_io.errors import StorageError, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.errors import SnapshotError
-from snapshots.format import FORMAT_VERSION, PART, Stored, chain_start
+from snapshots.format import FORMAT_VERSION, SEGMENT, Stored, chain_start
 from snapshots.owner import SnapshotOwnership
 from snapshots.scan import SnapshotTable, TopicEntries
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.buffer.state import BufferSegment
-from txnbuffer.buffer.visibility import PinnedVisibility, decided_rows, visible_counts
+from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, decided_rows, visible_counts
 from txnbuffer.recovery.codec import (
     BufferSegmentPayload,
     EncodedSegment,
@@ -40,19 +39,19 @@ from txnbuffer.recovery.restore import before_ledger, fresh, kept_history
 from txnbuffer.recovery.verify import diff_states, rebuild
 
 MAX_WAIT = 60.0
-"""Seconds in which a message that is known to be there must come."""
+"""Seconds within which a message that exists must be read."""
 
 _ANY_EPOCH = 1
-"""Parts on their way have no epoch yet."""
+"""The epoch of encoded segments until the owner writes them with its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldedLog:
-    """A topic as its log tells it, up to the log's end when it was read.
+    """The state of a topic by its log, up to the log's end when it was read.
 
-    `state` and `parts` are in their written form. `differences` from the snapshot that there is, a line each; `problem`
-    is why that can't be used, "" if it can. `trimmed`: the snapshot knows what stood in ledgers that are gone.
-    `transactional` is False for a log that needs no snapshot.
+    `state` and `segments` are in their stored form. `differences`: from the existing snapshot, a line each; `problem`:
+    why that can't be used, "" if it can. `trimmed`: the snapshot covers ledgers that are trimmed. `transactional` is
+    False for a log that needs no snapshot.
     """
 
     topic: str
@@ -63,14 +62,14 @@ class FoldedLog:
     open_transactions: int
     visible_records: int
     state: bytes
-    parts: tuple[bytes, ...]
+    segments: tuple[bytes, ...]
     problem: str
     differences: tuple[str, ...]
     trimmed: bool
 
     @property
     def sound(self) -> bool:
-        """Whether the snapshot says what the log says."""
+        """Whether the snapshot agrees with the log."""
         return not self.differences and (not self.problem or not self.transactional)
 
 
@@ -81,7 +80,7 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
     loaded, problem = from_snapshot(broker, topic)
     end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
     segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
-    buffer, sequencer, parts = TransactionBuffer(segment_size), Sequencer(), []
+    buffer, sequencer, segments = TransactionBuffer(segment_size), Sequencer(), []
     start = before_ledger(origin)
     with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
         while end is not None and (buffer.applied is None or buffer.applied < end):
@@ -91,12 +90,12 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
                     f"topic {topic}: its log ends at {end}, but no message after {buffer.applied} arrived"
                 )
             buffer.apply_batch(placed.take(slice(placed.positions.search(end, right=True))))
-            parts += buffer.take_sealed()
+            segments += buffer.take_sealed()
         while (placed := second.read()) is not None:
             if sequencer.advance(placed, buffer).stop < len(placed):
                 break
     state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
-    written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
+    written = encode_state(state), tuple(_encoded(topic, segment) for segment in segments)
     differences, trimmed = _differences(broker, loaded, buffer)
     return FoldedLog(
         topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
@@ -105,10 +104,9 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
 
 
 def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str], bool]:
-    """The state of a topic from its log alone, how its snapshot, with the log behind it, differs, and whether that
-    knows what stood in ledgers that are gone.
+    """The state of a topic by its log alone, the differences of its snapshot, and whether that covers trimmed ledgers.
 
-    A service that runs appends meanwhile: both are as of one position.
+    The log after the snapshot is applied to it, so that both states are as of one position even while a service writes.
     """
     loaded, problem = from_snapshot(broker, topic)
     segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
@@ -120,7 +118,7 @@ def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, l
 
 
 def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
-    """The buffer of a topic at the end of its log by way of its snapshot, or why there is none."""
+    """A topic loaded from its snapshot and applied up to the end of its log; or None, and why it can't be."""
     try:
         loaded = load(broker, topic)
     except SnapshotError as error:
@@ -135,7 +133,7 @@ def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
 
 
 def _differences(broker: Broker, loaded: LoadedTopic | None, rebuilt: TransactionBuffer) -> tuple[list[str], bool]:
-    """What a snapshot says otherwise than the log, and whether the log is trimmed below where the snapshot begins."""
+    """The differences between snapshot and log, and whether the snapshot covers trimmed ledgers."""
     if loaded is None:
         return [], False
     if broker.ledgers(loaded.topic)[0].ledger != loaded.origin_ledger:
@@ -145,7 +143,7 @@ def _differences(broker: Broker, loaded: LoadedTopic | None, rebuilt: Transactio
 
 
 def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuffer) -> list[str]:
-    """Records that are visible by the snapshot but not by the log."""
+    """Records that are visible according to the snapshot but not according to the log."""
     buffer = loaded.buffer
     shown = PinnedVisibility(buffer.aborted, buffer.suppressed, buffer.decided_position)
     known = PinnedVisibility(rebuilt.aborted, rebuilt.suppressed, buffer.decided_position)
@@ -162,9 +160,9 @@ def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuff
 
 
 def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: FoldedLog, now_ms: int) -> None:
-    """Make what was folded the topic's snapshot, as the owner.
+    """Write a folded log as the topic's snapshot, as the owner.
 
-    Raises TopicNotFound if the topic was re-created since, OwnershipLost, and what the broker raises.
+    Raises TopicNotFound if the topic was re-created since, OwnershipLost, and errors of the broker.
     """
     topic, ledgers = found.topic, broker.ledgers(found.topic)
     if broker.incarnation(topic) != found.incarnation:
@@ -181,13 +179,13 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
     writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
-    writer.add(BufferSegmentPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
+    writer.add(BufferSegmentPayload(_decoded(topic, number, data)) for number, data in enumerate(found.segments, 1))
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
 
 
-def _encoded(topic: str, part: BufferSegment) -> bytes:
-    return encode_segment(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), part))
+def _encoded(topic: str, segment: BufferSegment) -> bytes:
+    return encode_segment(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), segment))
 
 
 def _decoded(topic: str, number: int, data: bytes) -> BufferSegment:
-    return decode_segment(topic, number, Stored(Position(0, 0), FORMAT_VERSION, PART, _ANY_EPOCH, data)).segment
+    return decode_segment(topic, number, Stored(Position(0, 0), FORMAT_VERSION, SEGMENT, _ANY_EPOCH, data)).segment

@@ -1,14 +1,14 @@
-"""Restoring a topic's buffer from the entries of its snapshot, and telling a lost snapshot from a deleted one.
+"""Restoring a topic's buffer from the entries of its snapshot, and distinguishing a lost snapshot from a deleted one.
 
 `read_snapshot` checks that the entries belong together, `restore` that the log continues where the
-snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry of which the raw
-snapshot topic still holds all parts, then to a replay of the whole data topic if it was never trimmed; otherwise it
-raises the error. A fall-back only costs time: the log replayed from there leads to the same state.
+snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry whose segments
+are all still in the raw snapshot topic, then to a replay of the whole data topic if it was never trimmed; otherwise it
+raises the error. A fall-back only costs time: replaying the log from there leads to the same state.
 
-As long as the data topic exists, a deletion leaves its end entry, marked `deleted` and without parts: the log still
+A deletion leaves the end entry, marked `deleted` and without segments, as long as the data topic exists: the log still
 holds transactions, and only that entry says why no snapshot covers them. The first recovery that finds the data topic
-deleted or re-created removes it, and a registration replaces it. A log with transactions and no entry at all has lost
-its snapshot.
+deleted or re-created removes the entry, and a registration replaces it. A log with transactions and no entry at all
+has lost its snapshot.
 """
 
 from __future__ import annotations
@@ -20,24 +20,32 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Ledger
 from broker_io.position import Position
 from snapshots.errors import AppliedPositionTrimmed, SnapshotDamaged, SnapshotError, SnapshotMissing
-from snapshots.format import EndEntry, Stored, decode_end, digest
-from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.format import (
+    SNAPSHOT_TOPIC,
+    EndEntry,
+    EntryKey,
+    KeyKind,
+    Stored,
+    chained,
+    decode_end,
+    digest,
+    state_bytes,
+)
 from snapshots.records import BadRecord, reaches
 from snapshots.scan import SnapshotTable, TopicEntries, scan
-from snapshots.segments import chained, state_bytes
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.buffer.state import BufferSegment
-from txnbuffer.columns import any_transactional
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import SegmentMismatch
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.protocol import any_transactional
 from txnbuffer.recovery.codec import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_segment, decode_state
 from txnbuffer.streams.failover import FailoverLog, Version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSnapshot:
-    """One complete snapshot of one topic, checked. `chain` has the digest after each of its parts."""
+    """One complete snapshot of one topic, checked. `chain` has the digest after each segment, by number."""
 
     end: EndEntry
     state: TopicState
@@ -49,9 +57,9 @@ class StoredSnapshot:
 class Restored:
     """One topic as its snapshot has it.
 
-    The log is applied behind `resume` and numbered behind `sequenced`, both exclusive. `snapshot` is None where
-    the whole log has to be replayed; `rewrite` are its parts if they are not all live any more, and have to
-    be written again before an end entry names them; `notes` tell what was unusual, for operators.
+    The log is applied after `resume` and sequenced after `sequenced`, both exclusive. `snapshot` is None if the
+    whole log has to be replayed. `rewrite` has its segments if some are not live any more: they have to be written
+    again before an end entry names them. `notes` are messages for operators.
     """
 
     topic: str
@@ -71,46 +79,47 @@ class Restored:
 
 
 def before_ledger(ledger: int) -> Position:
-    """The position to read behind for all messages of a ledger."""
+    """The position after which the messages of a ledger begin."""
     return Position(ledger, -1)
 
 
 def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
-    """The snapshot that the end entry names, whole and checked.
+    """The snapshot that the end entry names, complete and checked.
 
-    Raises SnapshotMissing if the topic has no entry at all, SnapshotDamaged and UnsupportedSnapshot otherwise.
+    Raises SnapshotMissing if there is no entry or the topic is being deleted, SnapshotDamaged, UnsupportedSnapshot.
     """
     if entries.end is None:
-        if entries.parts or entries.spills:
+        if entries.segments or entries.overflow:
             raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "it is missing, though other entries exist")
         raise SnapshotMissing(topic, "it was never registered, or it was deleted")
     end = decode_end(topic, entries.end)
     if end.deleted:
         raise SnapshotMissing(topic, "its deletion has begun")
     try:
-        state = decode_state(state_bytes(topic, end, entries.spills))
+        state = decode_state(state_bytes(topic, end, entries.overflow))
     except BadRecord as error:
         raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
     named = state.buffer.segments
-    if (named.first, named.end) != (end.first_part, end.next_part):
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its state and its head name different parts")
+    if (named.first, named.end) != (end.first_segment, end.next_segment):
+        what = "its state and its head name different segments"
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), what)
     chain: dict[int, bytes] = {}
     try:
-        buffer = TransactionBuffer.restore(state.buffer, _parts(topic, end, entries.parts, chain))
+        buffer = TransactionBuffer.restore(state.buffer, _segments(topic, end, entries.segments, chain))
     except SegmentMismatch as error:
         raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
     return StoredSnapshot(end, state, chain, buffer)
 
 
-def _parts(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[BufferSegment]:
-    """The parts one by one, for all of them at once are big; their digests go into `chain`."""
+def _segments(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[BufferSegment]:
+    """The segments one by one, since all of them at once are large; adds their digests to `chain`."""
     for entry in chained(topic, end, found, decode_segment):
         chain[entry.segment.number] = entry.chain_after
         yield entry.segment
 
 
 def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -> tuple[Position, Position]:
-    """Behind which positions the log is to be applied, and numbered. Raises AppliedPositionTrimmed."""
+    """The positions after which to apply and to sequence the log. Raises AppliedPositionTrimmed."""
     existing = {ledger.ledger for ledger in ledgers}
     applied, sequenced = state.buffer.applied, state.sequencer.position
     if applied is not None and applied.ledger in existing:
@@ -131,7 +140,7 @@ def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -
 def restore(
     broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, fall_back: bool = True
 ) -> Restored:
-    """One topic from what a scan found; the log is not read yet.
+    """Restore one topic from a scan; the log is not read yet.
 
     Raises SnapshotMissing (also if the topic was re-created since), SnapshotDamaged, UnsupportedSnapshot,
     AppliedPositionTrimmed, TopicNotFound.
@@ -145,7 +154,7 @@ def restore(
         if not fall_back:
             raise
         older = _older(broker, snapshot_topic, topic)
-        restored = _from_older(topic, incarnation, older, ledgers, entries.parts)
+        restored = _from_older(topic, incarnation, older, ledgers, entries.segments)
         restored = restored or _from_start(topic, incarnation, older, ledgers)
         if restored is None:
             raise
@@ -156,7 +165,7 @@ def restore(
 def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> Restored:
     snapshot = read_snapshot(topic, entries)
     if snapshot.end.incarnation != incarnation:
-        raise SnapshotMissing(topic, "the topic was deleted and made anew since")
+        raise SnapshotMissing(topic, "the topic was deleted and re-created since")
     resume, sequenced = resume_positions(topic, snapshot.state, ledgers)
     return Restored(
         topic,
@@ -177,7 +186,7 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
 def fresh(
     topic: str, incarnation: str, ledgers: Sequence[Ledger], segment_size: int = SEGMENT_SIZE, branch: str = ""
 ) -> Restored:
-    """A topic from the start of what its log holds; `branch` tells its history from others of the same topic."""
+    """A topic from the start of its log, without a snapshot; `branch` distinguishes the histories of one topic."""
     origin = ledgers[0].ledger
     start = before_ledger(origin)
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
@@ -190,9 +199,9 @@ def kept_history(
 ) -> tuple[FailoverLog, dict[str, int]] | None:
     """Failover log and durable cursors of a topic whose log was folded and sequenced again from its first ledger.
 
-    What is left of a log that was never trimmed gets the numbers that it had, up to where something is missing: there
-    the version `uuid` begins. None where no end entry can be read, or the log has lost its beginning: then nobody
-    can go on from older numbers.
+    If the log was never trimmed, its records get the same seqnos as before, up to the first missing record: there the
+    version `uuid` begins. None if no end entry can be read or the start of the log is trimmed: then older seqnos are
+    invalid.
     """
     try:
         state = _origin(topic, incarnation, entries)
@@ -209,17 +218,17 @@ def kept_history(
 
 
 def stored_log(topic: str, incarnation: str, versions: Iterable[Version]) -> FailoverLog:
-    """The failover log of stored versions; of a topic without any it has the one that every recovery finds again."""
+    """The failover log of stored versions; without any, it has one version that only depends on the incarnation."""
     return FailoverLog.sanitised(versions, version_of(topic, incarnation, ""))
 
 
 def version_of(topic: str, incarnation: str, branch: str) -> int:
-    """The uuid of a version of a topic's history; `branch` is another one for each, "" for the first."""
+    """The uuid of a version of a topic's history; `branch` is unique for each, "" for the first."""
     return int.from_bytes(digest(f"{topic}\0{incarnation}\0{branch}".encode())[:UUID_BYTES], "big") or 1
 
 
 def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries]:
-    """The ends of a topic that the raw snapshot topic still holds, newest first."""
+    """The entries of a topic's older snapshots that the raw snapshot topic still holds, newest first."""
     try:
         history = scan(broker, snapshot_topic, topic, raw=True).history
     except PositionTrimmed:
@@ -241,9 +250,9 @@ def _from_older(
             continue
         if (snapshot := restored.snapshot) is not None:
             restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot.end.snapshot_id}")
-            named = {number: entries.parts[number] for number in snapshot.end.parts}
-            if any(number not in live or live[number].position != part.position for number, part in named.items()):
-                restored.rewrite = [decode_segment(topic, number, part).segment for number, part in named.items()]
+            named = {number: entries.segments[number] for number in snapshot.end.segments}
+            if any(number not in live or live[number].position != stored.position for number, stored in named.items()):
+                restored.rewrite = [decode_segment(topic, number, stored).segment for number, stored in named.items()]
         return restored
     return None
 
@@ -251,7 +260,7 @@ def _from_older(
 def _from_start(
     topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
 ) -> Restored | None:
-    """A replay of the whole log, if an end entry that can be read proves that it begins where it always did."""
+    """A replay of the whole log, if a readable end entry proves that the log was never trimmed."""
     for entries in older:
         try:
             state = _origin(topic, incarnation, entries)
@@ -262,7 +271,7 @@ def _from_start(
         restored = fresh(topic, incarnation, ledgers, state.buffer.segment_size)
         restored.failover = stored_log(topic, incarnation, state.versions)
         restored.cursors = dict(state.cursors)
-        restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
+        restored.notes.append(f"topic {topic}: replayed from the start of its log, which was never trimmed")
         return restored
     return None
 
@@ -273,7 +282,7 @@ def _origin(topic: str, incarnation: str, entries: TopicEntries) -> TopicState:
     end = decode_end(topic, entries.end)
     if end.incarnation != incarnation or end.deleted:
         raise SnapshotMissing(topic, "of another incarnation")
-    return decode_state(state_bytes(topic, end, entries.spills))
+    return decode_state(state_bytes(topic, end, entries.overflow))
 
 
 def restored_topics(table: SnapshotTable) -> list[str]:
@@ -282,21 +291,21 @@ def restored_topics(table: SnapshotTable) -> list[str]:
 
 
 def deletion_complete(broker: Broker, topic: str, entries: TopicEntries) -> bool:
-    """Whether nothing of a deletion is left to be done: its end entry is of the topic that is there, and alone."""
+    """Whether a deletion is complete: only the `deleted` end entry of the existing topic is left."""
     end = _end(topic, entries)
-    if end is None or not end.deleted or entries.parts or entries.spills:
+    if end is None or not end.deleted or entries.segments or entries.overflow:
         return False
     return exists(broker, topic, end.incarnation)
 
 
 def incarnation_written(topic: str, entries: TopicEntries) -> str:
-    """The incarnation that the end entry is of; empty if that can't be told."""
+    """The incarnation in the end entry; empty if there is no readable one."""
     end = _end(topic, entries)
     return "" if end is None else end.incarnation
 
 
 def exists(broker: Broker, topic: str, incarnation: str) -> bool:
-    """Whether this very topic is there."""
+    """Whether this incarnation of the topic exists."""
     try:
         return broker.incarnation(topic) == incarnation
     except TopicNotFound:
@@ -316,7 +325,7 @@ LOST = "its log holds transactions, so it had one"
 
 
 def holds_transactions(broker: Broker, topic: str) -> bool:
-    """Whether a log that has no snapshot holds a message of a transaction; then it had one. Raises as a reader does."""
+    """Whether a log without a snapshot holds a transactional message; then it had a snapshot. Raises as a reader."""
     try:
         with broker.reader(topic) as reader:
             while (placed := reader.read()) is not None:
@@ -328,5 +337,5 @@ def holds_transactions(broker: Broker, topic: str) -> bool:
 
 
 def topic_deleted(topic: str) -> TopicNotFound:
-    """Why a topic that is there is not the one that is asked for."""
-    return TopicNotFound(f"topic {topic!r} was deleted; one that was made anew has to be registered")
+    """The error for a registered topic that was deleted, even if it was re-created."""
+    return TopicNotFound(f"topic {topic!r} was deleted; if it was re-created, register it again")

@@ -1,7 +1,7 @@
-"""Verifying snapshots without changing anything: each in itself, and against the log.
+"""Verifying snapshots without changing anything: each for consistency, and against the log.
 
 To check a snapshot against the log, the log is folded up to the applied position and the two states are compared. That
-requires the whole log: where ledgers were trimmed, the snapshot is checked in itself only.
+requires the whole log: if ledgers were trimmed, the snapshot is checked for consistency only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
-from snapshots.format import EndEntry, decode_end
-from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
+from snapshots.format import SNAPSHOT_TOPIC, EndEntry, EntryKey, KeyKind, decode_end, is_internal
 from snapshots.records import reaches
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.recovery.codec import TopicState, decode_segment
@@ -51,7 +50,7 @@ class Level(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """One thing found. `entry` is the key it is about, `position` where that entry is in the snapshot topic."""
+    """One finding. `entry`: the key of the entry concerned; `position`: of that entry in the snapshot topic."""
 
     level: Level
     topic: str
@@ -61,10 +60,9 @@ class Finding(NamedTuple):
 
 
 def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
-    """What there is to say of the snapshots of one data topic, or of all, of logs that lack one, and of what an owner
-    of the logs would refuse.
+    """Check the snapshots of one data topic, or of all, logs without a snapshot, decision logs, and stored files.
 
-    Raises TopicNotFound if there is no such data topic, or neither any data topic nor a snapshot topic.
+    Raises TopicNotFound if the data topic does not exist, or if there is neither a data topic nor a snapshot topic.
     """
     count = shards_of(broker)
     shards = [shard for shard in map(Shard, range(count), [count] * count) if topic is None or shard.owns(topic)]
@@ -113,7 +111,7 @@ def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
 
 
 def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
-    """What keeps an owner from opening the logs: files that aren't what they were."""
+    """Damaged files, with which no owner can open the logs."""
     damages = broker.damages() if isinstance(broker, StoredBroker) else {}
     for name, error in damages.items():
         if is_internal(name) or topic in (None, name):
@@ -124,11 +122,11 @@ def _folded(broker: Broker, shards: int) -> Buffers:
     try:
         return replayed_topics(broker, shards)
     except Error:
-        return {}  # it has been told of the topic that can't be read
+        return {}  # there is a finding for the unreadable topic already
 
 
 def _decisions(broker: Broker, shards: Sequence[Shard], buffers: Buffers) -> Iterator[Finding]:
-    """Whether the decision logs that there are can be read, and hold all that topics tell of them."""
+    """Whether the existing decision logs can be read, and hold all that topics refer to."""
     there = {*broker.topics()}
     for shard in shards:
         decisions = shard.topic(DECISIONS)
@@ -144,7 +142,7 @@ def _decisions(broker: Broker, shards: Sequence[Shard], buffers: Buffers) -> Ite
 
 
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:
-    """A topic has its first snapshot before its first transaction, so one that has transactions has lost its own."""
+    """A topic gets a snapshot before its first transaction, so one with transactions but no snapshot has lost it."""
     try:
         if holds_transactions(broker, topic):
             yield Finding(Level.ERROR, topic, str(SnapshotMissing(topic, LOST)))
@@ -157,9 +155,9 @@ def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Fi
 
 
 def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Finding]:
-    """One topic of a scan: every entry in itself, the chain, the log that follows, and the log before."""
+    """Check one topic of a scan: each entry, the chain, the log after the snapshot, and the log before it."""
     entries = table.topics[topic]
-    findings = [*_parts(topic, entries)]
+    findings = [*_segments(topic, entries)]
     if deletion_complete(broker, topic, entries):
         what = "its snapshot was deleted on purpose: readers refuse its transactions until it is registered again"
         return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, KeyKind.END)), entries.end and entries.end[0])]
@@ -169,11 +167,11 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
         if snapshot.end.incarnation != broker.incarnation(topic):
             return [
                 *findings,
-                Finding(Level.WARNING, topic, "the topic was made anew: this counts for nothing"),
+                Finding(Level.WARNING, topic, "the topic was re-created: this snapshot is ignored"),
             ]
         resume_positions(topic, snapshot.state, broker.ledgers(topic))
     except TopicNotFound:
-        return [*findings, Finding(Level.WARNING, topic, "the topic is gone: its snapshot counts for nothing")]
+        return [*findings, Finding(Level.WARNING, topic, "the topic was deleted: its snapshot is ignored")]
     except (SnapshotError, Error) as error:
         return [*findings, _as_finding(topic, entries, error)]
     return findings + _against_log(broker, topic, entries, snapshot)
@@ -193,34 +191,34 @@ def _place(entries: TopicEntries, entry: str) -> Position | None:
     if key.kind is KeyKind.END:
         stored = entries.end
     else:
-        stored = (entries.parts if key.kind is KeyKind.PART else entries.spills).get(key.number)
+        stored = (entries.segments if key.kind is KeyKind.SEGMENT else entries.overflow).get(key.number)
     return None if stored is None else stored.position
 
 
-def _parts(topic: str, entries: TopicEntries) -> Iterator[Finding]:
-    """Each part entry that can't be read in itself, named or not; the chain tells only the first of those it needs."""
+def _segments(topic: str, entries: TopicEntries) -> Iterator[Finding]:
+    """All unreadable segment entries, named or not; the check of the chain ends at the first one it needs."""
     named: range = range(0)
     if entries.end is not None:
         try:
-            named = decode_end(topic, entries.end).parts
+            named = decode_end(topic, entries.end).segments
         except SnapshotError:
-            return  # told with the end entry
-    for number, stored in sorted(entries.parts.items()):
+            return  # reported with the end entry
+    for number, stored in sorted(entries.segments.items()):
         try:
             decode_segment(topic, number, stored)
         except SnapshotError as error:
             level = Level.ERROR if number in named else Level.WARNING
             what = error.what if isinstance(error, SnapshotDamaged) else str(error)
-            yield Finding(level, topic, what, str(EntryKey(topic, KeyKind.PART, number)), stored.position)
+            yield Finding(level, topic, what, str(EntryKey(topic, KeyKind.SEGMENT, number)), stored.position)
 
 
 def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Finding]:
     for kind, found, named in (
-        (KeyKind.PART, entries.parts, end.parts),
-        (KeyKind.SPILL, entries.spills, end.spill_numbers),
+        (KeyKind.SEGMENT, entries.segments, end.segments),
+        (KeyKind.OVERFLOW, entries.overflow, end.overflow_numbers),
     ):
         for number in sorted(found.keys() - set(named)):
-            what = "the end entry does not name it: a write or a clean-up was interrupted, the next one settles it"
+            what = "the end entry does not name it: a write or a clean-up was interrupted, the next one removes it"
             yield Finding(Level.WARNING, topic, what, str(EntryKey(topic, kind, number)), found[number].position)
 
 
@@ -228,9 +226,9 @@ def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: St
     state: TopicState = snapshot.state
     end = str(EntryKey(topic, KeyKind.END))
     place = entries.end.position if entries.end is not None else None
-    numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} parts, applied to {state.buffer.applied}"
+    numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} segments, applied to {state.buffer.applied}"
     if broker.ledgers(topic)[0].ledger != state.origin_ledger:
-        what = f"{numbers}: whole in itself; not compared with the log, whose first ledgers were trimmed"
+        what = f"{numbers}: consistent; not compared with the log, whose first ledgers were trimmed"
         return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
     try:
         buffer, sequencer = rebuild(broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied)
@@ -242,11 +240,11 @@ def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: St
     if differences:
         found = [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
         return found + damage
-    return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place), *damage]
+    return [Finding(Level.OK, topic, f"{numbers}: equal to the log", end, place), *damage]
 
 
 def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Finding]:
-    """Commits, up to the end of the log, of which the topic holds another number of records than they say."""
+    """Commits, up to the end of the log, with another number of records in the topic than they declare."""
     buffer = snapshot.buffer
     resume, _ = resume_positions(topic, snapshot.state, broker.ledgers(topic))
     problems: list[Finding] = []
@@ -258,17 +256,17 @@ def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Findin
         except Error as error:
             problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
     for txn, position, expected, accepted in buffer.damage:
-        what = f"transaction {txn} committed at {position} with {expected} records, and {accepted} are there"
+        what = f"transaction {txn} committed at {position} with {expected} records, but the topic has {accepted}"
         problems.append(Finding(Level.ERROR, topic, what))
     if buffer.counters.damaged > len(buffer.damage):
-        problems.append(Finding(Level.ERROR, topic, f"{buffer.counters.damaged} commits are damaged in all"))
+        problems.append(Finding(Level.ERROR, topic, f"{buffer.counters.damaged} commits are damaged in total"))
     return problems
 
 
 def rebuild(
     broker: Broker, topic: str, *, segment_size: int = SEGMENT_SIZE, until: Position | None = None
 ) -> tuple[TransactionBuffer, Sequencer]:
-    """Fold the log from its first ledger up to a position (None: an empty state), and number it.
+    """Fold the log from its first ledger up to a position (None: an empty state), and sequence it.
 
     Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
     """
@@ -289,7 +287,7 @@ def rebuild(
 
 
 def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:
-    """What two buffers of one topic do not agree on, a line each: state, aborted transactions, suppressed ranges."""
+    """The differences of two buffers of one topic, a line each: state, aborted transactions, suppressed ranges."""
     differences = one.snapshot_state().differences(other.snapshot_state())
     for name, mine, theirs in (
         ("aborted", set(one.aborted.ids()), set(other.aborted.ids())),
@@ -302,7 +300,7 @@ def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:
 
 
 def _diff_numbers(state: TopicState, sequencer: Sequencer) -> list[str]:
-    """Seqnos may trail in the snapshot, never differ."""
+    """The snapshot may have fewer seqnos, but no different ones."""
     mine, theirs = state.sequencer, sequencer.snapshot_state()
     first_seqnos = dict(zip(theirs.ledgers.tolist(), theirs.first_seqnos.tolist(), strict=True))
     differences = [

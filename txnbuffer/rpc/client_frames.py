@@ -1,33 +1,35 @@
 """The format of frames from client to service
 
-A frame is a control record and a block of messages for each send. In the control record a topic is an index of the
-table `topics`. A transaction id is in two columns, `…_most` and `…_least`; one `most` may count for all rows. A column
-may be empty if each row has the default. `naming` is a producer sequence, with the producer epoch as `opening`.
+A frame is a control record, followed by a block of messages for each send. The control record has columns with one item
+for each request. It refers to a topic by its index in `topics`. A transaction id is in two columns, `…_most` and
+`…_least`; a single `most` applies to all rows. A column may be empty if all rows have the default. `naming` is a
+producer sequence, and its `opening` is the producer epoch.
 
     hello            null, or version, session, and the open transactions most[], least[]
     topics           the topic names of the frame
     register_*       request, name: topics to register
     lease_*          request, size
     open_*           request, name: producer names to open
-    delete_*         request, name: producer names to delete; over: numbers up to it still count as finished
-    join_*           request, name: consumer groups to join
+    delete_*         request, name: producer names to delete; over: numbers up to it still count as committed
+    join_*           request, name: consumer groups that start a new generation without members
     members          heartbeats of consumer groups: request, group, member, leaves; the partitions topics[] (index of
                      `topics`), partitions[]; ends: empty, or ledger, entry and batch of each
     begin_*          request, most, least, timeout in seconds (0: the default)
-    begin_extras     for begins that have more: row (of begin_*), parent, naming
+    begin_extras     of some begins: row (of begin_*), parent, naming
     send_topics      the topic of each block after the control record
-    commit_*         request, most, least; wait: one byte each, 1 to wait until it is visible; topics: the number of
-                     the transaction's topics; then for each of these, transaction by transaction, topic_rows (the
-                     topic) and records (the number of records)
-    commit_extras    for commits that have more: row (of commit_*), naming, winners, losers, positions
+    commit_*         request, most, least; wait: one byte each, 1 to wait until the transaction is visible; topics: the
+                     number of its topics; then for each topic, in the order of the transactions, topic_rows (the
+                     topic) and records (the number of its records)
+    commit_extras    of some commits: row (of commit_*), naming, winners, losers, positions
     abort_*          request, most, least; topics: the number of topics that it may have written to; then topic_rows
+                     (these topics)
     query_*          request, most, least
-    returned_*       first, size: returned ids
+    returned_*       first, size: unused ids that the session returns
     bye              the client closes its session
 
-In all versions of the protocol a frame starts with `hello`, which is null or a record that starts with the version. A
-service of another version reads no more, and ends the call with the status FAILED_PRECONDITION, whose details say which
-side to upgrade. So neither side reads a frame of another version.
+In all versions of the protocol a frame starts with `hello`, which is null or a record that starts with the version. If
+the service has another version, it reads nothing else and ends the call with the status FAILED_PRECONDITION; the
+details say which side to upgrade. So neither side reads a frame of another version.
 """
 
 from __future__ import annotations
@@ -71,27 +73,27 @@ from txnbuffer.rpc.frames import (
     check_version,
 )
 
-BEGINNING = record("Beginning", [("hello", optional(record("Versioned", [("version", "long")])))])
+_ONLY_HELLO = record("Beginning", [("hello", optional(record("Versioned", [("version", "long")])))])
 
-_BEGINNING = avro.schema(BEGINNING)
+_ONLY_HELLO_SCHEMA = avro.schema(_ONLY_HELLO)
 
 
 def check_hello(frame: bytes) -> None:
-    """Raises VersionMismatch if a frame's hello has another version than ours, ValueError if it is not a frame."""
-    hello = avro.decode_first(_BEGINNING, control_of(frame))["hello"]
+    """Raises VersionMismatch if the hello of a frame has another version, ValueError if the bytes are not a frame."""
+    hello = avro.decode_first(_ONLY_HELLO_SCHEMA, control_of(frame))["hello"]
     if hello is not None:
         check_version(hello["version"])
 
 
 _ID = record("Id", [("most", "long"), ("least", "long")])
-_NAMING = record("Naming", [("name", "string"), ("number", "long"), ("opening", "long")])
+_SEQUENCE = record("Naming", [("name", "string"), ("number", "long"), ("opening", "long")])
 _BRANCH = record("Branch", [("most", "long"), ("least", "long"), ("topics", LONGS), ("records", LONGS)])
 _POSITION = record(
     "Position",
     [("group", "string"), ("topic", "long"), ("generation", "long"), ("start", LONGS), ("end", LONGS)],
 )
 _HELLO = record("Hello", [("version", "long"), ("session", "string"), ("most", LONGS), ("least", LONGS)])
-_BEGIN_EXTRA = record("BeginExtra", [("row", "long"), ("parent", optional(_ID)), ("naming", optional(_NAMING))])
+_BEGIN_EXTRA = record("BeginExtra", [("row", "long"), ("parent", optional(_ID)), ("naming", optional(_SEQUENCE))])
 _MEMBER = record(
     "Member",
     [
@@ -139,7 +141,7 @@ CLIENT_SCHEMA = record(
 _SCHEMA = avro.schema(CLIENT_SCHEMA)
 
 
-class _Topics(dict[str, int]):
+class _TopicIndexes(dict[str, int]):
     """Indexes in the table of topics, assigned as names are looked up."""
 
     def __missing__(self, name: str) -> int:
@@ -148,8 +150,8 @@ class _Topics(dict[str, int]):
 
 
 def encode_client_frame(frame: ClientFrame) -> bytes:
-    """The bytes of a frame. Each of its batches must have at least one message."""
-    topics = _Topics()
+    """Return the bytes of a frame. Each send must have at least one message."""
+    topics = _TopicIndexes()
     hello = frame.hello
     control: Fields = {
         "hello": None,
@@ -161,7 +163,7 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
         "delete_name": [row.name for row in frame.delete_names],
         "delete_over": [row.over for row in frame.delete_names] if any(row.over for row in frame.delete_names) else [],
         **_pairs("join", "name", frame.joins),
-        "members": [_member(part, topics) for part in frame.members],
+        "members": [_member(member, topics) for member in frame.members],
         **_begins(frame.begins),
         **_commits(frame.commits, topics),
         **_txn_requests("abort", frame.aborts),
@@ -191,9 +193,9 @@ def _txn_requests(kind: str, asked: tuple[Abort, ...] | tuple[Query, ...]) -> Fi
     return {f"{kind}_request": [row.request for row in asked], f"{kind}_most": most, f"{kind}_least": least}
 
 
-def _member(part: GroupHeartbeat, topics: _Topics) -> Fields:
-    ends = [number for end in part.ends for number in end]
-    return {**part._asdict(), "topics": [topics[name] for name in part.topics], "ends": ends}
+def _member(member: GroupHeartbeat, topics: _TopicIndexes) -> Fields:
+    ends = [number for end in member.ends for number in end]
+    return {**member._asdict(), "topics": [topics[name] for name in member.topics], "ends": ends}
 
 
 def _begins(begins: tuple[Begin, ...]) -> Fields:
@@ -205,20 +207,20 @@ def _begins(begins: tuple[Begin, ...]) -> Fields:
         "begin_least": least,
         "begin_timeout": timeouts if any(timeouts) else [],
         "begin_extras": [
-            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _naming(begin.sequence)}
+            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _sequence(begin.sequence)}
             for row, begin in enumerate(begins)
             if begin.parent is not None or begin.sequence is not None
         ],
     }
 
 
-def _naming(sequence: ProducerSequence | None) -> Fields | None:
+def _sequence(sequence: ProducerSequence | None) -> Fields | None:
     if sequence is None:
         return None
     return {"name": sequence.name, "number": sequence.number, "opening": sequence.epoch}
 
 
-def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
+def _commits(commits: tuple[Commit, ...], topics: _TopicIndexes) -> Fields:
     most, least = txn_columns([commit.txn for commit in commits])
     waits = bytes([commit.wait_visible for commit in commits])
     return {
@@ -237,11 +239,11 @@ def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
     }
 
 
-def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
+def _commit_extra(row: int, commit: Commit, topics: _TopicIndexes) -> Fields:
     most, least = txn_columns(commit.losers)
     return {
         "row": row,
-        "naming": _naming(commit.sequence),
+        "naming": _sequence(commit.sequence),
         "winners": [
             {**winner.txn._asdict(), "topics": [topics[name] for name in winner.topics], "records": winner.records}
             for winner in commit.winners
@@ -256,9 +258,8 @@ def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
 
 
 def decode_client_frame(frame: bytes) -> ClientFrame:
-    """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release.
-
-    Of a frame of another version it reads only the version: VersionMismatch.
+    """Return the frame of these bytes. Raises VersionMismatch, MalformedFrame, and UnsupportedFormat for blocks of a
+    newer release.
     """
     try:
         check_hello(frame)
@@ -281,7 +282,7 @@ def decode_client_frame(frame: bytes) -> ClientFrame:
             bye=control["bye"],
         )
     except (ValueError, BadBlock) as error:
-        raise MalformedFrame(f"a client's frame can't be read: {error}; use a client of this release") from None
+        raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
 
 
 def _read_hello(fields: Fields | None) -> SessionHello | None:
@@ -321,8 +322,8 @@ def _read_txn_requests(control: Fields, kind: str) -> tuple[list[int], list[TxnI
 
 def _read_returned(control: Fields) -> tuple[IdBlock, ...]:
     firsts, counts = control["returned_first"], control["returned_size"]
-    same_length("ids given back", firsts, counts)
-    not_negative("ids given back", firsts, counts)
+    same_length("returned ids", firsts, counts)
+    not_negative("returned ids", firsts, counts)
     return tuple(map(IdBlock, firsts, counts))
 
 
@@ -348,7 +349,7 @@ def _read_begins(control: Fields) -> tuple[Begin, ...]:
         row, parent = _row(extra, len(begins), "begin"), extra["parent"]
         begins[row] = begins[row]._replace(
             parent=parent and txns_of([parent["most"]], [parent["least"]], "begins")[0],
-            sequence=_read_naming(extra["naming"]),
+            sequence=_read_sequence(extra["naming"]),
         )
     return tuple(begins)
 
@@ -375,7 +376,7 @@ def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
 
 def _read_commit_extra(extra: Fields, topics: list[str]) -> Fields:
     return {
-        "sequence": _read_naming(extra["naming"]),
+        "sequence": _read_sequence(extra["naming"]),
         "winners": tuple(_read_branch(winner, topics) for winner in extra["winners"]),
         "losers": tuple(txns_of(extra["loser_most"], extra["loser_least"], "losing branches")),
         "positions": tuple(_read_position(position, topics) for position in extra["positions"]),
@@ -398,7 +399,7 @@ def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
     return ConsumerPosition(fields["group"], topic, fields["generation"], start, end)
 
 
-def _read_naming(fields: Fields | None) -> ProducerSequence | None:
+def _read_sequence(fields: Fields | None) -> ProducerSequence | None:
     return None if fields is None else ProducerSequence(fields["name"], fields["number"], fields["opening"])
 
 

@@ -1,7 +1,7 @@
-"""Parts of all frames: the control record, columns, transaction ids, errors
+"""What all frames have in common: the control record, columns, transaction ids and errors
 
 A frame has the length of its control record (4 bytes, little-endian), the control record, and blocks of messages.
-Errors are encoded as in `broker_io.errors`; an attribute `txn` goes as the text `most:least` among the details.
+Errors are encoded as in `broker_io.errors`; their attribute `txn` is encoded as the text `most:least`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def record(name: str, fields: Iterable[tuple[str, Any]], namespace: str = "txnbuffer.session") -> Fields:
-    """The schema of a record."""
+    """Return the Avro schema of a record."""
     parts = [{"name": field, "type": kind} for field, kind in fields]
     return {"type": "record", "name": name, "namespace": namespace, "fields": parts}
 
@@ -43,13 +43,13 @@ def rows(kind: Any) -> Fields:
 
 
 def join(schema: avro.Schema, control: Fields, blocks: Sequence[bytes]) -> bytes:
-    """A frame from its control record and the chunks of its blocks."""
+    """Return the frame with this control record and the chunks of these blocks."""
     head = avro.encode(schema, control)
     return b"".join([_LENGTH.pack(len(head)), head, *blocks])
 
 
 def control_of(frame: bytes) -> bytes:
-    """The control record of a frame. Raises ValueError."""
+    """Return the encoded control record of a frame. Raises ValueError."""
     if not _LENGTH.size <= len(frame) <= MAX_FRAME_BYTES:
         raise ValueError(f"it has {len(frame)} bytes")
     (size,) = _LENGTH.unpack_from(frame)
@@ -60,13 +60,13 @@ def control_of(frame: bytes) -> bytes:
 
 
 def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
-    """The decoded control record of a frame, and the offset of its first block. Raises ValueError."""
+    """Return the decoded control record of a frame, and the offset of its first block. Raises ValueError."""
     control = control_of(frame)
     return avro.decode(schema, control), _LENGTH.size + len(control)
 
 
 def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
-    """The columns `most` and `least`; `most` has one number if it is the same for all."""
+    """Return the columns `most` and `least`; `most` has a single number if it is the same for all."""
     if not txns:
         return (), ()
     most, least = zip(*txns, strict=True)
@@ -74,7 +74,7 @@ def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def txns_of(most: list[int], least: list[int], what: str) -> list[TxnId]:
-    """The ids of the columns of `txn_columns`. Raises ValueError; `what` names them in its message."""
+    """Return the ids from the columns of `txn_columns`. Raises ValueError; `what` names them in the message."""
     if len(most) == 1:
         most *= len(least)
     if len(most) != len(least):
@@ -85,19 +85,19 @@ def txns_of(most: list[int], least: list[int], what: str) -> list[TxnId]:
 
 
 def same_length(what: str, *columns: Sequence[Any]) -> None:
-    """Raise ValueError if columns of the same rows differ in length."""
+    """Raises ValueError if the columns differ in length."""
     if len(set(map(len, columns))) > 1:
         raise ValueError(f"{what} have columns of {', '.join(str(len(column)) for column in columns)} rows")
 
 
 def not_negative(what: str, *columns: Sequence[int]) -> None:
-    """Raise ValueError if a number is below 0."""
+    """Raises ValueError if a number is below 0."""
     if any(column and min(column) < 0 for column in columns):
         raise ValueError(f"{what} have a number below 0")
 
 
 def slices(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
-    """Cut items into tuples of these lengths. Raises ValueError if their sum is not the number of items."""
+    """Cut items into tuples of these lengths. Raises ValueError if the sum is not the number of items."""
     not_negative(what, counts)
     ends = list(itertools.accumulate(counts, initial=0))
     if ends[-1] != len(items):
@@ -106,19 +106,19 @@ def slices(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any
 
 
 def names_at(table: Sequence[str], codes: list[int], what: str) -> list[str]:
-    """The names in a table at these indexes. Raises ValueError."""
+    """Return the names in a table at these indexes. Raises ValueError."""
     if codes and not 0 <= min(codes) <= max(codes) < len(table):
         raise ValueError(f"{what} name a topic that the frame does not have")
     return [table[code] for code in codes]
 
 
 def encode_error(error: Error) -> Fields:
-    """The record of an error."""
+    """Return the record of an error."""
     return errors.error_to_fields(error, lambda value: str(value) if isinstance(value, TxnId) else errors.detail(value))
 
 
 def decode_error(fields: Fields) -> Error:
-    """The error of a record. Raises ValueError if it is not the record of an error."""
+    """Return the error of a record. Raises ValueError if it is not the record of an error."""
     error = errors.error_from_fields(fields)
     txn = vars(error).get("txn")
     if txn is not None:

@@ -1,12 +1,12 @@
-"""Service discovery: how a client finds a namespace's service, checks that it serves the right log, and trusts it
+"""Service discovery: how a client finds the service of a namespace, and checks that it serves the right log
 
-The newest owner of a decision log writes its address into the log, and also into a property of the topic. Reading the
-property takes one request, reading the log may take seconds. The log has precedence: the address in the property is
-returned once for each owner, and a caller that can't connect there reads the log.
+A new owner of a decision log writes its address into the log, and into a property of the topic. Reading the property
+takes one request; reading the log may take seconds. The log is authoritative. The address in the property is returned
+once for each owner; a caller that cannot connect to it reads the log.
 
 Addresses are reused, so the service of another log may answer at one. A log is identified by the incarnation of its
-decision log. A call carries the identity that the client expects, and the service rejects any other. The service sends
-its own identity before it answers, and the client checks that too.
+decision log. Each call has the identity that the client expects as metadata, and the service rejects any other. The
+service sends its own identity before it answers, and the client checks that too.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavai
 from txnbuffer.rpc.frames import LOG_KEY
 
 READ_TIMEOUT = 0.25
-"""Seconds without a message after which another reader is opened. If that one finds nothing either, the log is read."""
+"""Seconds without a message after which a new reader is opened. If it finds nothing either, the log was read."""
 
 _KEY = OWNER_KEY.encode()
 
 
 def owner_address_of(broker: Broker, namespace: str, topic: str) -> str:
-    """HOST:PORT of the newest owner of a topic's shard. Raises as `ServiceDiscovery.newest_address`."""
+    """Return HOST:PORT of the newest owner of a topic's shard. Raises as `ServiceDiscovery.newest_address`."""
     return ServiceDiscovery(broker, namespace, _decisions_of(broker, topic)).newest_address()
 
 
 def _decisions_of(broker: Broker, topic: str) -> str:
-    """The name of the decision log of a topic's shard."""
+    """Return the name of the decision log of a topic's shard."""
     shards = shards_of(broker)
     return Shard(shard_of(topic, shards), shards).topic(TOPIC)
 
 
 def check_creatable(broker: Broker, topic: str) -> None:
-    """Raises TopicNotCreated if clients may not create a missing topic, by the setting of its service."""
+    """Raises TopicNotCreated if the service of the topic is configured not to create topics."""
     if not isinstance(broker, AnnotatedBroker):
         return
     try:
-        noted = decode_owner_address(broker.annotation(_decisions_of(broker, topic)) or "")
+        annotated = decode_owner_address(broker.annotation(_decisions_of(broker, topic)) or "")
     except TopicNotFound:  # the namespace never had a service
         return
-    if noted is not None and not noted.creates_topics:
+    if annotated is not None and not annotated.creates_topics:
         raise TopicNotCreated(topic)
 
 
 class ServiceDiscovery:
-    """Reads the decision log `topic`. Its methods block, so call them in a thread, one at a time.
+    """Finds the newest owner of the decision log `topic`. The methods block; call them in a thread, one at a time.
 
-    `namespace` is for the messages of errors.
+    `namespace` is only used in error messages.
     """
 
     def __init__(self, broker: Broker, namespace: str, topic: str = TOPIC) -> None:
@@ -70,12 +70,12 @@ class ServiceDiscovery:
         self._tried_epoch = 0
 
     def property_address(self) -> str | None:
-        """HOST:PORT from the topic's property, maybe out of date; None unless its owner is newer than any before."""
+        """Return HOST:PORT from the property of the topic, which may be outdated; None if it has no new owner."""
         if not isinstance(self._broker, AnnotatedBroker):
             return None
         try:
             text = self._broker.annotation(self._topic)
-        except Error:  # if anything is wrong, reading the log raises it
+        except Error:  # reading the log raises the error again
             return None
         found = None if text is None else decode_owner_address(text)
         known = max(self._tried_epoch, 0 if self._owner is None else self._owner.epoch)
@@ -85,9 +85,10 @@ class ServiceDiscovery:
         return found.address
 
     def newest_address(self) -> str:
-        """HOST:PORT of the newest owner. Reads only what was appended to the log since the last call.
+        """Return HOST:PORT of the newest owner. Reads only what was appended to the log since the last call.
 
-        Raises ServiceUnavailable if there never was an owner or it gave no address, and what the broker raises.
+        Raises ServiceUnavailable if there never was an owner or it published no address, InvalidRequest if the
+        namespace was divided into shards, and the errors of the broker.
         """
         self._read_on()
         if self._owner is None:
@@ -103,10 +104,10 @@ class ServiceDiscovery:
         return self._owner.address
 
     def _check_shards(self) -> None:
-        """Raises InvalidRequest if the namespace got its shards after this client opened it."""
+        """Raises InvalidRequest if the namespace was divided into shards after this client was opened."""
         broker = self._broker
         if self._topic == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
-            raise InvalidRequest(f"namespace {self._namespace} has {count} shards now: open another client")
+            raise InvalidRequest(f"namespace {self._namespace} now has {count} shards: open a new client")
 
     def _read_on(self) -> None:
         try:
@@ -122,7 +123,7 @@ class ServiceDiscovery:
             return
 
     def _read_to_end(self, end: Position) -> None:
-        """Read up to `end`, or until a new reader finds nothing: `end` may be compacted away, or the broker slow."""
+        """Read up to `end`, or until a new reader finds nothing: `end` may have been removed by compaction."""
         found = True
         while found and self._read_to < end:
             found = False
@@ -141,13 +142,14 @@ class ServiceDiscovery:
         self._read_to = placed.positions.last
 
 
-REMEDY = "give the address of its own service, and connect again if the log was re-created"
+REMEDY = "give the address of this log's service, or connect again if the log was re-created"
 
 
 class LogIdentity:
-    """The log that a client works with.
+    """The identity of the log that a client uses.
 
-    `read_identity` returns the identity, and blocks; without it the client accepts the log of the first service.
+    `read_identity` reads it, and blocks. Without this function the client accepts the log of the first service that it
+    connects to.
     """
 
     def __init__(self, read_identity: Callable[[], str] | None = None) -> None:
@@ -155,7 +157,7 @@ class LogIdentity:
         self._read_identity = read_identity
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
+        """Return the metadata for a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
         if self.name is None and self._read_identity is not None:
             self.name = await asyncio.to_thread(self._read_identity)
         return () if self.name is None else ((LOG_KEY, self.name),)
@@ -169,7 +171,7 @@ class LogIdentity:
 
 
 def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdentity:
-    """The identity of the log of a cluster's namespace; `decisions` is the topic of its decision log."""
+    """Return the identity of the log of a cluster's namespace; `decisions`: the topic of its decision log."""
 
     def read_identity() -> str:
         try:
@@ -180,8 +182,8 @@ def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdenti
             ) from None
         except Error:
             raise
-        except Exception as error:  # on any other exception a session would not reconnect
-            raise ServiceUnavailable(f"the identity of the log of {namespace} could not be read: {error!r}") from error
+        except Exception as error:  # any other exception would end the session's reconnect loop
+            raise ServiceUnavailable(f"cannot read the identity of the log of {namespace}: {error!r}") from error
 
     return LogIdentity(read_identity)
 
@@ -191,7 +193,7 @@ def read_ca_file(path: str | os.PathLike[str]) -> bytes:
     try:
         found = Path(path).read_bytes()
     except OSError as error:
-        raise InvalidConfiguration(f"can't read the certificates to trust in {path}: {error.strerror}") from error
+        raise InvalidConfiguration(f"cannot read the CA certificates in {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in found:
         raise InvalidConfiguration(f"{path} has no certificate in PEM format: name the file with the CA certificate")
     return found

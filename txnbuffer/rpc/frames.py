@@ -1,13 +1,13 @@
 """The frames of the session protocol as plain values, and the names of gRPC services, methods and metadata
 
-Each side collects its messages and sends them in one frame, not record by record. `txnbuffer.rpc.client_frames` and
-`txnbuffer.rpc.server_frames` have the bytes. The client numbers its requests, over all its connections; the service
-answers them by number in any order.
+Each side collects many messages in one frame. `txnbuffer.rpc.client_frames` and `txnbuffer.rpc.server_frames` encode
+and decode frames. The client numbers its requests over all connections of its session; the service answers them by
+number, in any order.
 
-Sends are numbered 1, 2, 3 … over the life of one connection, in the order of the frames and of `sends` in a frame. If
-the connection is lost, the client opens another one, names its session and its open transactions, and repeats the sends
-that were not acknowledged. The service skips records of a transaction whose `tb.seq` the topic already has; a gap
-before them is a failure.
+Sends are numbered 1, 2, 3 … over one connection, in the order of the frames and of `sends` in a frame. If the
+connection is lost, the client opens another one, names its session and its open transactions, and repeats the sends
+that were not acknowledged. The service skips records of a transaction whose `tb.seq` the topic already has; if records
+before them are missing, the send fails.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SESSION_VERSION = 2
 """The version of the session protocol: client and service must have the same."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest frame that is accepted; clients start another one long before."""
+"""Maximum bytes of a frame. Clients start a new frame long before that."""
 
 FRAME_BYTES = 8 * 1024 * 1024
-"""A client starts another frame when its records have this many bytes."""
+"""A client starts a new frame when the sends of one have this many bytes."""
 SEND_BYTES = 4 * 1024 * 1024
-"""The most bytes of records in a send that has more than one record."""
+"""Maximum bytes of a send that has more than one record."""
 
 
 class VersionMismatch(MalformedFrame):
-    """Client and service have different versions of the session protocol; the message says which one to upgrade."""
+    """Client and service have different versions of the session protocol; the message says which side to upgrade."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -49,7 +49,7 @@ def check_version(version: int) -> None:
 
 
 class SessionHello(NamedTuple):
-    """The first message of a connection: the session that it continues, or "", and the open transactions."""
+    """The first message of a connection: the session to continue, "" for a new one, and its open transactions."""
 
     version: int
     session: str
@@ -57,14 +57,14 @@ class SessionHello(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Records for one topic, in order: all of them plain messages, or all with `tb.v`, `tb.txn` and `tb.seq`."""
+    """Messages for one topic, in order: either all ordinary, or all with `tb.v`, `tb.txn` and `tb.seq`."""
 
     topic: str
     batch: Batch
 
 
 class Abort(NamedTuple):
-    """Abort a transaction that may have written to these topics; after a commit this is a query."""
+    """Abort a transaction that may have written to these topics. If it has ended, the answer is its outcome."""
 
     request: int
     txn: TxnId
@@ -72,28 +72,28 @@ class Abort(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Query the outcome of a transaction, or its state."""
+    """Ask for the outcome of a transaction, or for its state."""
 
     request: int
     txn: TxnId
 
 
 class LeaseRequest(NamedTuple):
-    """Lease `size` ids."""
+    """Lease `size` transaction ids."""
 
     request: int
     size: int
 
 
 class NamedRequest(NamedTuple):
-    """Register the topic, open the producer, or join the consumer group of this name."""
+    """Register a topic, open a producer name, or start a new generation of a consumer group."""
 
     request: int
     name: str
 
 
 class Deletion(NamedTuple):
-    """Delete the producer of this name; its numbers up to `over` still count as finished."""
+    """Delete a producer name; its numbers up to `over` still count as committed."""
 
     request: int
     name: str
@@ -101,7 +101,7 @@ class Deletion(NamedTuple):
 
 
 class IdBlock(NamedTuple):
-    """Leased ids `first` to `first + size - 1` that the session returns unused."""
+    """The leased ids `first` to `first + size - 1`, which the session returns unused."""
 
     first: int
     size: int
@@ -109,7 +109,7 @@ class IdBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientFrame:
-    """A frame from client to service, which executes the parts in the order of the fields."""
+    """A frame from client to service. The service executes the fields in this order."""
 
     hello: SessionHello | None = None
     registers: tuple[NamedRequest, ...] = ()
@@ -129,9 +129,9 @@ class ClientFrame:
 
 
 class Welcome(NamedTuple):
-    """The answer to SessionHello: the session's id, and the coordinator's shard and epoch.
+    """The answer to SessionHello: the id of the session, and the shard and epoch of the coordinator.
 
-    `states` has the state of each transaction that the client named, or an error. The service refuses messages of more
+    `states`: the state of each transaction that the client named, or an error. The service rejects messages of more
     than `max_message_bytes`.
     """
 
@@ -143,7 +143,7 @@ class Welcome(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A send failed: the records of `txn` were not appended, or none of it if that is None.
+    """A send failed: the records of transaction `txn` were not appended; None: no record was appended.
 
     A transaction with a failed send can only abort.
     """
@@ -157,11 +157,12 @@ class Failure(NamedTuple):
 class ServerFrame:
     """A frame from service to client.
 
-    `acknowledged`: all sends up to this number are settled: durable, except for the failures reported up to now.
-    `settled`: these sends are settled, in any order. It is never sent: only a link that appends itself sets it.
-    `credits`: the bytes (keys, values and properties) that the client may have unacknowledged; None: unchanged.
-    `draining`: the service is shutting down; begin nothing there.
-    `goodbye`: the service ends the connection, for this reason.
+    - `acknowledged`: all sends up to this number are settled: durable, or reported as failures in this or an earlier
+      frame.
+    - `settled`: these sends are settled. A service never sends this field; only a `DirectLink` sets it.
+    - `credits`: how many bytes of keys, values and properties the client may have unacknowledged; None: unchanged.
+    - `draining`: the service is shutting down and accepts no new transactions.
+    - `goodbye`: the error because of which the service ends the connection.
     """
 
     welcome: Welcome | None = None
@@ -181,8 +182,8 @@ STREAMS_METHOD = "Stream"
 ADMIN_SERVICE = "txnbuffer.v1.Admin"
 LOG_SERVICE = "txnbuffer.v1.Log"
 LOG_KEY = "txnbuffer-log"
-"""Metadata with the identity of a log, the incarnation of its decision log: in calls the expected one, in answers the
-service's own."""
+"""Metadata with the identity of a log, the incarnation of its decision log: in calls the identity that the client
+expects, in answers that of the service."""
 ERROR_NAME = "txnbuffer-error"
 ERROR_FAULT = "txnbuffer-fault"
-"""Trailing metadata with the class and the fault of an error; the status has its message as details."""
+"""Trailing metadata with the class and the fault of an error; its message is in the details of the status."""

@@ -3,7 +3,7 @@
 welcome          null, or session, shard, epoch, max_message_bytes, and the state of each transaction that the hello
                  named: most[], least[], states (one byte each: the number of a `State`, or 255 for an error),
                  errors[]
-acknowledged     all sends up to this number are settled; 0: nothing new
+acknowledged     all sends up to this number are settled; 0: none since the last frame
 failures         send, the id of the transaction or null for the whole send, error
 outcome_*        request; outcomes: one byte each, 0 ABORT, 1 COMMIT
 state_*          request; states: one byte each
@@ -13,11 +13,11 @@ opened_*         request, opening (the producer epoch), committed: producer name
 joined           request, generation, and the group's positions: topics[], ledgers[], entries[], batches[]
 shares           partition assignments of members: request, generation, unsettled, and the partitions[], since[],
                  ledgers[], entries[], batches[]
-error_request    requests that failed, and
+error_request    requests that failed
 errors           their errors, as in `txnbuffer.rpc.columns`
-credits          null, or the bytes that the client may have unacknowledged
+credits          null: unchanged, or how many bytes the client may have unacknowledged
 draining         the service is shutting down
-goodbye          null, or why the service ends the connection
+goodbye          null, or the error because of which the service ends the connection
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ Pair = TypeVar("Pair", Leased, NameOpened)
 
 
 def encode_server_frame(frame: ServerFrame) -> bytes:
-    """The bytes of a frame. Raises TypeError for a result that is never an answer (SessionOpened is in the welcome)."""
+    """Return the bytes of a frame. Raises TypeError for a result that is not an answer, such as SessionOpened."""
     control: Fields = {
         "welcome": None if frame.welcome is None else _welcome(frame.welcome),
         "acknowledged": frame.acknowledged,
@@ -173,7 +173,7 @@ def _answers(answers: tuple[tuple[int, Result], ...]) -> Fields:
         "opened_opening": [opened.epoch for opened in groups[NameOpened][1]],
         "opened_committed": [opened.committed for opened in groups[NameOpened][1]],
         "joined": [_joined(request, joined) for request, joined in zip(*groups[Joined], strict=True)],
-        "shares": [_shares(request, shares) for request, shares in zip(*groups[MemberAssignments], strict=True)],
+        "shares": [_shares(request, member) for request, member in zip(*groups[MemberAssignments], strict=True)],
         "error_request": groups[Error][0],
         "errors": [encode_error(error) for error in groups[Error][1]],
     }
@@ -192,16 +192,16 @@ def _joined(request: int, joined: Joined) -> Fields:
     }
 
 
-def _shares(request: int, shares: MemberAssignments) -> Fields:
+def _shares(request: int, member: MemberAssignments) -> Fields:
     return {
         "request": request,
-        "generation": shares.generation,
-        "unsettled": shares.unsettled,
-        "partitions": [share.partition for share in shares.assignments],
-        "since": [share.since for share in shares.assignments],
-        "ledgers": [share.end.ledger for share in shares.assignments],
-        "entries": [share.end.entry for share in shares.assignments],
-        "batches": [share.end.batch for share in shares.assignments],
+        "generation": member.generation,
+        "unsettled": member.unsettled,
+        "partitions": [assignment.partition for assignment in member.assignments],
+        "since": [assignment.since for assignment in member.assignments],
+        "ledgers": [assignment.end.ledger for assignment in member.assignments],
+        "entries": [assignment.end.entry for assignment in member.assignments],
+        "batches": [assignment.end.batch for assignment in member.assignments],
     }
 
 
@@ -209,7 +209,7 @@ def _shares(request: int, shares: MemberAssignments) -> Fields:
 
 
 def decode_server_frame(frame: bytes) -> ServerFrame:
-    """The frame of these bytes. Raises MalformedFrame."""
+    """Return the frame of these bytes. Raises MalformedFrame."""
     try:
         control, end = split(_SCHEMA, frame)
         if end != len(frame):
@@ -224,7 +224,7 @@ def decode_server_frame(frame: bytes) -> ServerFrame:
             goodbye=control["goodbye"] and decode_error(control["goodbye"]),
         )
     except ValueError as error:
-        raise MalformedFrame(f"a service's frame can't be read: {error}; use a client of its release") from None
+        raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None
 
 
 def _read_welcome(fields: Fields | None) -> Welcome | None:
@@ -268,7 +268,7 @@ def _read_answers(control: Fields) -> Iterator[tuple[int, Result]]:
     for fields in control["joined"]:
         yield fields["request"], _read_joined(fields)
     for fields in control["shares"]:
-        yield fields["request"], _read_shares(fields)
+        yield fields["request"], _read_member_assignments(fields)
 
 
 def _read_pairs(
@@ -285,11 +285,12 @@ def _read_joined(fields: Fields) -> Joined:
     return Joined(fields["generation"], positions)
 
 
-def _read_shares(fields: Fields) -> MemberAssignments:
+def _read_member_assignments(fields: Fields) -> MemberAssignments:
     columns = [fields[name] for name in ("partitions", "since", "ledgers", "entries", "batches")]
     same_length("the assignment of a member", *columns)
-    shares = tuple(PartitionAssignment(name, since, Position(*at)) for name, since, *at in zip(*columns, strict=True))
-    return MemberAssignments(fields["generation"], shares, fields["unsettled"])
+    table = zip(*columns, strict=True)
+    assignments = tuple(PartitionAssignment(name, since, Position(*at)) for name, since, *at in table)
+    return MemberAssignments(fields["generation"], assignments, fields["unsettled"])
 
 
 def _read_codes(codes: bytes, values: tuple[Code, ...], what: str) -> list[Code]:

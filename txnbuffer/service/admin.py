@@ -1,6 +1,7 @@
-"""The admin service: answers operators' questions about a running service, ready for JSON.
+"""The admin service: queries and commands of operators on a running service; answers are ready for JSON.
 
-Ids and positions are text, times are in seconds. Where something waits, the answer says for what, and for which client.
+Ids and positions are text, times are in seconds. The answer says what a topic or transaction waits for, and for which
+client.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
 Answer = dict[str, Any]
 READ_TIMEOUT = 5.0
 
-QUESTIONS = {
+METHODS = {
     "Status": "status",
     "List": "list_topics",
     "Describe": "describe",
@@ -92,7 +93,7 @@ QUESTIONS = {
     "AdvanceCursor": "advance_cursor",
     "RemoveCursor": "remove_cursor",
 }
-"""The questions by name, and the methods of `ServiceAdmin` that answer them."""
+"""The requests by name, and the methods of `ServiceAdmin` that answer them."""
 
 
 class ServiceAdmin:
@@ -100,12 +101,12 @@ class ServiceAdmin:
         self._engine = engine
 
     def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
-        """The methods by name; each takes a question and returns an answer, or raises an `Error`."""
-        return {name: getattr(self, method) for name, method in QUESTIONS.items()}
+        """The methods by name; each takes a request and returns an answer, or raises an `Error`."""
+        return {name: getattr(self, method) for name, method in METHODS.items()}
 
-    async def status(self, question: dict[str, Any]) -> Answer:
+    async def status(self, request: dict[str, Any]) -> Answer:
         """The service as a whole."""
-        _check_keys(question)
+        _check_keys(request)
         engine = self._engine
         return {
             "shard": engine.coordinator.shard,
@@ -125,15 +126,15 @@ class ServiceAdmin:
             "policy_problems": {name: str(danger) for name, danger in sorted(engine.policy_checks.dangers.items())},
         }
 
-    async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
+    async def list_topics(self, request: dict[str, Any]) -> list[Answer]:
         """All topics that the service has open, sorted by name."""
-        _check_keys(question)
+        _check_keys(request)
         return await self._summaries([topic for _, topic in sorted(self._engine.topics.by_name.items())])
 
-    async def describe(self, question: dict[str, Any]) -> Answer:
+    async def describe(self, request: dict[str, Any]) -> Answer:
         """The topic `topic`, and what its readers wait for."""
-        _check_keys(question, "topic")
-        topic = self._topic(question.get("topic"))
+        _check_keys(request, "topic")
+        topic = self._topic(request.get("topic"))
         (summary,) = await self._summaries([topic])
         answer = summary | {"waits_for": await self._waits_for(topic), "service": [*map(str, long_waits())]}
         if topic.followed is None:
@@ -142,17 +143,17 @@ class ServiceAdmin:
         return answer | {
             "applied": _text(buffer.applied),
             "next_seqno": topic.followed.sequencing.sequencer.next_seqno,
-            "parts": len(buffer.segments.summaries),
+            "segments": len(buffer.segments.summaries),
             "counters": buffer.counters._asdict(),
             "transactions": [
                 await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing, strict=False)
             ],
         }
 
-    async def find_hanging(self, question: dict[str, Any]) -> list[Answer]:
+    async def find_hanging(self, request: dict[str, Any]) -> list[Answer]:
         """Open transactions that wrote their first record more than `seconds` ago, the oldest first."""
-        _check_keys(question, "seconds")
-        least = _seconds(question.get("seconds", 0))
+        _check_keys(request, "seconds")
+        least = _seconds(request.get("seconds", 0))
         found: dict[TxnId, Answer] = {}
         for topic in self._engine.topics.by_name.values():
             for entry in () if topic.followed is None else list(topic.followed.buffer.ongoing):
@@ -164,11 +165,11 @@ class ServiceAdmin:
         hanging = [answer for answer in found.values() if (answer["open_seconds"] or 0) >= least]
         return sorted(hanging, key=lambda answer: -(answer["open_seconds"] or 0))
 
-    async def abort(self, question: dict[str, Any]) -> Answer:
+    async def abort(self, request: dict[str, Any]) -> Answer:
         """Abort `txn`, whichever client has it open; the answer is its actual outcome."""
-        _check_keys(question, "txn")
+        _check_keys(request, "txn")
         try:
-            txn = TxnId.parse(str(question.get("txn")))
+            txn = TxnId.parse(str(request.get("txn")))
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         engine = self._engine
@@ -179,34 +180,34 @@ class ServiceAdmin:
         engine.effects.ask()
         return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
 
-    async def groups(self, question: dict[str, Any]) -> list[Answer]:
+    async def groups(self, request: dict[str, Any]) -> list[Answer]:
         """All consumer groups, or `group`: members, their partitions and positions."""
-        _check_keys(question, "group")
-        facts = group_facts(self._engine.coordinator, question.get("group"))
+        _check_keys(request, "group")
+        facts = group_facts(self._engine.coordinator, request.get("group"))
         return await asyncio.to_thread(with_lag, self._engine.broker, facts)
 
-    async def forget_group(self, question: dict[str, Any]) -> Answer:
+    async def forget_group(self, request: dict[str, Any]) -> Answer:
         """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""
-        _check_keys(question, "group", "topic")
-        group, topic, engine = check_name(question.get("group"), "a group"), question.get("topic"), self._engine
+        _check_keys(request, "group", "topic")
+        group, topic, engine = check_name(request.get("group"), "a group"), request.get("topic"), self._engine
         check_owned(engine.topics.shard, "group", group)
-        where = None if topic is None else _topic(question)
+        where = None if topic is None else _topic(request)
         result = await engine.ask(lambda request: engine.coordinator.forget_group(request, group, where, engine.now()))
         if isinstance(result, Error):
             raise result
         return {"group": group, "topic": topic}
 
-    async def sessions(self, question: dict[str, Any]) -> list[Answer]:
+    async def sessions(self, request: dict[str, Any]) -> list[Answer]:
         """All sessions, connected or not."""
-        _check_keys(question)
+        _check_keys(request)
         return [
             {"session": session.name, "client": self._client(session), "ids": session.outstanding}
             for session in self._engine.coordinator.sessions()
         ]
 
-    async def streams(self, question: dict[str, Any]) -> Answer:
+    async def streams(self, request: dict[str, Any]) -> Answer:
         """Change streams: connections with their streams, and for each topic its manager with its cursors."""
-        _check_keys(question)
+        _check_keys(request)
         streams = self._engine.streams
         now = streams.now()
         connections = []
@@ -230,28 +231,28 @@ class ServiceAdmin:
         cursors = {"cursors": streams.cursors.rows(), "cursors_dropped": streams.cursors.dropped}
         return {"connections": connections, "managers": managers, "memory": memory, "backfills": backfills, **cursors}
 
-    async def cursors(self, question: dict[str, Any]) -> list[Answer]:
+    async def cursors(self, request: dict[str, Any]) -> list[Answer]:
         """Durable cursors: their seqnos and the ledgers that they need."""
-        _check_keys(question)
+        _check_keys(request)
         return self._engine.streams.cursors.rows()
 
-    async def add_cursor(self, question: dict[str, Any]) -> Answer:
+    async def add_cursor(self, request: dict[str, Any]) -> Answer:
         """Create a durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
-        _check_keys(question, "topic", "cursor", "at")
-        topic, name, at = _topic(question), question.get("cursor"), question.get("at", "beginning")
+        _check_keys(request, "topic", "cursor", "at")
+        topic, name, at = _topic(request), request.get("cursor"), request.get("at", "beginning")
         at = at if at in ("beginning", "now") else _cursor_position(at)
         return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.add(topic, name, at)}
 
-    async def advance_cursor(self, question: dict[str, Any]) -> Answer:
+    async def advance_cursor(self, request: dict[str, Any]) -> Answer:
         """Move a durable cursor to `at`, a seqno or a resume token."""
-        _check_keys(question, "topic", "cursor", "at")
-        topic, name, at = _topic(question), question.get("cursor"), _cursor_position(question.get("at"))
+        _check_keys(request, "topic", "cursor", "at")
+        topic, name, at = _topic(request), request.get("cursor"), _cursor_position(request.get("at"))
         return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.advance(topic, name, at)}
 
-    async def remove_cursor(self, question: dict[str, Any]) -> Answer:
+    async def remove_cursor(self, request: dict[str, Any]) -> Answer:
         """Remove a durable cursor."""
-        _check_keys(question, "topic", "cursor")
-        topic, name = _topic(question), question.get("cursor")
+        _check_keys(request, "topic", "cursor")
+        topic, name = _topic(request), request.get("cursor")
         await self._engine.streams.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
 
@@ -312,26 +313,26 @@ class ServiceAdmin:
         return (
             f"transaction {oldest.txn}: {facts['state']} since {oldest.first}{since}, of {facts['client']}{left}. "
             f"Readers see all up to {_text(buffer.max_read_position) or 'the beginning'}; "
-            f"`txnbuf abort {oldest.txn}` lets them go on"
+            f"`txnbuf abort {oldest.txn}` unblocks them"
         )
 
     async def _ongoing(self, topic: ServiceTopic, entry: OpenTxn) -> Answer:
-        """One transaction with records in a topic that nobody may see yet."""
+        """One transaction with undecided records in a topic."""
         engine = self._engine
         transaction = engine.coordinator.transaction(entry.txn)
         session = None if transaction is None else transaction.session
-        elsewhere = None if entry.txn.most == engine.coordinator.shard else entry.txn.most
+        other_shard = None if entry.txn.most == engine.coordinator.shard else entry.txn.most
         started = await engine.topics.work(self._published, topic.name, entry)
         left = None
         if transaction is not None and transaction.state is State.OPEN:
             left = max(transaction.deadline - engine.now(), 0.0)
         return {
             "txn": str(entry.txn),
-            "state": _state(transaction) if elsewhere is None else f"as shard {elsewhere} decides",
+            "state": _state(transaction) if other_shard is None else f"as shard {other_shard} decides",
             "open_seconds": None if started is None else round(max(engine.now() - started, 0.0), 3),
             "aborted_in_seconds": None if left is None else round(left, 3),
             "session": None if session is None else session.name,
-            "client": "nobody that is known" if session is None else self._client(session),
+            "client": "unknown" if session is None else self._client(session),
             "first": str(entry.first),
             "records": entry.accepted,
             "topics": [topic.name],
@@ -352,7 +353,7 @@ class ServiceAdmin:
             return f"session {session.name}"
         away = self._engine.now() - session.disconnected_since
         limit = self._engine.coordinator.config.session_timeout
-        return f"session {session.name}, away for {away:.1f} s (given up after {limit:g} s)"
+        return f"session {session.name}, disconnected for {away:.1f} s (ended after {limit:g} s)"
 
 
 def _state(transaction: TransactionState | None) -> str:
@@ -363,11 +364,11 @@ def _state(transaction: TransactionState | None) -> str:
     return transaction.state.name.lower()
 
 
-def _check_keys(question: dict[str, Any], *keys: str) -> None:
-    strange = set(question) - set(keys)
+def _check_keys(request: dict[str, Any], *keys: str) -> None:
+    strange = set(request) - set(keys)
     if strange:
         raise InvalidRequest(
-            f"unknown keys in the question: {', '.join(sorted(strange))}; known are {', '.join(keys) or 'none'}"
+            f"unknown keys in the request: {', '.join(sorted(strange))}; known are {', '.join(keys) or 'none'}"
         )
 
 
@@ -377,8 +378,8 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _topic(question: dict[str, Any]) -> str:
-    name = question.get("topic")
+def _topic(request: dict[str, Any]) -> str:
+    name = request.get("topic")
     if not isinstance(name, str):
         raise InvalidRequest(f"{name!r} is not a topic name: give text")
     return name

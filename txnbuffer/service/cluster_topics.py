@@ -1,12 +1,12 @@
 """Topics in cluster mode, where applications write to them: first records, counts, marker writers, re-creation.
 
-First records: a cluster replaces the empty ledger of a topic whenever it loads it. A snapshot of an empty topic names
-that ledger, so it could not tell a log that was always empty from one that lost its messages. Each log with a snapshot
-therefore gets an epoch marker as its first message.
+First records: a cluster replaces the empty ledger of a topic whenever it loads the topic. A snapshot of an empty topic
+names that ledger, so it could not distinguish a log that was always empty from one that lost its messages. Each log
+with a snapshot therefore gets an epoch marker as its first message.
 
-Re-creation: an application that keeps writing creates a deleted topic again without notice, so a missing topic is
-looked up at once. It is then reported as deleted, or registered again. A topic that was created again with partitions
-is dropped; each partition is registered when it is used. A partition is dropped once its topic is deleted.
+Re-creation: an application that keeps writing re-creates a deleted topic without notice, so a missing topic is looked
+up at once. It is then reported as deleted, or registered again. A topic that was re-created with partitions is dropped;
+each partition is registered when it is used. A partition is dropped once its topic is deleted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Count = Callable[[ServiceTopic, "tuple[int, ...]"], None]
 
 
 class RecordCounts:
-    """Calls `count` for transactions once the buffer has applied the log up to its end at the time of asking."""
+    """Calls `count` for transactions once the buffer has applied the log up to its end at the time of `ask`."""
 
     def __init__(self, broker: Broker, run: Callable[[Coroutine[Any, Any, None]], None], count: Count) -> None:
         self._broker = broker
@@ -100,7 +100,7 @@ class RecordCounts:
             self._count(topic, waiting.popleft()[1])
 
     async def _look(self, topic: ServiceTopic) -> None:
-        """Query the end of the topic, for all transactions asked for by then."""
+        """Query the end of the topic, for all transactions passed to `ask` by then."""
         try:
             while asked := self._asked.pop(topic, None):
                 try:
@@ -221,7 +221,7 @@ class TopicRecreation:
         self._pending: set[str] = set()
 
     def missing(self, name: str) -> None:
-        """Find out whether a topic was deleted or created again."""
+        """Find out whether a topic was deleted or re-created."""
         if name not in self._pending:
             self._pending.add(name)
             self._run(self._resolve_until_done(name))
@@ -269,7 +269,7 @@ class TopicRecreation:
 
 
 def _look_up(broker: Broker, name: str) -> tuple[bool, bool]:
-    """Whether a topic exists; and if not, whether a partitioned topic took its name or took it along."""
+    """Whether a topic exists; and if not, whether a partitioned topic has its name or was deleted with it."""
     there = name in broker.topics()
     if not isinstance(broker, PartitionedBroker):
         return there, False

@@ -1,24 +1,62 @@
-"""A client's connection in the engine: its unsettled sends and the frames to send to it.
+"""A client's connection in the engine: its unsettled sends, the frames to send to it, and the limits on both.
 
 Everything that happens for a client within one turn of the loop is sent in one frame.
+
+Beyond the limits on memory, on messages and on requests in flight clients have to wait. A client waits in
+`client.sending` while its credits are used up; the service stops reading from a client over its limit here. On a
+cluster records do not pass through the service: `client.direct_link` has a constant.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from broker_io.batch import Batch
+from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
-from txnbuffer.service.limits import Limits
+
+MIB = 1024 * 1024
+ROW_BYTES = 64
+"""Approximate memory of a record in addition to its bytes."""
+CELL_BYTES = 8
+"""Maximum memory of a record in a property column, even if it lacks the property."""
+SMALLEST_CREDIT = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes: unacknowledged records of one client and of all clients, and one message.
+
+    `answers`: answers that one client has not read; beyond it the service stops reading from that client.
+    `create_topics`: create topics on first use.
+    """
+
+    client_bytes: int = 8 * MIB
+    total_bytes: int = 256 * MIB
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    answers: int = 200_000
+    create_topics: bool = True
+
+    def credits(self, clients: int) -> int:
+        """Bytes that each of `clients` clients may have unacknowledged."""
+        return max(min(self.client_bytes, self.total_bytes // max(clients, 1)), SMALLEST_CREDIT)
+
+
+def weight(batch: Batch) -> int:
+    """Approximate memory of a batch in bytes."""
+    return len(batch.keys.data) + len(batch.values.data) + ROW_BYTES * len(batch)
+
 
 Take = Callable[["SessionConnection", ClientFrame], None]
 
 
 class SessionConnection:
-    """Created by `Engine.connect`. Call `room`, then `receive` for each frame; `next` returns the frames to send."""
+    """Created by `Engine.connect`. For each frame call `room`, then `receive`; `next` returns the frames to send."""
 
     def __init__(
         self, take: Take, disconnected: Callable[[SessionConnection], None], limits: Limits, peer: str
@@ -120,9 +158,9 @@ class SessionConnection:
             self._disconnected(self)
 
     def _frame(self) -> ServerFrame | None:
-        goodbye, self._closing_error = self._closing_error, None
+        closing, self._closing_error = self._closing_error, None
         news = self._acknowledged > self._reported or self._credits is not None or self._draining
-        if not (news or self._answers or self._failures or self._welcome or goodbye):
+        if not (news or self._answers or self._failures or self._welcome or closing):
             return None
         frame = ServerFrame(
             welcome=self._welcome,
@@ -131,7 +169,7 @@ class SessionConnection:
             answers=tuple(self._answers),
             credits=self._credits,
             draining=self._draining,
-            goodbye=goodbye,
+            goodbye=closing,
         )
         self._reported = self._acknowledged
         self._welcome, self._credits = None, None

@@ -5,22 +5,28 @@ keep it forever. So after the end that it found first, this reader reads the raw
 
 Only a read without messages shows the end of the compacted part, but a broker that has just restarted returns none
 either. So once the new owner has written its own entry, it checks what follows the last compacted entry that it read.
+
+In cluster mode the owner follows the log, to detect the next owner and the deletion of the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import PositionTrimmed, StorageError
+from broker_io.errors import ClusterRefused, Error, PositionTrimmed, StorageError, TopicNotFound
 from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
+from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.takeover import missing_owner_evidence
-from txnbuffer.errors import DecisionsLost
+from txnbuffer.errors import DecisionsLost, LogDeleted
+from txnbuffer.service.log_followers import OWN_BATCH_DELAY, LogFollower, LogFollowers
 
 MAX_WAIT = 0.25
 """Seconds without a message after which the rest of the compacted part counts as empty."""
@@ -100,7 +106,7 @@ class DecisionLog:
                 elif silent and (missing_owner_evidence(self.history) is None or time.monotonic() > deadline):
                     self._silent_at = at
                     return
-                else:  # at the end of the compacted part, or a dead reader: another reader shows which
+                else:  # the end of the compacted part, or a dead reader: another reader shows which
                     reader.close()
                     reader = self._broker.reader(self.topic, at, inclusive=False, compacted=True)
                     silent = True
@@ -153,3 +159,52 @@ def newest_owner(placed: PlacedBatch) -> int | None:
         return None
     entries = (decode(message) for message in placed.messages if message.key == _OWNER)
     return max((entry.epoch for entry in entries if isinstance(entry, Owner)), default=None)
+
+
+CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
+"""The coordinator's configuration in cluster mode."""
+CHECK_INTERVAL = 2.0
+"""Seconds between two checks that the decision log exists."""
+MISSED = 2
+"""Consecutive checks that must find it missing before it counts as deleted."""
+NOT_FOUND = 404
+"""The HTTP status of the admin interface for a missing topic."""
+
+
+def as_log_deleted(error: Error) -> Error:
+    """LogDeleted for an error in cluster mode that says that an internal topic is missing; other errors as they are."""
+    gone = isinstance(error, TopicNotFound) or (isinstance(error, ClusterRefused) and error.status == NOT_FOUND)
+    return LogDeleted(str(error)) if gone else error
+
+
+def follow_decisions(
+    followers: LogFollowers,
+    broker: Broker,
+    decisions: str,
+    at: Position,
+    coordinator: Coordinator,
+    fail: Callable[[BaseException], None],
+) -> None:
+    """Follow the decision log after a position: the entry of another owner ends this one."""
+
+    def decisions_came(placed: PlacedBatch) -> None:
+        epoch = newest_owner(placed)
+        if epoch is not None:
+            coordinator.newer_epoch_seen(epoch, "the decision log")
+
+    followers.follow(LogFollower(broker, decisions, at, decisions_came, fail)).batch_delay = OWN_BATCH_DELAY
+
+
+async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[BaseException], None]) -> None:
+    """Fail once the log was deleted or created again: appends in flight to it might wait for a long time."""
+    missed = 0
+    while missed < MISSED:
+        await asyncio.sleep(CHECK_INTERVAL)
+        try:
+            name = await asyncio.to_thread(broker.incarnation, decisions)
+        except TopicNotFound:
+            name = ""
+        except Error:
+            continue  # this check failed
+        missed = 0 if name == log else missed + 1
+    fail(TopicNotFound(f"topic {decisions!r} was deleted"))

@@ -9,7 +9,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from broker_io.errors import DiskWatermark, Error, TopicNotFound
-from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
+from txnbuffer.buffer.state import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import (
     AppendDecisions,
@@ -23,14 +23,13 @@ from txnbuffer.coordinator.messages import (
 )
 from txnbuffer.model import TxnId
 from txnbuffer.protocol import encode_marker
-from txnbuffer.service.appends import Appends
+from txnbuffer.service.appends import Appends, MessagesPart, Sends
 from txnbuffer.service.cluster_topics import MarkerWriters, RecordCounts, TopicRecreation
 from txnbuffer.service.remote_shards import Ask, RemoteTopics, ShardMessages
-from txnbuffer.service.sends import MessagesPart, Sends
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 MAX_WAITING = 100
-"""With this many queued messages for a topic, no more transactions of it are asked about."""
+"""With this many queued messages for a topic, no more of its transactions are queried."""
 
 
 class Counts:
@@ -170,7 +169,7 @@ class EffectExecutor:
             self._check_counts(topic.name, tuple(waiting))
 
     def tick(self) -> None:
-        """Every second: ask again, retry markers that a nearly full disk rejected, and close idle writers."""
+        """Every second: query again, retry markers that a nearly full disk rejected, and close idle writers."""
         self.ask_again()
         refused, self._refused_epoch_markers = self._refused_epoch_markers, []
         for marker in refused:
@@ -181,14 +180,14 @@ class EffectExecutor:
             self.remote_topics.tick()
 
     def ask(self) -> None:
-        """Ask the coordinators about all ongoing transactions."""
+        """Query the coordinators for all ongoing transactions."""
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.followed is not None and len(topic.followed.buffer.ongoing):
                 self._ask(topic, [entry.txn for entry in topic.followed.buffer.ongoing], now)
 
     def ask_again(self) -> None:
-        """Ask about transactions that were ongoing at the last call too, except where markers can't be written."""
+        """Query transactions that were ongoing at the last call too, unless their markers can't be written now."""
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.followed is None:
@@ -200,7 +199,7 @@ class EffectExecutor:
                 self._ask(topic, older, now)
 
     def _ask(self, topic: ServiceTopic, txns: list[TxnId], now: float) -> None:
-        """Ask about ongoing transactions; one whose marker is in the log already must be read first."""
+        """Query ongoing transactions, except those whose marker is in the log and not read yet."""
         if self.marker_checks is not None and (marked := {txn for txn in txns if self._has_marker(topic, txn)}):
             txns = [txn for txn in txns if txn not in marked]
             if new := marked - topic.awaiting_markers:
@@ -220,7 +219,7 @@ class EffectExecutor:
         return topic.name in known.topics and known.unfinished is not None and topic.name not in known.unfinished
 
     def recheck(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
-        """Ask again: the buffer has read all markers, so a transaction that is still ongoing lacks one."""
+        """Query again: the buffer has read all markers, so a transaction that is still ongoing lacks one."""
         txns = [TxnId(self._coordinator.shard, one) for one in least]
         topic.awaiting_markers.difference_update(txns)
         if topic.followed is not None:
@@ -287,7 +286,7 @@ class EffectExecutor:
         """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
         if topic.problem is None:
             return
-        if topic.shared:  # no writer will be opened for what is queued
+        if topic.cluster_mode:  # no writer will be opened for what is queued
             self._appends.fail(topic, topic.problem)
         if not isinstance(topic.problem, TopicNotFound):
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())

@@ -4,8 +4,8 @@ One turn of the loop processes everything that has arrived: acknowledged appends
 client frames. It then executes the coordinator's effects and appends everything queued, in groups. No record or
 transaction is awaited on its own. The gRPC server and an in-process client are shells around the engine.
 
-In cluster mode (`shared`) applications write to the topics themselves: the engine follows these topics and writes
-only markers and its internal topics.
+In cluster mode applications write to the topics themselves: the engine follows these topics and writes only markers and
+its internal topics.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ from txnbuffer.coordinator.messages import CoordinatorConfig, Result, SessionOpe
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.rpc.frames import ClientFrame, Welcome
-from txnbuffer.service.appends import Appends
-from txnbuffer.service.cluster import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
+from txnbuffer.service.appends import Appends, Sends
 from txnbuffer.service.cluster_topics import FirstRecords
-from txnbuffer.service.connection import SessionConnection
+from txnbuffer.service.connection import Limits, SessionConnection
+from txnbuffer.service.decision_log import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
 from txnbuffer.service.effects import EffectExecutor
-from txnbuffer.service.limits import Limits
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 from txnbuffer.service.registration import TopicRegistrar
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
 from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks
-from txnbuffer.service.sends import Sends
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.streams import Streams
 from txnbuffer.service.takeover import Identity, StandbyState, check_shard, take_over
@@ -99,7 +97,7 @@ class Engine:
         owner: str = "txnbuffer",
         address: str = "",
         shard: Shard = ONLY,
-        shared: bool = False,
+        cluster_mode: bool = False,
         standby_state: StandbyState | None = None,
         config: CoordinatorConfig | None = None,
         limits: Limits | None = None,
@@ -110,25 +108,25 @@ class Engine:
     ) -> Engine:
         """Become the owner of the broker's log and start. Raises the error that prevents it.
 
-        `address`: HOST:PORT where clients reach this engine. `shard`: the shard it owns. `shared`: cluster mode, in
-        which applications write to the topics themselves. `standby_state`: the writer and the decision log that a
-        standby has acquired; None fences any other owner.
+        `address`: HOST:PORT where clients reach this engine. `shard`: the shard it owns. `cluster_mode`: applications
+        write to the topics themselves. `standby_state`: the writer and the decision log that a standby has acquired;
+        None fences any other owner.
         """
-        check_shard(shard, shared=shared)
+        check_shard(shard, cluster_mode=cluster_mode)
         limits = limits or Limits()
-        if shared:  # the cluster limits the size of records that applications write to it
+        if cluster_mode:  # the cluster limits the size of records that applications write to it
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
-        config = config or (CLUSTER_CONFIG if shared else CoordinatorConfig())
+        config = config or (CLUSTER_CONFIG if cluster_mode else CoordinatorConfig())
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
-        if shared and config.one_phase:
+        if cluster_mode and config.one_phase:
             raise InvalidConfiguration(
                 "one_phase must be False in cluster mode: a marker there does not fence an old owner"
             )
         identity = Identity(owner, address, shard, limits.create_topics)
-        await engine._start(identity, config, policy, standby_state, shared=shared)
+        await engine._start(identity, config, policy, standby_state, cluster_mode=cluster_mode)
         return engine
 
     async def _start(
@@ -138,7 +136,7 @@ class Engine:
         policy: SnapshotPolicy,
         standby_state: StandbyState | None,
         *,
-        shared: bool,
+        cluster_mode: bool,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
@@ -156,7 +154,7 @@ class Engine:
         self.notes = manager.notes
         decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
         decisions.writer, decisions.held = opened.decisions, False
-        if shared:
+        if cluster_mode:
             self.followers = LogFollowers(loop, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(

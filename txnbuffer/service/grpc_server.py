@@ -2,13 +2,13 @@
 
 - `txnbuffer.v1.Session`, method `Talk`: a stream of client frames, answered by a stream of server frames.
 - `txnbuffer.v1.Streams`, method `Stream`: change streams, one stream of frames each way.
-- `txnbuffer.v1.Admin`: one method per question of `txnbuffer.service.admin`; request and answer are JSON objects.
+- `txnbuffer.v1.Admin`: one method per request of `txnbuffer.service.admin`; request and answer are JSON objects.
 - `txnbuffer.v1.Log`: the log as the broker `txnbuf://HOST:PORT`. Every topic can be read. Only the engine may append
-  to, trim and delete internal topics and topics that sessions have written to; other topics are open to all.
+  to, trim and delete internal topics and topics that sessions have written to; any client may change other topics.
 
 Messages are bytes, encoded by `txnbuffer.rpc`; there is no generated code. The metadata of a call may name the log that
 it is meant for (`txnbuffer-log`); if another one is served, the call ends as UNAVAILABLE without effect. Sessions and
-change streams begin by naming the log that is served. The server listens before there is an engine, because the engine
+change streams begin by naming the served log. The server listens before there is an engine, because the engine
 publishes its address; until `serve` it rejects all calls.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from broker_io import serve_broker
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
 from broker_io.waits import long_waits
-from snapshots.keys import is_internal
+from snapshots.format import is_internal
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.client_frames import decode_client_frame
 from txnbuffer.rpc.frames import (
@@ -40,12 +40,10 @@ from txnbuffer.rpc.frames import (
     VersionMismatch,
 )
 from txnbuffer.rpc.server_frames import encode_server_frame
-from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame
-from txnbuffer.rpc.stream_server_frames import encode_stream_server_frame
-from txnbuffer.service.admin import QUESTIONS, ServiceAdmin
-from txnbuffer.service.connection import SessionConnection
+from txnbuffer.rpc.stream_frames import decode_stream_client_frame, encode_stream_server_frame
+from txnbuffer.service.admin import METHODS, ServiceAdmin
+from txnbuffer.service.connection import MIB, Limits, SessionConnection
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.streams import StreamConnection
 
 
@@ -65,7 +63,7 @@ def log_service(engine: Engine) -> Any:
 
 
 def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
-    """Raises ProtectedTopic for a change that would take a topic from the engine."""
+    """Raises ProtectedTopic for a change of a topic that belongs to the engine."""
     if is_internal(topic):
         raise ProtectedTopic(f"topic {topic!r} is internal: only the service may change it; read it instead")
     if change == "create":
@@ -136,9 +134,9 @@ async def _read_stream(context: Any, connection: StreamConnection) -> None:
 
 
 ANSWER = 10.0
-"""Seconds within which questions that query the cluster are answered."""
+"""Seconds within which admin requests that query the cluster are answered."""
 OF_TOPICS = ("List", "Describe")
-"""Questions that query the cluster."""
+"""Admin requests that query the cluster."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
 
 Method = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -233,7 +231,7 @@ class GrpcServer:
     def _admin_handler(self) -> Any:
         import grpc
 
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in QUESTIONS}
+        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in METHODS}
         return grpc.method_handlers_generic_handler(ADMIN_SERVICE, handlers)
 
     def _log_handler(self) -> Any:
@@ -286,7 +284,7 @@ class GrpcServer:
                 if method is None:
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *_waits()]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
-                    return json.dumps(await method(_question(request))).encode()
+                    return json.dumps(await method(_decode_request(request))).encode()
             except TimeoutError:
                 waits = "; ".join(_waits()) or "the cluster does not answer"
                 await _refuse(context, ServiceUnavailable(f"the service runs but can't answer now: {waits}"))
@@ -329,14 +327,14 @@ async def _read(context: Any, connection: SessionConnection) -> VersionMismatch 
             connection.close(error)
 
 
-def _question(request: bytes) -> dict[str, Any]:
+def _decode_request(data: bytes) -> dict[str, Any]:
     try:
-        question = json.loads(request or b"{}")
+        request = json.loads(data or b"{}")
     except ValueError:
-        question = None
-    if not isinstance(question, dict):
+        request = None
+    if not isinstance(request, dict):
         raise InvalidRequest("the request must be a JSON object")
-    return question
+    return request
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
@@ -348,7 +346,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),  # for all other pings, on whose answer keepalive waits too
+        ("grpc.http2.ping_timeout_ms", 10_000),  # for all other pings; keepalive waits for their answers too
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
@@ -380,7 +378,7 @@ def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
         raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
     if not tls and not insecure and not is_loopback(host):
         raise InvalidConfiguration(
-            f"listening at {address} without TLS lets anybody write: give --tls-cert and --tls-key, "
+            f"listening at {address} without TLS would let anyone write: give --tls-cert and --tls-key, "
             "listen at 127.0.0.1, or give --insecure"
         )
 

@@ -31,9 +31,11 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     """All current metrics; a process without an engine has only the first ones."""
     yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
-    yield Metric("waits", "gauge", "Waits on the cluster, or another service, that have lasted 3 s.", len(waits))
+    yield Metric(
+        "waits", "gauge", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits)
+    )
     longest = max((wait.seconds for wait in waits), default=0.0)
-    yield Metric("longest_wait_seconds", "gauge", "How long the longest of them has lasted.", longest)
+    yield Metric("longest_wait_seconds", "gauge", "Seconds since the longest of these waits began.", longest)
     if engine is None:
         return
     transactions = list(engine.coordinator.transactions())
@@ -42,41 +44,59 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     counts, account = engine.effects.counts, engine.requests.account
     stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
-    yield Metric("shard", "gauge", "Which shard of the namespace this process owns.", engine.coordinator.shard)
+    yield Metric("shard", "gauge", "Number of the shard that this process owns.", engine.coordinator.shard)
     yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
-    yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.requests.draining)
-    yield Metric("connections", "gauge", "Clients that are connected.", len(engine.connections))
-    yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
-    yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(followed_topics))
-    yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
+    yield Metric("draining", "gauge", "1 while the service drains and rejects new sessions.", engine.requests.draining)
+    yield Metric("connections", "gauge", "Connected clients.", len(engine.connections))
+    yield Metric("topics", "gauge", "Topics open for writing.", len(engine.topics.by_name))
+    yield Metric("topics_with_transactions", "gauge", "Topics that have a transaction buffer.", len(followed_topics))
+    yield Metric("topics_stopped", "gauge", "Topics that stopped until an operator acts.", stopped)
     damaged = len(engine.verification.damages)
-    yield Metric("topics_damaged", "gauge", "Topics whose log is not what was written.", damaged)
+    yield Metric("topics_damaged", "gauge", "Topics with a damaged log.", damaged)
     waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
+    yield Metric("topics_retrying", "gauge", "Topics with a temporary error, which are retried.", waiting)
     endangered = len(engine.policy_checks.dangers)
-    yield Metric("topics_endangered", "gauge", "Topics whose policies drop or stop what is needed.", endangered)
-    yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
-    yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
+    yield Metric(
+        "topics_endangered", "gauge", "Topics with a policy that may drop messages or block writes.", endangered
+    )
+    yield Metric("transactions_open", "gauge", "Open transactions.", open_ones)
+    yield Metric(
+        "transactions_unsettled",
+        "gauge",
+        "Transactions that are open, or whose outcome or markers are not durable yet.",
+        len(transactions),
+    )
     yield Metric(
         "low_water_mark", "gauge", "All transactions up to this id have ended.", engine.coordinator.low_water_mark
     )
     ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
     yield Metric("ongoing", "gauge", "Transactions with undecided records, counted per topic.", ongoing)
     aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
-    yield Metric("aborts", "gauge", "Aborted transactions that are kept, counted per topic.", aborts)
-    yield Metric("unsettled_bytes", "gauge", "Records of clients that are not durable yet.", account.bytes)
-    yield Metric("waiting_bytes", "gauge", "All that waits for the log.", engine.appends.waiting_bytes)
-    yield Metric("records", "counter", "Records of clients that were appended.", account.records)
+    yield Metric("aborts", "gauge", "Aborted transactions in the buffers, counted per topic.", aborts)
+    yield Metric("unsettled_bytes", "gauge", "Bytes of client records that are not durable yet.", account.bytes)
+    yield Metric("waiting_bytes", "gauge", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
+    yield Metric("records", "counter", "Client records appended.", account.records)
     yield Metric("ends_committed", "counter", "Commits applied, counted per topic.", counts.committed)
     yield Metric("ends_aborted", "counter", "Aborts applied, counted per topic.", counts.aborted)
     yield Metric("suppressed_records", "counter", "Late and duplicate records.", counts.suppressed)
-    yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
+    yield Metric(
+        "damaged_commits", "counter", "Commits whose number of records differs from the declared one.", counts.damaged
+    )
     yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.snapshots.written)
     yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+    yield from _of_shards(engine)
+    yield from _of_groups(engine)
+    yield from _of_streams(engine)
+
+
+def _of_shards(engine: Engine) -> Iterator[Metric]:
     shard_messages = engine.effects.shard_messages
     sent, received = (0, 0) if shard_messages is None else (shard_messages.sent, shard_messages.received)
-    yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
-    yield Metric("letters_received", "counter", "Letters read from them.", received)
+    yield Metric("letters_sent", "counter", "Inter-shard messages written to other shards.", sent)
+    yield Metric("letters_received", "counter", "Inter-shard messages read from other shards.", received)
+
+
+def _of_groups(engine: Engine) -> Iterator[Metric]:
     groups = [
         engine.coordinator.consumer_groups.members(name)
         for name, _, _ in engine.coordinator.consumer_groups.all_groups()
@@ -84,12 +104,11 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("groups", "gauge", "Consumer groups.", len(groups))
     yield Metric("group_members", "gauge", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)
-    yield Metric("group_members_spare", "gauge", "Members that hold nothing.", spare)
-    yield from _of_streams(engine)
+    yield Metric("group_members_spare", "gauge", "Members without a partition.", spare)
 
 
 def _of_streams(engine: Engine) -> Iterator[Metric]:
-    """Sums of what `txnbuf streams` shows for each stream."""
+    """Sums over all streams of the values that `txnbuf streams` shows."""
     streams, now = engine.streams, engine.streams.now()
     connections = [connection.server.statistics(now) for connection in streams.connections]
     open_ones = [stream for connection in connections for stream in connection.streams]
@@ -98,22 +117,29 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     backfilling = sum(stream.state == "backfilling" for stream in open_ones)
     dropped = sum(manager.cursors_dropped for manager in managers)
     yield Metric("stream_connections", "gauge", "Connections of change streams.", len(connections))
-    yield Metric("streams", "gauge", "Change streams that are open.", len(open_ones))
-    yield Metric("streams_backfilling", "gauge", "Change streams that read the log.", backfilling)
+    yield Metric("streams", "gauge", "Open change streams.", len(open_ones))
+    yield Metric("streams_backfilling", "gauge", "Change streams that read older mutations from the log.", backfilling)
     yield Metric("streams_items_remaining", "gauge", "Mutations that open streams have not sent yet.", remaining)
     yield Metric("streams_topics", "gauge", "Topics with a mutation manager.", len(managers))
     yield Metric("streams_memory_bytes", "gauge", "Memory of all mutation managers.", streams.budget.account.bytes)
-    yield Metric("streams_cursors_dropped", "gauge", "Places that cursors have lost to win memory back.", dropped)
+    yield Metric("streams_cursors_dropped", "gauge", "Cursors dropped from memory to free it.", dropped)
     durable, given_up = len(streams.cursors.rows()), streams.cursors.dropped
     yield Metric("streams_durable_cursors", "gauge", "Durable cursors of all topics.", durable)
-    yield Metric("streams_durable_cursors_dropped", "counter", "Durable cursors dropped for what they held.", given_up)
+    yield Metric(
+        "streams_durable_cursors_dropped",
+        "counter",
+        "Durable cursors dropped because they kept too much data.",
+        given_up,
+    )
     unacked = sum(connection.unacked_bytes for connection in connections)
     replaced = sum(manager.deduplicated for manager in managers)
     reading, waiting = streams.backfills.active, streams.backfills.pending
-    yield Metric("streams_unacked_bytes", "gauge", "Sent mutations that readers are not done with.", unacked)
-    yield Metric("streams_deduplicated", "gauge", "Mutations that newer ones of their key replaced.", replaced)
-    yield Metric("streams_reads_active", "gauge", "Reads of the log that go on.", reading)
-    yield Metric("streams_reads_pending", "gauge", "Reads of the log that wait for their turn.", waiting)
+    yield Metric(
+        "streams_unacked_bytes", "gauge", "Bytes of sent mutations that readers have not acknowledged.", unacked
+    )
+    yield Metric("streams_deduplicated", "gauge", "Mutations left out because a newer one has the same key.", replaced)
+    yield Metric("streams_reads_active", "gauge", "Reads of the log in progress.", reading)
+    yield Metric("streams_reads_pending", "gauge", "Reads of the log that wait for a free reader.", waiting)
     yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
 
 

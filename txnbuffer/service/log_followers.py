@@ -25,7 +25,7 @@ from broker_io.port import Broker, NotifyingReader, Reader
 from broker_io.position import Position, Positions
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
-from txnbuffer.service.limits import MIB, weight
+from txnbuffer.service.connection import MIB, weight
 
 THREADS = 8
 """Threads for tasks that are short."""
@@ -107,14 +107,14 @@ HELD_BYTES = 64 * MIB
 LEAST_HELD = MIB
 READ_MESSAGES = 8192
 FEW = 512
-"""After fewer messages a follower pauses, so that the loop gets larger batches."""
+"""After a read of fewer messages a follower pauses, so that the loop gets larger batches."""
 BATCH_DELAY = 0.003
 OWN_BATCH_DELAY = 0.1
-"""The pause for a log that is followed only to detect other writers."""
+"""The pause, in seconds, for a log that is followed only to detect other writers."""
 POLL = 0.02
 """Seconds between two reads if the reader does not notify of new messages."""
 FIRST_CHECK, MAX_CHECK = 1.2, 12.0
-"""Seconds without a message after which a follower reads anyway, so that its reader checks itself; they double.
+"""Seconds without a message after which a follower reads anyway, so that its reader checks itself; doubled each time.
 
 A little longer than the time after which a reader of a cluster checks its connection.
 """
@@ -225,7 +225,7 @@ class LogFollower:
                     raise
                 self._try_again(error)
             else:
-                self._go_on(count)
+                self._schedule_next(count)
         except BaseException as error:
             self._end(error)
 
@@ -249,7 +249,7 @@ class LogFollower:
         self._notify(self)
         return len(placed)
 
-    def _go_on(self, count: int) -> None:
+    def _schedule_next(self, count: int) -> None:
         if 0 < count < FEW:
             self._pool.schedule(self.batch_delay, self._wait)
         else:
@@ -276,8 +276,8 @@ class LogFollower:
         elif isinstance(reader, NotifyingReader):
             reader.notify_when_readable(self._more)
             with self._lock:
-                self._busy = goes_on = self._notified or self._ended
-            if goes_on:
+                self._busy = continues = self._notified or self._ended
+            if continues:
                 self._pool.submit(self._turn)
         else:
             self._pool.schedule(POLL, lambda: self._pool.submit(self._turn))

@@ -28,12 +28,11 @@ from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionC
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.limits import Limits
-from txnbuffer.service.standby import PAUSE, Standby, take_if_free
-from txnbuffer.service.takeover import StandbyState, check_shard
+from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 
 ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 
@@ -148,16 +147,16 @@ HURRY = 2.0
 """Seconds within which a service ends whose log was deleted: pending writes must not reach a new log of its name."""
 
 
-def check(config: Config, *, shared: bool = False) -> None:
-    """Raises InvalidConfiguration for an invalid configuration; `shared`: cluster mode."""
+def check(config: Config, *, cluster_mode: bool = False) -> None:
+    """Raises InvalidConfiguration for an invalid configuration."""
     service = config.service
-    if service.standby and not shared:
+    if service.standby and not cluster_mode:
         raise InvalidConfiguration("--standby requires a cluster: any other log can be opened by one process only")
-    if service.fence and not shared:
+    if service.fence and not cluster_mode:
         raise InvalidConfiguration("--fence requires a cluster: stop the process that has this log open")
     if service.fence and service.standby:
         raise InvalidConfiguration("--standby and --fence exclude each other: give one of them")
-    check_shard(_shard(service), shared=shared)
+    check_shard(_shard(service), cluster_mode=cluster_mode)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
@@ -167,7 +166,7 @@ def check(config: Config, *, shared: bool = False) -> None:
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
-    coordinator_config(config.transactions, shared=shared, shards=service.shards)
+    coordinator_config(config.transactions, cluster_mode=cluster_mode, shards=service.shards)
 
 
 def _shard(service: ServiceConfig) -> Shard:
@@ -193,11 +192,11 @@ def _check_pem(certificate: str, key: str) -> None:
         ) from None
 
 
-def coordinator_config(config: TransactionConfig, *, shared: bool = False, shards: int = 1) -> CoordinatorConfig:
-    """In cluster mode (`shared`) every decision is in the fenced log, and record counts are checked only on request."""
+def coordinator_config(config: TransactionConfig, *, cluster_mode: bool = False, shards: int = 1) -> CoordinatorConfig:
+    """In cluster mode every decision is in the fenced log, and record counts are checked only on request."""
     return CoordinatorConfig(
-        one_phase=not shared,
-        verify_counts=not shared or config.verify_counts,
+        one_phase=not cluster_mode,
+        verify_counts=not cluster_mode or config.verify_counts,
         transaction_timeout=config.timeout,
         max_transaction_timeout=config.max_timeout,
         session_timeout=config.session_timeout,
@@ -229,14 +228,14 @@ async def serve(
     owner: str,
     log: Log,
     *,
-    shared: bool = False,
+    cluster_mode: bool = False,
     shutdown: Shutdown | None = None,
 ) -> Error | None:
     """Serve until a signal (None) or a failure (its error). Raises the error that prevents the start.
 
-    `shared`: cluster mode. `shutdown` is started when the service begins to end.
+    `shutdown` is started when the service begins to end.
     """
-    check(config, shared=shared)
+    check(config, cluster_mode=cluster_mode)
     certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
     signals = Signals(shutdown)
     if not config.service.standby:
@@ -260,10 +259,10 @@ async def serve(
                 started = time.monotonic()
                 if standby_state is None:
                     return None
-            elif shared and not config.service.fence:
+            elif cluster_mode and not config.service.fence:
                 standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
             try:
-                engine = await _take_over(broker, listeners, config, owner, standby_state, shared=shared)
+                engine = await _take_over(broker, listeners, config, owner, standby_state, cluster_mode=cluster_mode)
             except PeerError as error:
                 # A cluster without storage gives the log to each process that opens it, again and again.
                 if not config.service.standby or not (error.retryable or isinstance(error, Fenced)):
@@ -322,16 +321,16 @@ async def _take_over(
     owner: str,
     standby_state: StandbyState | None,
     *,
-    shared: bool,
+    cluster_mode: bool,
 ) -> Engine:
     return await Engine.start(
         broker,
         owner=owner,
         address=advertised(config.service, listeners.port),
         shard=_shard(config.service),
-        shared=shared,
+        cluster_mode=cluster_mode,
         standby_state=standby_state,
-        config=coordinator_config(config.transactions, shared=shared, shards=config.service.shards),
+        config=coordinator_config(config.transactions, cluster_mode=cluster_mode, shards=config.service.shards),
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
         retention=config.retention,
@@ -433,7 +432,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
                 log(
                     "damage",
                     commits=damaged,
-                    text="commits with another number of records than they declare: run `txnbuf verify`",
+                    text="commits whose number of records differs from the declared one: run `txnbuf verify`",
                 )
     finally:
         reporting.cancel()

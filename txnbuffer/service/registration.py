@@ -84,8 +84,8 @@ class TopicRegistrar:
             async with topic.lock:
                 if self._topics.get(name) is not topic:
                     continue  # another attempt has failed meanwhile
-                topic.held = topic.held or not topic.shared
-                while topic.flights and not topic.shared:
+                topic.held = topic.held or not topic.cluster_mode
+                while topic.flights and not topic.cluster_mode:
                     await asyncio.sleep(FLIGHT_POLL)
                 try:
                     fresh = await self._topics.register(topic, create=create)
@@ -93,7 +93,7 @@ class TopicRegistrar:
                     raise
                 except Exception as unexpected:
                     return self._not_registered(topic, missing, as_error(unexpected))
-                if fresh and topic.shared and topic.followed is not None:
+                if fresh and topic.cluster_mode and topic.followed is not None:
                     ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
                     self._coordinator.topic_recreated(topic.name, ongoing, self._now())
                 if self.first_records is not None:

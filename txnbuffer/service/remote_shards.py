@@ -27,10 +27,9 @@ from txnbuffer.coordinator.shard_messages import (
 )
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.appends import Appends
+from txnbuffer.service.appends import Appends, MessagesPart
 from txnbuffer.service.cluster_topics import MarkerWriters
 from txnbuffer.service.registration import FINAL
-from txnbuffer.service.sends import MessagesPart
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 IDLE = 60.0
@@ -66,7 +65,7 @@ class RemoteTopics:
         """Return the entry of a topic, to append markers to it."""
         found = self.by_name.get(name)
         if found is None:
-            found = self.by_name[name] = ServiceTopic(name, shared=True)
+            found = self.by_name[name] = ServiceTopic(name, cluster_mode=True)
         self._used[name] = self._now()
         return found
 
@@ -100,7 +99,7 @@ class RemoteTopics:
         try:
             there = name in await asyncio.to_thread(self._broker.topics)
         except Error:
-            return  # a marker that is still wanted asks again
+            return  # the next attempt to write a marker checks again
         if not there:
             self._coordinator.topic_deleted(name, self._now())
             self._wake()
@@ -116,7 +115,7 @@ SILENT_TICKS = 3 * KNOWN_TICKS
 """Ticks between two repeated requests to a silent shard: nobody trims its inbox meanwhile."""
 REPEATED = ("asked", "awaited", "known")
 MAX_WAITING = 100
-"""Messages that wait for a shard's inbox to become writable; further ones are dropped."""
+"""Maximum number of messages that wait for a shard's inbox to become writable; further ones are dropped."""
 MESSAGE_BYTES = 128 * 1024
 """Approximate maximum size of one message."""
 MAX_IDS = 10_000
@@ -147,7 +146,7 @@ class ShardMessages:
     ) -> None:
         self.sent = self.received = 0
         self.inboxes = {
-            other.number: ServiceTopic(other.topic(SHARD_MESSAGES), shared=True) for other in shard.others()
+            other.number: ServiceTopic(other.topic(SHARD_MESSAGES), cluster_mode=True) for other in shard.others()
         }
         self._shard = shard
         self._coordinator = coordinator

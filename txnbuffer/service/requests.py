@@ -22,10 +22,8 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello, check_version
-from txnbuffer.service.appends import Appends
-from txnbuffer.service.connection import SessionConnection
-from txnbuffer.service.limits import Limits
-from txnbuffer.service.sends import SendPart, Sends, UnsettledSends
+from txnbuffer.service.appends import Appends, SendPart, Sends, UnsettledSends
+from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.topic import ServiceTopic, Topics, check_name, check_owned
 
 Named = TypeVar("Named", NamedRequest, Deletion)
@@ -33,7 +31,7 @@ Named = TypeVar("Named", NamedRequest, Deletion)
 OPEN_REQUEST = 0
 """The request number that opens a session; clients' numbers begin with 1."""
 NO_REQUEST = -1
-"""The request number of requests without an answer."""
+"""The request number of requests that have no answer."""
 MAX_SESSION_NAME = 100
 _QUALIFIED_NAME = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
 MAX_SHOWN = 100

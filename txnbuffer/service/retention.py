@@ -15,11 +15,11 @@ from broker_io.environment import Clock
 from broker_io.errors import DiskFailed, Error, ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.port import Broker, Ledger, PolicyBroker, VerifyingBroker
 from snapshots.errors import TopicDamaged
-from snapshots.keys import SNAPSHOT_TOPIC, is_internal
+from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.service.limits import MIB
+from txnbuffer.service.connection import MIB
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.topic import ServiceTopic, Topics
 
@@ -69,7 +69,7 @@ class LogRetention:
             await self._catch(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
-                    if topic.problem is None and (topic.shared or topic.writer is not None):
+                    if topic.problem is None and (topic.cluster_mode or topic.writer is not None):
                         await self._catch(self.check(topic))
 
     async def check(self, topic: ServiceTopic) -> None:

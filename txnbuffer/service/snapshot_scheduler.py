@@ -54,7 +54,7 @@ class SnapshotScheduler:
                 self.written += len(captured)
 
     async def _assign_seqnos(self) -> None:
-        """Assign seqnos in topics where they trail, one step per topic."""
+        """Assign seqnos in topics with unsequenced messages, one step per topic."""
         for topic in [*self._topics.by_name.values()]:
             if topic.followed is None:
                 continue
@@ -67,6 +67,6 @@ class SnapshotScheduler:
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:
-                if not topic.shared:
+                if not topic.cluster_mode:
                     raise
                 self.problem = error

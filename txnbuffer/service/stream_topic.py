@@ -17,14 +17,13 @@ from broker_io.errors import Error
 from broker_io.port import Ledger
 from broker_io.position import NO_INDEX, Int64s, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequenced
-from txnbuffer.buffer.visibility import visible_counts
+from txnbuffer.buffer.visibility import Sequenced, visible_counts
 from txnbuffer.errors import MutationsTrimmed, SeqnoGap, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
 from txnbuffer.mutations.manager import BACKFILL_BYTES
 from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
 from txnbuffer.protocol import RESERVED
-from txnbuffer.recordset import expand, pieces
+from txnbuffer.recordset import batch_slices, expand
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import before_ledger
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
@@ -64,7 +63,7 @@ class Feed:
         self._reached: dict[str, SeqnoAnchor] = {}
 
     def attach(self) -> int:
-        """Receive what is sequenced from now on; return the last seqno before. Sequencing must be paused."""
+        """Receive messages sequenced from now on; return the last seqno before them. Sequencing must be paused."""
         self.followed.sequencing.on_sequenced = self._on_sequenced
         return self.followed.sequencing.sequencer.next_seqno - 1
 
@@ -81,14 +80,14 @@ class Feed:
         budget.add(self.name, self.manager)
 
     def _on_sequenced(self, placed: PlacedBatch, sequenced: Sequenced) -> None:
-        """Queue messages that got seqnos; called in the thread that works on the followed topic."""
+        """Queue sequenced messages; called in the thread that works on the followed topic."""
         start, stop, counts, first = sequenced
         if self.problem is not None or not counts.any():
             return
         try:
             rows = placed if (start, stop) == (0, len(placed)) else placed.take(slice(start, stop))
             mutations = [*mutations_in(rows, counts, first, self.followed.buffer)]
-        except Error as error:  # the seqnos are assigned all the same, and the topic's transactions continue
+        except Error as error:  # the seqnos are assigned anyway, and the topic's transactions continue
             self.problem = error
         else:
             with self._lock:
@@ -178,7 +177,7 @@ def message_of(position: Position) -> Position:
 def mutations_in(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> Iterator[MutationBatch]:
     """As `mutations_of`, in batches that can be unpacked together."""
     done = 0
-    for piece in pieces(placed):
+    for piece in batch_slices(placed):
         piece_counts = counts[done : done + len(piece)]
         done += len(piece)
         if piece_counts.any():

@@ -29,14 +29,22 @@ from txnbuffer.errors import (
     ServiceUnavailable,
 )
 from txnbuffer.mutations import Cursor, MemoryBudget, MutationBatch, ReadLog, StopReading, Wake
-from txnbuffer.recordset import pieces
+from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.service.limits import MIB
+from txnbuffer.service.connection import MIB
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.stream_topic import Cursors, Feed, SeqnoAnchor, message_of, oldest_seqno
 from txnbuffer.service.topic import Topics
-from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic, OpenCursor, StreamDemand
-from txnbuffer.streams.messages import ClientMessage, EndReason, ServerMessage
+from txnbuffer.streams.messages import (
+    ClientMessage,
+    CloseCursor,
+    EndConnection,
+    EndReason,
+    FindTopic,
+    OpenCursor,
+    ServerMessage,
+    StreamDemand,
+)
 from txnbuffer.streams.server import Connections, ServerConfig, StreamServer, TopicInfo
 
 FRAME_BYTES = MIB
@@ -270,7 +278,7 @@ class Backfills:
                     raise BackfillFailed(
                         f"topic {feed.name!r}: no message after {place.position} could be read; try again"
                     )
-                for piece in pieces(placed):
+                for piece in batch_slices(placed):
                     rows = await self._topics.exclusively([feed.name], feed.visible, piece, place)
                     place = SeqnoAnchor(place.seqno, piece.positions.last, inclusive=False)
                     if rows is None:
@@ -439,7 +447,7 @@ class Streams:
     # Feeds
 
     def _notify(self) -> None:
-        """Schedule `_take`; called in any thread when messages got seqnos."""
+        """Schedule `_take`; called in any thread when messages were sequenced."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._take)
@@ -467,7 +475,7 @@ class Streams:
             raise
         if self.feeds.get(name) is not feed:
             connection.topic_refused(
-                stream, ServiceUnavailable(f"the feed of topic {name!r} was closed just now: try again")
+                stream, ServiceUnavailable(f"the feed of topic {name!r} was just closed: try again")
             )
             return
         feed.idle_since = self.now() if feed.idle_since is not None else None

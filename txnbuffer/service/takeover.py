@@ -1,24 +1,30 @@
-"""Takeover: acquire the decision log, recover the buffers of all topics and create the coordinator.
+"""Takeover: wait for the decision log, acquire it, recover the buffers of all topics and create the coordinator.
 
 The functions here block on the broker. The first service of a namespace also creates the partitions of the internal
 topics, one per shard; their number can't change later.
+
+A standby waits until the owner of the decision log is gone, and keeps reading the log meanwhile. It never fences: the
+cluster decides that the owner is gone and gives the exclusive writer to one of the waiting processes. The other
+standbys keep waiting; a service without `--standby` ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock
-from broker_io.errors import Damaged, Error
+from broker_io.errors import Damaged, Error, StillHeld
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker, PolicyBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
 from snapshots.shard_count import record_shard_count, recorded_shard_count
 from snapshots.shards import ONLY, Shard
@@ -39,16 +45,17 @@ from txnbuffer.coordinator.takeover import (
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.manager import SnapshotManager
-from txnbuffer.service.decision_log import DecisionLog
+from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.service.decision_log import DecisionLog, as_log_deleted
 
 INTERNAL_TOPICS = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES)
 
 MAX_SHARDS = 256
 
 
-def check_shard(shard: Shard, *, shared: bool) -> None:
-    """Raises InvalidConfiguration for an invalid shard; `shared`: cluster mode."""
-    if shard.of > 1 and not shared:
+def check_shard(shard: Shard, *, cluster_mode: bool) -> None:
+    """Raises InvalidConfiguration for an invalid shard."""
+    if shard.of > 1 and not cluster_mode:
         raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
     if not 1 <= shard.of <= MAX_SHARDS:
         raise InvalidConfiguration(f"{shard.of} shards are configured: use 1 to {MAX_SHARDS}")
@@ -100,8 +107,8 @@ def _check_partitions(shards: int, found: dict[str, int]) -> None:
         )
     facts = ", ".join(f"{topic} has {count or 'no'}" for topic, count in found.items())
     raise InvalidConfiguration(
-        f"the internal topics have different numbers of partitions: {facts}; no service creates them so; delete the "
-        "one created by hand with `pulsar-admin topics delete` or `delete-partitioned-topic`, if no service wrote to it"
+        f"the internal topics have different numbers of partitions: {facts}; one was not created by a service: delete "
+        "it with `pulsar-admin topics delete` or `delete-partitioned-topic`, if no service wrote to it"
     )
 
 
@@ -172,14 +179,14 @@ def take_over(
     try:
         if (why := missing_owner_evidence(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
-        with _naming_damage(log.topic):
+        with _raising_topic_damaged(log.topic):
             last = _no_last_id if isinstance(broker, PolicyBroker) else _last_id
             at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
         _check_admin_cluster(broker, log.topic, at)
         _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.creates_topics))
         inbox_end = _inbox_end(broker, shard)
         name = broker.incarnation(log.topic)
-        with _naming_damage(snapshots):
+        with _raising_topic_damaged(snapshots):
             # A directory can be restored from a copy; the topics of a cluster can only be created again.
             manager.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
         _check_data_loss(log, shard, manager)
@@ -237,7 +244,7 @@ def fence(broker: Broker, topic: str = DECISIONS) -> StandbyState:
 def read_decisions(broker: Broker, topic: str, writer: Writer) -> StandbyState:
     """Read a decision log with an acquired writer; the writer is closed if reading fails."""
     try:
-        with _naming_damage(topic):
+        with _raising_topic_damaged(topic):
             return StandbyState(writer, DecisionLog(broker, topic))
     except BaseException:
         writer.close()
@@ -245,7 +252,7 @@ def read_decisions(broker: Broker, topic: str, writer: Writer) -> StandbyState:
 
 
 @contextlib.contextmanager
-def _naming_damage(topic: str) -> Iterator[None]:
+def _raising_topic_damaged(topic: str) -> Iterator[None]:
     """Raises TopicDamaged if the log of an internal topic is damaged: nothing can be decided without it."""
     try:
         yield
@@ -287,3 +294,119 @@ def acquire_decisions(
         if acquisition.read(log.read_to(at), log.history.owners, last(log.history)):
             log.history.epoch, log.history.owners = acquisition.epoch, {one.epoch: one for one in acquisition.owners}
             return at
+
+
+SLICE = 1.0
+"""Seconds of one attempt to become the owner; stopping a standby takes as long."""
+READ_SECONDS = 0.25
+PAUSE = 1.0
+"""Seconds until a failed attempt is repeated."""
+RELEASE_WAIT = 5.0
+"""Seconds that a service without `--standby` waits for an owner that was just stopped or killed."""
+
+
+def take_if_free(broker: Broker, shard: Shard = ONLY) -> StandbyState:
+    """Become the exclusive writer of a decision log without an owner. Raises StillHeld, which names the owner."""
+    topic = shard.topic(DECISIONS)
+    prepare(broker, shard)
+    try:
+        writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True, wait=RELEASE_WAIT))
+    except StillHeld:
+        raise StillHeld(
+            f"another service owns this log{_owner_address(broker, topic)}: start this one with --standby to wait for "
+            "its end, or with --fence to take the log from it"
+        ) from None
+    return read_decisions(broker, topic, writer)
+
+
+def _owner_address(broker: Broker, topic: str) -> str:
+    """The address of a log's newest owner as text for an error; empty if unknown."""
+    try:
+        return f", which serves at {ServiceDiscovery(broker, '', topic).newest_address()}"
+    except Error:
+        return ""
+
+
+class Standby:
+    """Waits for the ownership of a log. `problem`: the error of the last attempt, which is repeated."""
+
+    def __init__(self, broker: Broker, shard: Shard = ONLY) -> None:
+        self.problem: Error | None = None
+        self._broker = broker
+        self._shard = shard
+        self._topic = shard.topic(DECISIONS)
+        self._log: DecisionLog | None = None
+        self._stopping = threading.Event()
+
+    async def wait(self, stop: asyncio.Event) -> StandbyState | None:
+        """Return the decision log's exclusive writer and its contents once acquired; None if `stop` was set first.
+
+        Raises errors that waiting can't fix.
+        """
+        while not await asyncio.to_thread(self._prepared):
+            if stop.is_set():
+                return None
+        reading = asyncio.ensure_future(asyncio.to_thread(self._follow_log))
+        writer: Writer | None = None
+        try:
+            while writer is None and not stop.is_set():
+                writer = await asyncio.to_thread(self._acquire)
+        finally:
+            self._stopping.set()
+            await reading
+            if (writer is None or stop.is_set()) and self._log is not None:
+                self._log.close()
+        if writer is not None and stop.is_set():
+            await asyncio.to_thread(writer.close)
+            return None
+        if writer is None:
+            return None
+        try:
+            log = self._log
+            return StandbyState(
+                writer, await asyncio.to_thread(DecisionLog, self._broker, self._topic) if log is None else log
+            )
+        except BaseException:
+            await asyncio.to_thread(writer.close)
+            raise
+
+    def _prepared(self) -> bool:
+        """Create the internal topics; return False after a temporary error."""
+        try:
+            prepare(self._broker, self._shard)
+            self._broker.create_topic(self._topic)
+        except Error as error:
+            self._pause_after(error)
+            return False
+        return True
+
+    def _acquire(self) -> Writer | None:
+        try:
+            return self._broker.writer(self._topic, exclusive=True, wait=SLICE)
+        except StillHeld:
+            return None
+        except Error as error:
+            self._pause_after(error)
+            return None
+
+    def _pause_after(self, error: Error) -> None:
+        """Pause after a temporary error. Raises any other."""
+        if not error.retryable:
+            raise as_log_deleted(error) from error
+        self.problem = error
+        self._stopping.wait(PAUSE)
+
+    def _follow_log(self) -> None:
+        """Read the decision log as it grows; after a failure, such as trimming, read it again from the start."""
+        while not self._stopping.is_set():
+            try:
+                if self._log is None:
+                    self._log = DecisionLog(self._broker, self._topic)
+                self._log.read(READ_SECONDS)
+                self.problem = None
+            except Error as error:
+                self.problem = error
+                if self._log is not None:
+                    self._log.close()
+                    self._log = None
+                self._stopping.wait(PAUSE)

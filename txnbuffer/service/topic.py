@@ -1,8 +1,8 @@
 """The topics of the service: append queues, writers and buffers; creation, opening and registration.
 
 Everything that waits for the disk runs in one worker thread; appends to the topic are held meanwhile, so that its log
-does not change. Snapshots and registrations write to the snapshot topic one at a time; the questions that a
-registration asks a cluster first run in a pool of their own.
+does not change. Snapshots and registrations write to the snapshot topic one at a time; the queries of a cluster by
+which a registration begins run in a pool of their own.
 
 In cluster mode applications write to the topics too: buffers are then fed with what followers read, never with what
 was appended here, and a topic's writer appends markers only.
@@ -26,15 +26,15 @@ from broker_io.port import MAX_PROPERTIES, Broker, BulkBroker, Writer, check_top
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
 from snapshots.errors import stopped_by
-from snapshots.keys import INTERNAL_PREFIX, is_internal
+from snapshots.format import INTERNAL_PREFIX, is_internal
 from snapshots.shards import ONLY, Shard, shard_of
-from txnbuffer.buffer.effects import Effect
+from txnbuffer.buffer.state import Effect
 from txnbuffer.errors import ForeignTopic, TopicNotCreated, UnregisteredTopic
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import topic_deleted
-from txnbuffer.service.limits import CELL_BYTES, MIB
+from txnbuffer.service.connection import CELL_BYTES, MIB
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 
 FLIGHT_BYTES = 8 * 1024 * 1024
@@ -70,18 +70,18 @@ class ServiceTopic:
     `held`: appends are suspended. `problem`: the error that stopped the topic; `write_problem`: the error that blocks
     its writer for now. `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order
     instead of failing. `low`: the disk rejects records, so reserved messages are appended in batches of their own.
-    `shared`: applications write to the topic themselves (cluster mode); then `follower` reads it, and `writer` appends
-    markers only.
+    `cluster_mode`: applications write to the topic themselves; then `follower` reads it, and `writer` appends markers
+    only.
     """
 
-    def __init__(self, name: str, *, waits_for_space: bool = False, shared: bool = False) -> None:
+    def __init__(self, name: str, *, waits_for_space: bool = False, cluster_mode: bool = False) -> None:
         self.name = name
         self.waits_for_space = waits_for_space
-        self.shared = shared
+        self.cluster_mode = cluster_mode
         self.refused: list[AppendPart] = []
         self.low = False
         self.wait: Wait | None = None
-        """The wait for disk space, while there is none."""
+        """The wait for disk space, while appends are refused."""
         self.writer: Writer | None = None
         self.followed: FollowedTopic | None = None
         self.held = True
@@ -94,14 +94,14 @@ class ServiceTopic:
         self.checks: dict[int, None] = {}
         """Transactions to count once the buffer has applied all that they sent."""
         self.awaiting_markers: set[TxnId] = set()
-        """Transactions to ask about once the buffer has applied the log up to its present end."""
+        """Transactions to query once the buffer has applied the log up to its current end."""
         self.asked_up_to: Position | None = None
-        """Transactions that began after this position are not asked about until the next tick."""
+        """Transactions that began after this position are not queried until the next tick."""
 
     @property
     def missing(self) -> bool:
         """Whether a temporary problem stopped it; then it is registered again."""
-        return is_temporary(self.problem, shared=self.shared)
+        return is_temporary(self.problem, cluster_mode=self.cluster_mode)
 
     @property
     def stopped(self) -> bool:
@@ -135,9 +135,9 @@ class ServiceTopic:
         return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
-def is_temporary(problem: Error | None, *, shared: bool) -> bool:
+def is_temporary(problem: Error | None, *, cluster_mode: bool) -> bool:
     """Whether a problem may go away: the topic was deleted or, in cluster mode, the cluster did not answer."""
-    return isinstance(problem, TopicNotFound) or (shared and problem is not None and problem.retryable)
+    return isinstance(problem, TopicNotFound) or (cluster_mode and problem is not None and problem.retryable)
 
 
 def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
@@ -237,7 +237,7 @@ class Topics:
     def load(self, registered: Iterable[str]) -> None:
         """Open the recovered topics. A registered topic that was not recovered was deleted, or created again."""
         for name in self.manager.topics:
-            topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
+            topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
             if self.followers is None:
                 topic.writer = self.broker.writer(name, exclusive=True)
                 topic.held = False
@@ -246,7 +246,7 @@ class Topics:
             for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.manager.problems}:
                 self.manager.stop(name, topic_deleted(name))
         for name, problem in self.manager.problems.items():
-            topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
+            topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
             topic.problem = problem
             if self.stopped is not None:
                 self.stopped(topic)
@@ -262,7 +262,7 @@ class Topics:
     def make(self, name: str) -> ServiceTopic:
         """Add a topic, for which `open` is to be called. Raises as `check`."""
         self.check(name)
-        topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
+        topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
         return topic
 
     async def open(self, topic: ServiceTopic) -> None:
@@ -351,7 +351,7 @@ class Topics:
 
     def mark_damaged(self, name: str, error: Error) -> None:
         """Stop a data topic whose log is damaged; all others continue."""
-        topic = self.by_name.setdefault(name, ServiceTopic(name, shared=self.followers is not None))
+        topic = self.by_name.setdefault(name, ServiceTopic(name, cluster_mode=self.followers is not None))
         self.manager.stop(name, error)
         self._stopped(topic)
 
@@ -364,7 +364,7 @@ class Topics:
             raise TopicNotFound(f"there is no topic {name!r}") if self._create else TopicNotCreated(name)
 
     def _prepare(self, name: str, create: bool) -> FollowedTopic | None:
-        """Ask all that registration needs to know about a topic: some twenty requests to a cluster."""
+        """Query what registration needs to know about a topic: some twenty requests to a cluster."""
         if self._was_missing(name):
             self._create_topic(name, create)
             return None
@@ -378,12 +378,12 @@ class Topics:
             self.manager.register(name, prepared)
 
     def _was_missing(self, name: str) -> bool:
-        return is_temporary(self.manager.problems.get(name), shared=self.followers is not None)
+        return is_temporary(self.manager.problems.get(name), cluster_mode=self.followers is not None)
 
     def _open(self, name: str) -> Any:
         waiting, self._to_open = self._to_open, []
         if self._create and waiting and isinstance(self.broker, BulkBroker):
-            self.broker.create_topics(waiting)  # the next calls find theirs created
+            self.broker.create_topics(waiting)  # the next calls find their topics created
         self._create_topic(name)
         return self.broker.writer(name, exclusive=True)
 

@@ -1,1 +1,1 @@
-"""Where change streams go: the loop that fills a sink from a topic, exactly once, and the sinks that there are."""
+"""Sinks of change streams: the loop that writes a topic to a sink exactly once, a SQLite sink, and the relay"""

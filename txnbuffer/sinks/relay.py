@@ -71,7 +71,7 @@ class RelayCursor:
         self._acknowledged = seqno or 0  # an existing cursor may be at a lower one
 
     def acknowledged(self, seqno: int | None) -> None:
-        """Called when all records up to a seqno are durable in the target. Raises UnknownCursor."""
+        """Called when all records up to `seqno` are durable in the target. Raises UnknownCursor."""
         if seqno is not None:
             self._acknowledged = seqno
         self.move_if_due()
@@ -243,7 +243,7 @@ class Relay:
             ledger, entry, index = mark.position
             start: Start = Position(ledger, entry, index + 1)
             if mark.seqno is not None and ledger < loaded.first_ledger:
-                start = "beginning"  # nothing is missing if the log begins right behind: its numbers on_progress
+                start = "beginning"  # nothing is missing if the log begins with the next seqno, which is checked
             return _ResumePoint(start, mark.seqno, source)
         if not self._resend:
             relayed = str(mark.position) if mark.seqno is None else f"up to {mark.seqno}"
@@ -266,7 +266,7 @@ class Relay:
                 return end
         last = broker.last_position(self._topic)
         if last is None or (last.ledger, last.entry) < mark.position[:2]:
-            return 0  # the log is shorter than what was relayed, and no version says from where on it differs
+            return 0  # the log is shorter than what was relayed, and no version shows where it differs
         return None
 
     def _copy(
@@ -352,5 +352,5 @@ def _next_after(after: int | None, seqnos: list[int]) -> int:
     if after and first > after + 1:
         raise MutationsTrimmed(after + 1, first)
     if after and first <= after:
-        raise SeqnoGap(f"seqno {first} follows seqno {after}, which it must not: relay to another topic")
+        raise SeqnoGap(f"seqno {first} follows seqno {after}, expected a higher one: relay to another topic")
     return seqnos[-1]

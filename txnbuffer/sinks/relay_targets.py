@@ -2,7 +2,7 @@
 
 Each visible record of the source becomes one message of the target, once, in the order of the source, with the same
 key, value (none: the key is deleted), properties and event time. Its readers need not know about transactions. These
-additional properties tell a restarted relay where to resume; they replace properties of the source with their names.
+additional properties show a restarted relay where to resume; they replace properties of the source with their names.
 
 - `relay.position`  position of the record in the source: `ledger:entry`, or `ledger:entry:batch`
 - `relay.seqno`     its seqno there; missing while the source has had no transactions

@@ -20,7 +20,7 @@ The tables of a topic, named after it or as requested:
 - `NAME_keyless`  a row for each record without a key, by `seqno`; the same columns, but a value may be NULL
 - `NAME_undo`     earlier rows of `NAME`: `(point, key)`, then the columns as they were when the tables were last
                   complete, at seqno `point`, before the key changed; `seqno` NULL: there was no row. The empty key of
-                  the other type (BLOB in a TEXT column) says that records without a key arrived
+                  the other type (BLOB in a TEXT column) means that records without a key arrived
 
 Keys and values are TEXT if they are UTF-8 without a NUL, else BLOB; `CAST(value AS BLOB)` gives the bytes of both.
 Rows, undo rows and token change in one transaction. The undo table has at most 100,000 rows and starts when the tables
@@ -50,26 +50,26 @@ from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.token import ResumeToken
 
-Cell: TypeAlias = "str | bytes | None"
+SQLValue: TypeAlias = "str | bytes | None"
 
 
-def blob_cells(column: Blobs, *, binary: bool = False) -> list[Cell]:
-    """One cell for each string; with `binary` always bytes."""
+def sql_values(column: Blobs, *, binary: bool = False) -> list[SQLValue]:
+    """The SQL value of each string; with `binary` always bytes."""
     if binary:
         return [*column.to_list()]
     packed = column.packed()
     data = bytes(packed.data)
     if not data.isascii() or b"\0" in data:
-        return [*map(cell, column.to_list())]
+        return [*map(sql_value, column.to_list())]
     text, ends = data.decode(), packed.offsets.tolist()
-    cells: list[Cell] = [text[start:end] for start, end in itertools.pairwise(ends)]
+    cells: list[SQLValue] = [text[start:end] for start, end in itertools.pairwise(ends)]
     if packed.absent is not None:
         for at in packed.absent.nonzero()[0].tolist():
             cells[at] = None
     return cells
 
 
-def cell(data: bytes | None) -> Cell:
+def sql_value(data: bytes | None) -> SQLValue:
     """Text if the bytes are UTF-8 without a NUL, which ends a text in much of SQLite; else the bytes."""
     if data is None or b"\0" in data:
         return data
@@ -79,8 +79,8 @@ def cell(data: bytes | None) -> Cell:
         return data
 
 
-def property_cells(messages: Batch) -> list[str | None]:
-    """The properties of each message as a JSON object, or None if it has none."""
+def property_values(messages: Batch) -> list[str | None]:
+    """The properties of each message as text of a JSON object, or None if it has none."""
     if not messages.properties:
         return [None] * len(messages)
     names = [*messages.properties]
@@ -94,12 +94,12 @@ def property_cells(messages: Batch) -> list[str | None]:
     return cells
 
 
-def time_cells(times: Int64s) -> list[int | None]:
+def time_values(times: Int64s) -> list[int | None]:
     """Milliseconds since 1970; None for 0, which means unknown."""
     return [time or None for time in times.tolist()]
 
 
-def position_cells(positions: Positions) -> list[str]:
+def position_values(positions: Positions) -> list[str]:
     """Positions as text."""
     columns = positions.ledgers.tolist(), positions.entries.tolist(), positions.indexes.tolist()
     return [
@@ -130,7 +130,7 @@ def lock_file(path: str) -> int:
 
 
 def is_same_file(path: str, found: os.stat_result) -> bool:
-    """Whether a path still names the file that was found there."""
+    """Whether a path still names the file with the status `found`."""
     try:
         return os.path.samestat(os.stat(path), found)
     except OSError:
@@ -150,7 +150,7 @@ UNDO_ROWS = 100_000
 """Maximum rows of an undo table; when it has more, its older half is deleted."""
 
 BUSY_SECONDS = 30.0
-"""How long a write waits for a transaction of another program on the file."""
+"""Seconds that a write waits for a transaction of another program on the file."""
 
 CACHE_KIB = 32 * 1024
 
@@ -200,7 +200,7 @@ CREATE_UNDO = """CREATE TABLE {name} (
 
 
 class SQLiteFile:
-    """A file that is open for writing, a context manager.
+    """A SQLite file opened for writing; a context manager.
 
     Raises SinkLocked while another process writes to it, ForeignSink for a file of another application,
     UnsupportedFormat, SinkFailed.
@@ -250,7 +250,7 @@ class SQLiteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """An atomic transaction, one at a time. Raises SinkFailed if the file or its lock was removed."""
+        """An atomic transaction, one at a time. Raises SinkFailed if the file or its lock file was removed."""
         with self._lock, self._sqlite_errors():
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -297,7 +297,7 @@ class SQLiteFile:
 
 
 class SQLiteTable:
-    """The tables of a topic as a sink, from `SQLiteFile.table`. `replaced`: the tables that its first write drops."""
+    """The tables of a topic as a sink, made by `SQLiteFile.table`. The first write drops the tables `replaced`."""
 
     def __init__(self, file: SQLiteFile, topic: str, table: str, binary: bool, replaced: str | None = None) -> None:
         self.name = f"table {table!r} of {file.path}"
@@ -315,7 +315,7 @@ class SQLiteTable:
         self._undo_rows = 0
 
     def check(self, database: sqlite3.Connection) -> None:
-        """Raises ForeignSink if its tables cannot be created."""
+        """Raises ForeignSink if the name of a table is taken."""
         taken = "SELECT name FROM sqlite_master WHERE name = ? COLLATE NOCASE"
         free = () if self._replaced is None else [(self._replaced + suffix).lower() for suffix in SUFFIXES]
         for name in self._names:
@@ -326,7 +326,7 @@ class SQLiteTable:
                 )
 
     def begin(self) -> ResumeToken | None:
-        """Raises UnreadableToken."""
+        """As `Sink.begin`. Raises UnreadableToken, SinkFailed."""
         if self._replaced is not None:
             return None
         with self._file.transaction() as database:
@@ -341,7 +341,7 @@ class SQLiteTable:
         return self._token
 
     def write(self, batches: Sequence[ChangeBatch]) -> None:
-        """Raises SinkFailed, SinkFull, SinkLocked."""
+        """As `Sink.write`. Raises SinkFailed, SinkFull, SinkLocked."""
         mutations = [batch.mutations for batch in batches if len(batch)]
         with self._file.transaction() as database:
             if not self._created:
@@ -352,7 +352,7 @@ class SQLiteTable:
         self._created, self._replaced, self._stored, self._token = True, None, text, batches[-1].token
 
     def roll_back(self, rollback: Rollback) -> int:
-        """Raises as `write`."""
+        """As `Sink.roll_back`. Raises as `write`."""
         with self._file.transaction() as database:
             seqno = self._highest_point(database, rollback.seqno)
             if seqno:
@@ -379,7 +379,7 @@ class SQLiteTable:
         )
 
     def _store_token(self, database: sqlite3.Connection, token: ResumeToken) -> str:
-        """Store the token of the tables; its text."""
+        """Store the token of the tables; returns its text."""
         text = str(token)
         moved = database.execute(
             f"UPDATE {TOPICS} SET token = ?, seqno = ?, complete = ?, undo_from = ? WHERE topic = ? AND token IS ?",
@@ -393,11 +393,11 @@ class SQLiteTable:
         messages = mutations.messages
         raw = messages.keys.to_list()
         last = dict(zip(raw, range(len(raw)), strict=True))  # the newest of each key
-        keys = blob_cells(messages.keys, binary=self._binary)
-        values = blob_cells(messages.values, binary=self._binary)
+        keys = sql_values(messages.keys, binary=self._binary)
+        values = sql_values(messages.values, binary=self._binary)
         columns: tuple[list[Any], ...] = (
-            *(keys, values, property_cells(messages), time_cells(messages.times())),
-            *(time_cells(mutations.publish_times), mutations.seqnos.tolist(), position_cells(mutations.positions)),
+            *(keys, values, property_values(messages), time_values(messages.times())),
+            *(time_values(mutations.publish_times), mutations.seqnos.tolist(), position_values(mutations.positions)),
         )
         if None in last:
             rows = [row[1:] for row in zip(*columns, strict=True) if row[0] is None]
@@ -413,8 +413,8 @@ class SQLiteTable:
             zip(*([column[at] for at in rest] for column in columns), strict=True),
         )
 
-    def _save_undo(self, database: sqlite3.Connection, keys: Iterable[Cell]) -> None:
-        """Save the rows of keys whose first change since the tables were complete this is."""
+    def _save_undo(self, database: sqlite3.Connection, keys: Iterable[SQLValue]) -> None:
+        """Save the rows of keys that change for the first time since the tables were complete."""
         if self._token is None or (point := self._token.snapshot_start) < self._undo_from:
             return
         kept = database.executemany(
@@ -434,7 +434,7 @@ class SQLiteTable:
         (self._undo_rows,) = database.execute(f"SELECT count(*) FROM {self._undo}").fetchone()
 
     def _highest_point(self, database: sqlite3.Connection, seqno: int) -> int:
-        """The highest seqno up to a given one at which the tables were complete and to which they can roll back."""
+        """The highest seqno up to `seqno` at which the tables were complete and to which they can roll back."""
         token = self._token
         if token is not None and token.complete and token.seqno <= seqno:
             return token.seqno
@@ -465,7 +465,7 @@ def _quoted(name: str) -> str:
 
 
 def _failure(path: str, error: sqlite3.Error | OSError) -> Error:
-    """Our error for an error of SQLite."""
+    """The error to raise for an error of SQLite or the file system."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_FULL:
             return SinkFull(f"no space left for {path} ({error}): free space and run again; its contents are intact")
@@ -476,4 +476,4 @@ def _failure(path: str, error: sqlite3.Error | OSError) -> Error:
         case sqlite3.SQLITE_NOTADB:
             return ForeignSink(f"{path} is not a database: use another file")
         case _:
-            return SinkFailed(f"cannot read or write {path} ({error}): its contents are intact")
+            return SinkFailed(f"cannot read or write {path} ({error}): its contents are intact, run again")

@@ -1,5 +1,5 @@
 """Change streams: committed mutations in order, resumable, with rollback when the history branched.
 
-Both sides are state machines without clock or network: they take messages and times, and return messages,
+Client and server are state machines without clock or network: they take messages and times, and return messages,
 effects and events.
 """

@@ -15,54 +15,51 @@ import numpy as np
 from broker_io.errors import Error
 from txnbuffer.errors import ConnectionSilent, ForeignToken, InvalidRequest, StreamViolation
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.effects import (
-    CaughtUp,
-    ClientEvent,
-    Completed,
-    Delivered,
-    EndConnection,
-    Interrupted,
-    RollBack,
-    StreamEnded,
-    StreamOpened,
-)
-from txnbuffer.streams.flow import ClientPulse, Window
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
+    CaughtUp,
+    ClientEvent,
     ClientMessage,
     CloseStream,
+    Completed,
+    Delivered,
+    EndConnection,
     EndReason,
     Goodbye,
     Grant,
+    Interrupted,
     Noop,
     NoopAnswer,
     Ok,
     Refused,
     RequestFlag,
+    RollbackReceived,
     RollbackRequired,
     ServerMessage,
     SnapshotBegin,
     SnapshotEnd,
     StreamEnd,
+    StreamEnded,
     StreamHello,
     StreamMutations,
+    StreamOpened,
     StreamRequest,
     end_error,
 )
-from txnbuffer.streams.states import Consuming, Event, consumed
+from txnbuffer.streams.states import ClientPulse, Consuming, Event, Window, consumed
 from txnbuffer.streams.token import ResumeToken
 
 StreamMessage = Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd
 
 _ONCE = RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST | RequestFlag.TO_NOW
-"""Flags that a request has only until its first answer."""
+"""Flags that only the first request of a stream has, until it is answered."""
 
 
 class Consumer:
     """One stream over all its connections.
 
-    `handle` is the user's number for it, `stream` the one on the connection, 0 while it has none there.
+    `handle` identifies it for the user; `stream` is its number on the connection, 0 while it has none.
     """
 
     __slots__ = (
@@ -87,7 +84,7 @@ class Consumer:
         self.retry_at = self.delay = 0.0
 
     def request(self, stream: int) -> tuple[StreamRequest, Grant] | StreamEnded:
-        """Ask for it under a number; or nothing is left to ask for."""
+        """Request it under a number, unless it has reached its end."""
         token = self.token
         if token.complete and token.seqno >= self.end and not self.flags & _ONCE:
             self.state = consumed(self.state, Event.REACHED_END)
@@ -102,7 +99,7 @@ class Consumer:
         return request, Grant(stream, *self.window.opened())
 
     def receive(self, message: StreamMessage) -> list[ClientEvent]:
-        """What a message of the server means. Raises StreamViolation where it breaks the protocol."""
+        """Process a message of the server. Raises StreamViolation if it violates the protocol."""
         match message:
             case StreamMutations(_, mutations):
                 return self._mutations(mutations)
@@ -120,17 +117,21 @@ class Consumer:
                 return self._ended(reason)
 
     def rolled_back(self, seqno: int) -> None:
-        """The data is what it was at a seqno. Raises InvalidRequest if that was not asked for."""
+        """The reader's data was rolled back to `seqno`. Raises InvalidRequest if this was not requested."""
         if self.state is not Consuming.ROLLING_BACK or not 0 <= seqno <= self.rollback_to:
             raise InvalidRequest(
-                f"topic {self.token.topic} was rolled back to seqno {seqno} where "
-                + (f"0 to {self.rollback_to} will do" if self.state is Consuming.ROLLING_BACK else "nothing was asked")
+                f"topic {self.token.topic} was rolled back to seqno {seqno}, but "
+                + (
+                    f"the seqno must be 0 to {self.rollback_to}"
+                    if self.state is Consuming.ROLLING_BACK
+                    else "no rollback was requested"
+                )
             )
         self.state = consumed(self.state, Event.ROLLED_BACK)
         self.token = self.token.rolled_back(seqno)
 
     def disconnected(self) -> list[ClientEvent]:
-        """The connection is lost; whatever comes of it now is no longer looked at."""
+        """The connection is lost; later messages of it are ignored."""
         on_the_wire = self.state in (Consuming.REQUESTED, Consuming.BETWEEN, Consuming.INSIDE)
         self.state = consumed(self.state, Event.DISCONNECTED)
         self.stream = 0
@@ -138,7 +139,7 @@ class Consumer:
         return self.fail(error) if on_the_wire and error and not self.reopen else []
 
     def fail(self, error: Error) -> list[ClientEvent]:
-        """It can't go on."""
+        """The stream has failed for good."""
         self.state = consumed(self.state, Event.FAILED)
         self.stream = 0
         return [StreamEnded(self.handle, error, self.token)]
@@ -195,7 +196,7 @@ class Consumer:
     def _snapshot_ends(self, end: SnapshotEnd) -> list[ClientEvent]:
         self.state = consumed(self.state, Event.SNAPSHOT_END)
         if end.seqno != self.token.snapshot_end:
-            raise StreamViolation(f"a snapshot ends at {end.seqno} where {self.token} was announced; report it")
+            raise StreamViolation(f"a snapshot ends at {end.seqno}, but {self.token} was announced; report it")
         self.token = self.token.completed(end.seqno)
         self.high = max(self.high, end.high_seqno)
         self.delay = 0.0
@@ -208,10 +209,10 @@ class Consumer:
     def _rollback(self, seqno: int) -> list[ClientEvent]:
         self.state = consumed(self.state, Event.ROLLBACK)
         if not 0 <= seqno < max(self.token.seqno, len(self.token.versions[:1])):
-            raise StreamViolation(f"a rollback to {seqno} leaves nothing to undo of {self.token}; report it")
+            raise StreamViolation(f"a rollback to {seqno} undoes nothing of {self.token}; report it")
         self.rollback_to = seqno
         self.stream = 0
-        return [RollBack(self.handle, seqno, self.token)]
+        return [RollbackReceived(self.handle, seqno, self.token)]
 
     def _ended(self, reason: EndReason) -> list[ClientEvent]:
         error = end_error(self.token.topic, reason)
@@ -225,7 +226,7 @@ class Consumer:
         return [StreamEnded(self.handle, None, self.token)]
 
     def _stopped(self, event: Event, error: Error) -> list[ClientEvent]:
-        """It ended before its end, or was refused: it is opened again if that can help."""
+        """It was interrupted or refused: open it again if the error is retryable."""
         if not (self.reopen and error.retryable):
             consumed(self.state, event)
             return self.fail(error)
@@ -236,8 +237,8 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """`name` of the connection, "" for none; windows of a stream in mutations and bytes; seconds between noops, and
-    before an interrupted stream is asked for again, the first time and at most.
+    """Settings of a client: `name` of the connection, "" for none; windows of a stream in mutations and bytes; seconds
+    between noops; first and longest delay in seconds before an interrupted stream is requested again.
     """
 
     name: str = ""
@@ -249,7 +250,7 @@ class ClientConfig:
 
 
 class StreamClient:
-    """All streams of a client and its one connection at a time."""
+    """All streams of a client, and its current connection."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -261,7 +262,7 @@ class StreamClient:
         self._out: list[ClientMessage] = []
         self._events: list[ClientEvent] = []
 
-    # --- from the user ---
+    # --- called by the user ---
 
     def open(
         self,
@@ -272,9 +273,9 @@ class StreamClient:
         flags: RequestFlag = RequestFlag.NONE,
         reopen: bool = True,
     ) -> int:
-        """A new stream from a token on, that of a mere topic for its beginning; its handle.
+        """Open a stream from a token on (one with only a topic: from its beginning); returns its handle.
 
-        It ends with the snapshot that holds `end`. Without `reopen` its first interruption ends it.
+        It ends with the snapshot that contains `end`. Without `reopen` its first interruption ends it.
         """
         if not 0 <= end <= NO_END:
             raise InvalidRequest(f"end must be a seqno from 0 to {NO_END}, got {end} for topic {start.topic}")
@@ -285,7 +286,7 @@ class StreamClient:
         return self._handles
 
     def close(self, handle: int) -> None:
-        """No event of the stream comes any more."""
+        """Close a stream; it has no further events."""
         consumer = self._consumers.pop(handle, None)
         if consumer is not None:
             consumer.state = consumed(consumer.state, Event.CLOSED)
@@ -293,14 +294,14 @@ class StreamClient:
         self._events = [event for event in self._events if isinstance(event, EndConnection) or event.stream != handle]
 
     def consumed(self, handle: int, items: int, size: int) -> None:
-        """The reader is done with mutations that were delivered, each once, also with those before a rollback."""
+        """The reader has processed delivered mutations; each is reported once, also those before a rollback."""
         if consumer := self._consumers.get(handle):
             consumer.window.consumed(items, size)
             if consumer.stream in self._streams and (grant := consumer.window.due()):
                 self._out.append(Grant(consumer.stream, *grant))
 
     def rolled_back(self, handle: int, seqno: int, now: float) -> None:
-        """The answer to RollBack. Raises InvalidRequest where that was not asked for, or is not far enough."""
+        """The answer to RollbackReceived. Raises InvalidRequest if none was requested, or `seqno` is too high."""
         consumer = self._consumers.get(handle)
         if consumer is None:
             raise InvalidRequest(f"stream {handle} does not exist: it was closed or has ended")
@@ -308,11 +309,11 @@ class StreamClient:
         self._request_due(now)
 
     def token(self, handle: int) -> ResumeToken | None:
-        """Where the deliveries of a stream stand; the reader may be behind."""
+        """The token after the last delivery of a stream; the reader may not have processed it yet."""
         consumer = self._consumers.get(handle)
         return None if consumer is None else consumer.token
 
-    # --- from the connection ---
+    # --- called for the connection ---
 
     def connected(self, now: float) -> None:
         """A new connection is established; notifications of an older one no longer apply."""
@@ -323,15 +324,15 @@ class StreamClient:
         self._request_due(now)
 
     def disconnected(self) -> None:
-        """The connection is lost, or was given up."""
+        """The connection is lost or was closed."""
         self._pulse = None
         self._out, self._streams = [], {}
         for consumer in [*self._consumers.values()]:
             consumer.retry_at = 0.0
-            self._tell(consumer.disconnected())
+            self._notify(consumer.disconnected())
 
     def receive(self, messages: Iterable[ServerMessage], now: float) -> None:
-        """Messages of the server, in order; those that come after the connection was given up are not looked at."""
+        """Process messages of the server, in order; they are ignored after the connection was closed."""
         for message in messages:
             if self._pulse is None:
                 return
@@ -346,13 +347,13 @@ class StreamClient:
                 self._hang_up(StreamViolation(f"a message for stream {message.stream}, which was never requested"))
 
     def tick(self, now: float) -> None:
-        """Give up a silent connection, ask again for interrupted streams whose time has come."""
+        """Close a silent connection; request interrupted streams again whose delay is over."""
         if self._pulse is not None and self._pulse.silent(now):
             self._hang_up(ConnectionSilent("the service was silent for too long; connect again"))
         self._request_due(now)
 
     def next_tick(self) -> float | None:
-        """When `tick` has something to do at the latest; None while there is no connection."""
+        """The time of the next call of `tick` at the latest; None while there is no connection."""
         if self._pulse is None:
             return None
         waiting = [one.retry_at for one in self._consumers.values() if one.state is Consuming.WAITING]
@@ -366,15 +367,15 @@ class StreamClient:
         events, self._events = self._events, []
         return events
 
-    # --- inside ---
+    # --- internal ---
 
     def _receive(self, consumer: Consumer, message: StreamMessage, now: float) -> None:
         stream = consumer.stream
         try:
-            self._tell(consumer.receive(message))
+            self._notify(consumer.receive(message))
         except (StreamViolation, ForeignToken) as error:
             self._out.append(CloseStream(stream))
-            self._tell(consumer.fail(error))
+            self._notify(consumer.fail(error))
         if consumer.stream != stream:
             del self._streams[stream]
             if consumer.state is Consuming.WAITING:
@@ -389,13 +390,13 @@ class StreamClient:
             if consumer.state is Consuming.WAITING and consumer.retry_at <= now:
                 asked = consumer.request(self._last_stream + 1)
                 if isinstance(asked, StreamEnded):
-                    self._tell([asked])
+                    self._notify([asked])
                     continue
                 self._last_stream += 1
                 self._streams[self._last_stream] = consumer
                 self._out += asked
 
-    def _tell(self, events: list[ClientEvent]) -> None:
+    def _notify(self, events: list[ClientEvent]) -> None:
         self._events += events
         for event in events:
             if isinstance(event, StreamEnded):

@@ -1,30 +1,31 @@
-"""The failover log of a topic, and the rollback of a reader: which versions its history had, and where each began.
+"""The failover log of a topic: the versions of its history, where each began, and the rollback point of a reader.
 
 A version is `(uuid, seqno)`: from `seqno` on, the history is that of `uuid`. A new version begins whenever the history
-may have branched: seqnos above it may then stand for other mutations than before. The log is ordered newest first and
-keeps 25 versions; a reader that needs an older one starts over.
+may have branched, so seqnos above it may be other mutations than before. The log is ordered newest first and has 25
+versions; a reader that needs an older one starts over.
 
-The owner of an embedded log begins a version at every takeover, for it can't know whether the log was restored from an
-older copy: readers of the lost log hold versions that this one never had. So it may keep 1,000 versions, of which
-readers get the newest 25.
+The owner of an embedded log begins a version at every takeover, as the log may have been restored from an older copy:
+readers of the lost log then have versions that this log never had. It keeps up to 1,000 versions, of which readers get
+the newest 25.
 
-`rollback_point` says how far a reader has to go back before it can continue. The reader holds everything up to
-`start`, which is within the snapshot `[snapshot_start, snapshot_end]`: its data is that of the topic as of
-`snapshot_start`, and again as of `snapshot_end` once the snapshot is complete. `versions` are those of its data, newest
+`rollback_point` returns the seqno to which a reader must go back before it can continue. The reader has everything up
+to `start`, which is within the snapshot `[snapshot_start, snapshot_end]`: its data equaled the topic at
+`snapshot_start`, and will at `snapshot_end`, once the snapshot is complete. `versions` are those of its data, newest
 first.
 
-1. A reader that holds nothing continues, unless it insists on its version.
-2. Deletions up to the purge seqno are forgotten. A reader that may have missed one starts over; one that names this
-   very purge seqno had everything when it learned it, and has missed none.
-3. The newest of its versions that the server knows is where both histories were last the same: up to the
-   end of that version here, and up to where the reader's own history left it. If there is none, it starts over.
-4. A reader in a snapshot of which it holds nothing yet holds a complete one that ends at `start`.
-5. If the snapshot it is in lies within the common history, it continues.
-6. If it holds all of its snapshot, that is complete at `start`.
+1. A reader without data continues, unless it requires its version.
+2. Deletions up to the purge seqno may be missing in the log. A reader that may have missed one starts over; one that
+   sends the same purge seqno had everything when it received that, and has missed none.
+3. The newest of its versions that the server knows determines the common history: up to the end of that version here,
+   and up to the end of it at the reader. Without such a version, the reader starts over.
+4. A reader that has begun a snapshot without receiving any of it is treated as having a complete one that ends at
+   `start`.
+5. If its snapshot is within the common history, it continues.
+6. If it has all of its snapshot, its data is complete at `start`.
 7. It goes back to the end of the common history, or to the start of the snapshot that it can't complete, if that is
    lower.
 
-So the answer is always below `start`: a reader that follows it never gets the same answer again.
+The result is always below `start`, so a reader that obeys never gets the same result again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_VERSIONS = 25
-"""The most versions that a reader gets and holds."""
+"""Maximum number of versions that a reader gets and stores."""
 MAX_KEPT = 1000
-"""The most versions that the owner of a topic keeps."""
+"""Maximum number of versions that the owner of a topic keeps."""
 MAX_UUID = 2**48 - 1
 MAX_SEQNO = 2**63 - 1
 
@@ -51,9 +52,9 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """1 to 1,000 versions, newest first; seqnos never grow along it, no uuid occurs twice.
+    """1 to 1,000 versions, newest first, with descending or equal seqnos and distinct uuids.
 
-    Raises ValueError if they are not.
+    Raises ValueError otherwise.
     """
 
     versions: tuple[Version, ...]
@@ -77,9 +78,9 @@ class FailoverLog:
 
     @classmethod
     def sanitised(cls, versions: Iterable[Version], uuid: int) -> FailoverLog:
-        """What is sound of a stored log, newest first; if that is nothing, a new one that begins with `uuid`.
+        """The log of the valid versions of a stored one, newest first; without any, a new log that begins with `uuid`.
 
-        Versions that are none, that begin after a newer one, or whose uuid occurs again further back, are dropped.
+        Invalid versions, versions after a newer one, and those whose uuid occurs again further back are dropped.
         """
         kept: list[Version] = []
         for version in versions:
@@ -100,8 +101,8 @@ class FailoverLog:
     def taken_over(self, uuid: int, seqno: int) -> FailoverLog:
         """The log of a new owner, with its version from `seqno` on, the newest mutation that it found.
 
-        Versions that began there have no mutation of their own: they go, but the oldest, so that owners which write
-        nothing cost nothing. Who holds one of them holds an older one too, which ends there.
+        Versions that began at `seqno` have no mutations: all but the oldest are dropped, so that owners which write
+        nothing add none. A reader with one of them also has an older one, which ends there.
         """
         *newer, oldest = self.versions
         rest = [version for version in newer if version.seqno < seqno][: MAX_KEPT - 2]
@@ -113,14 +114,14 @@ class FailoverLog:
         return FailoverLog(self.versions[:MAX_VERSIONS])
 
     def pruned(self, seqno: int) -> FailoverLog:
-        """The log after history above `seqno` was undone. Raises ValueError where no version would be left."""
+        """The log after history above `seqno` was undone. Raises ValueError if no version is left."""
         rest = dropped_above(self.versions, seqno)
         if not rest:
             raise ValueError(f"no version of this failover log began at or below {seqno}: create one there")
         return FailoverLog(rest)
 
     def end_of(self, uuid: int, high_seqno: int) -> int | None:
-        """Where a version ends: where the next newer one begins, for the newest at the high seqno; None: unknown."""
+        """The end of a version: the start of the next newer one, or the high seqno; None for an unknown version."""
         end = high_seqno
         for version in self.versions:
             if version.uuid == uuid:
@@ -134,14 +135,14 @@ def is_sound(version: Version) -> bool:
 
 
 def dropped_above(versions: tuple[Version, ...], seqno: int) -> tuple[Version, ...]:
-    """The versions that began at or below a seqno."""
+    """The versions that began at or below `seqno`."""
     return tuple(version for version in versions if version.seqno <= seqno)
 
 
 def branch_point(high_seqno: int, snapshot_start: int, snapshot_end: int) -> int:
-    """Where the version begins that an owner makes which may hold only part of its last snapshot.
+    """The start of the version of an owner that may have only part of its last snapshot.
 
-    `snapshot_start` is the seqno up to which everything was there before that snapshot.
+    `snapshot_start` is the seqno up to which its data was complete before that snapshot.
     """
     return snapshot_end if high_seqno == snapshot_end else snapshot_start
 
@@ -158,7 +159,7 @@ def rollback_point(
     known_purge_seqno: int = 0,
     strict: bool = False,
 ) -> int | None:
-    """The seqno to which the client must go back at least, None if it need not."""
+    """The highest seqno to which the client can go back, None if it can continue."""
     if start == 0 and not (strict and versions):
         return None
     if 0 < start < purge_seqno and known_purge_seqno != purge_seqno:
@@ -176,7 +177,7 @@ def rollback_point(
 
 
 def common_seqno(versions: tuple[Version, ...], log: FailoverLog, high_seqno: int) -> int | None:
-    """Up to where a history of these versions, newest first, is that of the log; None if nothing tells."""
+    """The end of the common history of the log and `versions`, newest first; None if they have no common version."""
     left = MAX_SEQNO
     for version in versions:
         end = log.end_of(version.uuid, high_seqno)

@@ -1,7 +1,9 @@
-"""The messages of change streams between client and server, as plain values.
+"""The messages of change streams between client and server, and the effects and events of both sides, as plain values.
 
-Seqnos are ordered within one topic and unrelated across topics. The messages of one stream stay in order, those of
+Seqnos are ordered within one topic and unrelated across topics. The messages of one stream are in order, those of
 different streams are interleaved. `txnbuffer.rpc` encodes them.
+
+Effects and events are requests of client and server to the shell around them.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from txnbuffer.errors import (
 )
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
+from txnbuffer.streams.token import ResumeToken
 
 STREAM_VERSION = 1
-"""Version of the stream protocol; a server refuses a client of a newer one."""
+"""Version of the stream protocol; a server rejects clients of a newer one."""
 
 NO_END = MAX_SEQNO
 """The end of a stream that never ends."""
@@ -33,9 +36,9 @@ NO_END = MAX_SEQNO
 
 
 class StreamHello(NamedTuple):
-    """The first word of a connection. Opening a second one of the same `name` closes the first ("": has no name).
+    """The first message of a connection. A second connection with the same `name` closes the first; "": no name.
 
-    `noop_interval` in seconds: who hears nothing for that long asks, who hears nothing for two of them hangs up.
+    After `noop_interval` seconds without a message the server sends a noop; after two of them a side disconnects.
     """
 
     version: int
@@ -44,9 +47,9 @@ class StreamHello(NamedTuple):
 
 
 class RequestFlag(enum.IntFlag):
-    """FROM_NOW, FROM_OLDEST: start behind the last, before the oldest mutation there is, whatever `start` says;
-    TO_NOW: end with the last mutation there is; STRICT: an unknown version goes back to 0 even from there;
-    IGNORE_PURGED: deletions that are forgotten don't matter.
+    """Flags of a stream request. FROM_NOW, FROM_OLDEST: ignore `start`, and begin after the newest mutation, or before
+    the oldest one; TO_NOW: end with the newest mutation; STRICT: an unknown version rolls back to 0 even if `start` is
+    0; IGNORE_PURGED: ignore that deletions may have been missed.
     """
 
     NONE = 0
@@ -58,10 +61,10 @@ class RequestFlag(enum.IntFlag):
 
 
 class StreamRequest(NamedTuple):
-    """Stream a topic's mutations behind `start`, up to the end of the snapshot that holds `end`.
+    """Request a topic's mutations after `start`, up to the end of the snapshot that contains `end`.
 
-    `stream` numbers it: 1, 2, 3 … over the life of the connection. The rest says what the client holds,
-    as its resume token does; `cluster` and `incarnation` are "" where it does not know.
+    `stream` is its number: 1, 2, 3 … on a connection. The other fields are those of the client's resume token;
+    `cluster` and `incarnation` are "" if unknown.
     """
 
     stream: int
@@ -78,16 +81,15 @@ class StreamRequest(NamedTuple):
 
 
 class CloseStream(NamedTuple):
-    """The client wants nothing more of the stream."""
+    """The client closes the stream."""
 
     stream: int
 
 
 class Grant(NamedTuple):
-    """The stream may send until so many mutations and bytes were sent in all, its last one may go beyond.
+    """The total of mutations and bytes that the stream may send; its last mutation may exceed the bytes.
 
-    Bytes are those of keys and values. Both are totals since the stream was opened, so a grant that comes
-    twice grants nothing more.
+    Bytes are those of keys and values. Both are totals since the stream was opened, so a repeated grant has no effect.
     """
 
     stream: int
@@ -105,10 +107,9 @@ ClientMessage: TypeAlias = StreamHello | StreamRequest | CloseStream | Grant | N
 
 
 class Ok(NamedTuple):
-    """The stream is open, at these seqnos; `log` is the topic's, and the client's from now on.
+    """The stream is open, at these seqnos; the client replaces its versions by `log`, the topic's failover log.
 
-    It always comes whole: a client that kept an older version of its own beside a new one could not know
-    that history has left it.
+    The log is always complete: a client that kept versions of its own could not know that history has left them.
     """
 
     stream: int
@@ -124,21 +125,21 @@ class Ok(NamedTuple):
 
 
 class RollbackRequired(NamedTuple):
-    """No stream: the client must first undo all behind a seqno, or more; then it asks again."""
+    """No stream: the client must first undo everything after `seqno`, or more, and then request it again."""
 
     stream: int
     seqno: int
 
 
 class Refused(NamedTuple):
-    """No stream, and why."""
+    """No stream, with the error."""
 
     stream: int
     error: Error
 
 
 class SnapshotFlag(enum.IntFlag):
-    """DISK: read from the log; REPEATS: a key may stand in it more than once, the newest last."""
+    """DISK: read from the log; REPEATS: a key may occur more than once, the newest last."""
 
     NONE = 0
     DISK = 1
@@ -146,9 +147,9 @@ class SnapshotFlag(enum.IntFlag):
 
 
 class SnapshotBegin(NamedTuple):
-    """The snapshot `[start, end]` begins: each key is in it once, as of `end`.
+    """The snapshot `[start, end]` begins: it has each key once, as of `end`.
 
-    Within a snapshot it moves that one's end further on; `start` stays, and keys can then repeat.
+    Within a snapshot, it moves its end forward; `start` is the same, and keys may then repeat.
     """
 
     stream: int
@@ -158,16 +159,16 @@ class SnapshotBegin(NamedTuple):
 
 
 class StreamMutations(NamedTuple):
-    """Mutations of the snapshot that has begun."""
+    """Mutations of the current snapshot."""
 
     stream: int
     mutations: MutationBatch
 
 
 class SnapshotEnd(NamedTuple):
-    """The snapshot is complete: what the client holds is what the topic was at `seqno`.
+    """The snapshot is complete: the client's data equals the topic at `seqno`.
 
-    `high_seqno` is the newest that there is by now.
+    `high_seqno` is the newest mutation by now.
     """
 
     stream: int
@@ -176,7 +177,7 @@ class SnapshotEnd(NamedTuple):
 
 
 class EndReason(enum.IntEnum):
-    """Why a stream ended. OK: it reached its end. The values are written."""
+    """Why a stream ended. OK: it reached its end. The values are part of the protocol."""
 
     OK = 0
     CLOSED = 1
@@ -197,11 +198,11 @@ class StreamEnd(NamedTuple):
 
 
 class Noop(NamedTuple):
-    """The server asks whether the client is alive, and is alive itself."""
+    """The server is alive; the client must answer."""
 
 
 class Goodbye(NamedTuple):
-    """The server ends the connection, and why."""
+    """The server ends the connection, with the reason."""
 
     error: Error
 
@@ -228,12 +229,126 @@ _ADVICE = {
     EndReason.BACKFILL_FAILED: "the log could not be read; check the service's log output, then open it again",
     EndReason.ROLLBACK: "the topic's history branched; open it again to get the rollback seqno",
     EndReason.TRIMMED: "its next mutations were trimmed; start from the oldest mutation",
-    EndReason.DELETED: "the topic was deleted; a new one of its name is read from the beginning",
+    EndReason.DELETED: "the topic was deleted; read a new one of its name from the beginning",
 }
 
 
 def end_error(topic: str, reason: EndReason) -> Error | None:
-    """What a stream that ended so is to its reader; None if it reached its end."""
+    """The error for the reader of a stream that ended with `reason`; None if it reached its end."""
     if reason is EndReason.OK:
         return None
     return ERROR_OF[reason](f"the stream of topic {topic} ended: {_ADVICE[reason]}")
+
+
+# Effects of the server
+
+
+class FindTopic(NamedTuple):
+    """Look up a topic; call `topic_found`, or `topic_refused` if it can't be streamed from here."""
+
+    stream: int
+    topic: str
+
+
+class OpenCursor(NamedTuple):
+    """Register a cursor for the topic's snapshots after `start`, up to the one that contains `end`.
+
+    `floor`: the end of the snapshot that the client has in part; the first snapshot must not end before it.
+    """
+
+    stream: int
+    topic: str
+    start: int
+    end: int
+    floor: int
+
+
+class CloseCursor(NamedTuple):
+    """Close the cursor of a stream."""
+
+    stream: int
+    reason: EndReason
+
+
+class EndConnection(NamedTuple):
+    """End the connection: on the server after all pending messages are sent, on the client at once."""
+
+    error: Error
+
+
+ServerEffect: TypeAlias = FindTopic | OpenCursor | CloseCursor | EndConnection
+
+
+class StreamDemand(NamedTuple):
+    """The mutations and bytes that a stream can take from its cursor now; the last one may exceed the bytes."""
+
+    stream: int
+    items: int
+    bytes: int
+
+
+# Events of the client: `stream` is the handle returned by `open`, `token` the place of its reader after the event
+
+
+class StreamOpened(NamedTuple):
+    """The stream is open, from `token` on; `high_seqno` is the topic's newest mutation."""
+
+    stream: int
+    token: ResumeToken
+    high_seqno: int
+
+
+class Delivered(NamedTuple):
+    """Mutations to apply in order; the newest of a key wins. Call `consumed` when they are processed."""
+
+    stream: int
+    mutations: MutationBatch
+    bytes: int
+    token: ResumeToken
+
+
+class Completed(NamedTuple):
+    """With everything delivered so far, the data equals the topic at `token.seqno`."""
+
+    stream: int
+    token: ResumeToken
+    high_seqno: int
+
+
+class CaughtUp(NamedTuple):
+    """The data is complete up to the newest mutation known."""
+
+    stream: int
+    token: ResumeToken
+
+
+class RollbackReceived(NamedTuple):
+    """Undo everything after `seqno`, or a lower seqno at which the data was complete; call `rolled_back` with it.
+
+    0 is always possible: discard all data.
+    """
+
+    stream: int
+    seqno: int
+    token: ResumeToken
+
+
+class Interrupted(NamedTuple):
+    """The stream was interrupted, and is opened again from `token`."""
+
+    stream: int
+    error: Error
+    token: ResumeToken
+
+
+class StreamEnded(NamedTuple):
+    """The stream is over: it has reached its end (no error), or failed."""
+
+    stream: int
+    error: Error | None
+    token: ResumeToken
+
+
+ClientEvent: TypeAlias = (
+    StreamOpened | Delivered | Completed | CaughtUp | RollbackReceived | Interrupted | StreamEnded | EndConnection
+)

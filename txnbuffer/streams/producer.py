@@ -1,9 +1,9 @@
-"""One stream at the server: how the snapshots of a cursor become those that the client sees, and its statistics.
+"""One stream at the server: the conversion of the cursor's snapshots to those of the client, and its statistics.
 
-A cursor returns snapshots as memory or log happen to hold them. A client that holds a snapshot in part has announced
-its end. What it lacks may be spread over several snapshots of the cursor: the server sends them as one, which ends
-where the last of them does. Until then the client's data is of no single seqno: it lacks mutations that its own
-snapshot left out because newer ones of the same key were to follow.
+A cursor returns snapshots as they are in memory or in the log. A client that has a snapshot in part has sent its end
+with the request. The mutations that it lacks may be in several snapshots of the cursor: the server sends these as one,
+which ends where the last of them does. Until then the client's data equals the topic at no seqno: it lacks mutations
+that its own snapshot omitted because newer ones of the same key were to follow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.flow import Allowance
 from txnbuffer.streams.messages import (
     Ok,
     ServerMessage,
@@ -22,11 +21,11 @@ from txnbuffer.streams.messages import (
     StreamMutations,
     StreamRequest,
 )
-from txnbuffer.streams.states import Event, Producing, produced
+from txnbuffer.streams.states import Allowance, Event, Producing, produced
 
 
 class Producer:
-    """`sent`: the last seqno told; `complete`: up to it the client's data is complete; `high`: the newest there is."""
+    """`sent`: last seqno sent; `complete`: seqno at which the client's data is complete; `high`: newest seqno."""
 
     __slots__ = (
         "allowance", "announced", "complete", "cursor_end", "disk_items", "end", "flags", "high", "last_snap_end",
@@ -54,11 +53,11 @@ class Producer:
 
     @property
     def behind(self) -> bool:
-        """There is something to send."""
+        """Whether there are messages to send."""
         return self.sent < self.high
 
     def snapshot_begins(self, start: int, end: int, *, disk: bool) -> ServerMessage:
-        """The cursor's snapshot `[start, end]` begins; raises ValueError where it leaves a hole or goes back."""
+        """The cursor's snapshot `[start, end]` begins. Raises ValueError if it leaves a gap or goes back."""
         if start > self.sent + 1 or end <= self.sent:
             raise ValueError(f"a snapshot [{start}, {end}] does not follow seqno {self.sent}")
         partial = self.sent > self.complete
@@ -72,12 +71,12 @@ class Producer:
         return SnapshotBegin(self.request.stream, self.complete + 1, self.announced, self.flags)
 
     def mutations(self, mutations: MutationBatch, size: int) -> ServerMessage:
-        """Some of the snapshot, at least one. Raises ValueError where they are not of it, or not all granted."""
+        """Mutations of the snapshot, at least one. Raises ValueError if they are not in it, or exceed the grant."""
         first, last = int(mutations.seqnos[0]), int(mutations.seqnos[-1])
         if not self.sent < first <= last <= self.cursor_end:
-            raise ValueError(f"mutations {first} to {last} don't stand behind {self.sent} up to {self.cursor_end}")
+            raise ValueError(f"mutations {first} to {last} are not within {self.sent + 1} to {self.cursor_end}")
         if len(mutations) > self.allowance.left()[0]:
-            raise ValueError(f"{len(mutations)} mutations where {self.allowance.left()[0]} are granted")
+            raise ValueError(f"{len(mutations)} mutations exceed the grant of {self.allowance.left()[0]}")
         self.state = produced(self.state, Event.MUTATIONS)
         self.sent = last
         self.allowance.spend(len(mutations), size)
@@ -86,7 +85,7 @@ class Producer:
         return StreamMutations(self.request.stream, mutations)
 
     def snapshot_ends(self) -> ServerMessage | None:
-        """The cursor's snapshot ends; None while the client's does not."""
+        """The cursor's snapshot ends; None if the client's does not end with it."""
         if self.cursor_end < self.announced:
             self.sent = self.cursor_end
             return None
@@ -96,7 +95,7 @@ class Producer:
         return SnapshotEnd(self.request.stream, self.complete, self.high)
 
     def pause(self, now: float) -> None:
-        """Note since when nothing can be sent though there is something."""
+        """Update the time since which messages wait for credits."""
         if not self.behind or self.allowance.left()[0]:
             self.paused_since = None
         elif self.paused_since is None:
@@ -104,13 +103,13 @@ class Producer:
 
 
 class StreamStatistics(NamedTuple):
-    """One stream at the server.
+    """Statistics of one stream at the server.
 
-    `state`: pending, backfilling, in-memory or dead. `last_read_seqno`: the last that its cursor gave; `items_ready` of
-    what it gave wait for the connection to take them, `last_sent_seqno` is the last one taken. `items_remaining`:
-    seqnos between the last read and the newest one, an upper bound of what is still to come. `max_buffer_*`: what
-    the client has room for, and `unacked_*` how much of that is taken by what it has not consumed yet, both as its
-    grants show. `paused_current_reason` is "" while not paused.
+    `state`: pending, backfilling, in-memory or dead. `last_read_seqno`: last mutation returned by its cursor;
+    `items_ready` mutations wait for the connection; `last_sent_seqno` is the last one that it took. `items_remaining`:
+    seqnos between the last read and the newest one, an upper bound of the mutations to come. `max_buffer_*`: the
+    client's window, and `unacked_*` the part that it has not consumed yet, both by its grants. `paused_current_reason`
+    is "" while not paused.
     """
 
     stream: int
@@ -138,10 +137,10 @@ class StreamStatistics(NamedTuple):
 
 
 class ConnectionStatistics(NamedTuple):
-    """One connection at the server, with its streams of now; the totals count those that ended too.
+    """Statistics of one connection at the server, with its open streams; totals include ended ones.
 
-    `unacked_bytes` and `max_buffer_bytes` are those of its streams together; `backfill_num_active` of them read the
-    log, `backfill_num_pending` have given nothing yet.
+    `unacked_bytes` and `max_buffer_bytes` are sums over its streams; `backfill_num_active` of them read the log,
+    `backfill_num_pending` have returned nothing yet.
     """
 
     name: str
@@ -162,7 +161,7 @@ class ConnectionStatistics(NamedTuple):
 
 
 def of_stream(producer: Producer, now: float, ready: Sequence[MutationBatch]) -> StreamStatistics:
-    """`ready`: what the connection has not taken yet."""
+    """The statistics of a stream; `ready` mutations have not been taken by the connection yet."""
     allowance, request = producer.allowance, producer.request
     paused = producer.paused_since
     return StreamStatistics(

@@ -1,11 +1,11 @@
 """The server's side of change streams: one connection, the checks of a stream request, durable cursors.
 
 A connection takes messages, answers from topics and cursors, and times. Call `take_effects` and `take_frame` after each
-input. `wanted` leaves out streams that have used up their credits, so their cursors lag instead of filling the memory
-of the connection. A second connection of a name supersedes the first.
+input. `wanted` omits streams without credits, so their cursors lag instead of filling the memory of the connection. A
+second connection with the same name supersedes the first.
 
 A durable cursor is a name and the seqno up to which its reader has everything; the owner of the topic keeps the
-mutations after it. It moves forward when its reader acknowledges, never back, except to the point where the history
+mutations after it. It moves forward when its reader acknowledges, and never back, except to the point where the history
 branched.
 """
 
@@ -30,29 +30,33 @@ from txnbuffer.errors import (
     StreamViolation,
 )
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic, OpenCursor, ServerEffect, StreamDemand
 from txnbuffer.streams.failover import FailoverLog, common_seqno, rollback_point
-from txnbuffer.streams.flow import ServerPulse
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
+    CloseCursor,
     CloseStream,
+    EndConnection,
     EndReason,
+    FindTopic,
     Goodbye,
     Grant,
     Noop,
     Ok,
+    OpenCursor,
     Refused,
     RequestFlag,
     RollbackRequired,
+    ServerEffect,
     ServerMessage,
+    StreamDemand,
     StreamEnd,
     StreamHello,
     StreamMutations,
     StreamRequest,
 )
 from txnbuffer.streams.producer import ConnectionStatistics, Producer, of_stream
-from txnbuffer.streams.states import Event, Producing, produced
+from txnbuffer.streams.states import Event, Producing, ServerPulse, produced
 from txnbuffer.streams.token import ResumeToken
 
 Answer: TypeAlias = Ok | RollbackRequired | Refused
@@ -60,10 +64,10 @@ Answer: TypeAlias = Ok | RollbackRequired | Refused
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What the owner of a topic knows of it.
+    """The state of a topic at its owner.
 
-    `high_seqno`: the newest mutation; `purge_seqno`: deletions up to it may be forgotten; `trimmed_seqno`: all up
-    to it is gone from the log. `has_memory`: there is some left for another stream.
+    `high_seqno`: the newest mutation; `purge_seqno`: deletions up to it may be missing; `trimmed_seqno`: mutations up
+    to it were trimmed from the log. `has_memory`: there is memory for another stream.
     """
 
     cluster: str
@@ -76,7 +80,7 @@ class TopicInfo:
 
 
 def answer(request: StreamRequest, info: TopicInfo) -> Answer:
-    """Ok, with what the stream starts from; or what the client has to do first; or why not."""
+    """The answer to a request: Ok with the start of the stream, a rollback, or a refusal."""
     stream, topic, start, end = request[:4]
     snapshot_start, snapshot_end, flags = request.snapshot_start, request.snapshot_end, request.flags
     if request.cluster not in ("", info.cluster):
@@ -86,15 +90,15 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
                 f"topic {topic} belongs to cluster {info.cluster}, not {request.cluster}: use a token of this cluster"
             ),
         )
-    anew = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
-    if anew:
+    ignores_start = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
+    if ignores_start:
         start = info.high_seqno if RequestFlag.FROM_NOW in flags else info.trimmed_seqno
         snapshot_start = snapshot_end = start
     if not 0 <= start <= end:
         return _out_of_range(stream, topic, f"start {start} is after end {end}")
     if not 0 <= snapshot_start <= start <= snapshot_end:
         return _out_of_range(stream, topic, f"start {start} is not within [{snapshot_start}, {snapshot_end}]")
-    point = None if anew else _rollback(request, info)
+    point = None if ignores_start else _rollback(request, info)
     if point is not None:
         return RollbackRequired(stream, point)
     if RequestFlag.TO_NOW in flags:
@@ -106,7 +110,7 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
             stream,
             StreamTrimmed(
                 f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream from {start} would have a "
-                f"hole; start from the oldest mutation there is"
+                f"gap; start from the oldest mutation"
             ),
         )
     if start in (snapshot_start, snapshot_end):
@@ -120,7 +124,7 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
 
 
 def _rollback(request: StreamRequest, info: TopicInfo) -> int | None:
-    """A topic created again under an old name has nothing in common with the old one."""
+    """The rollback point of a request. If the topic was created again, it has no history in common with the old one."""
     same = request.incarnation in ("", info.incarnation)
     return rollback_point(
         request.start,
@@ -144,9 +148,8 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`max_streams` of a connection; `hello_timeout` seconds a client has to begin; `slow_after` seconds without
-    credits, while there is something to send, a stream is ended as too slow; noop intervals that clients may
-    ask for, in seconds.
+    """Limits of a connection: `max_streams`; `hello_timeout` seconds until the client's hello; a stream that has
+    messages but no credits for `slow_after` seconds is ended as too slow; the range of noop intervals in seconds.
     """
 
     max_streams: int = 1000
@@ -157,7 +160,7 @@ class ServerConfig:
 
 
 class StreamServer:
-    """One connection. `name` is "" until the client said hello, or if it has none."""
+    """One connection. `name` is "" until the client's hello, or if it has none."""
 
     def __init__(self, config: ServerConfig, now: float) -> None:
         self.name = ""
@@ -172,10 +175,10 @@ class StreamServer:
         self._totals: Counter[str] = Counter()
         self._ends: Counter[str] = Counter()
 
-    # --- from the client ---
+    # --- called for the client ---
 
     def receive(self, messages: Iterable[ClientMessage], now: float) -> None:
-        """Messages of the client, in order. What breaks the protocol ends the connection."""
+        """Process messages of the client, in order. A violation of the protocol ends the connection."""
         try:
             for message in messages:
                 if not self.closed:
@@ -204,7 +207,7 @@ class StreamServer:
     def _hello(self, hello: StreamHello, now: float) -> None:
         low, high = self._config.min_noop_interval, self._config.max_noop_interval
         if self._pulse is not None:
-            raise StreamViolation("a connection must have one hello only; open another connection")
+            raise StreamViolation("a connection must have only one hello; open another connection")
         if hello.version != STREAM_VERSION:
             raise StreamViolation(
                 f"the client uses version {hello.version} of the stream protocol, this release {STREAM_VERSION}"
@@ -235,10 +238,10 @@ class StreamServer:
             self._streams[stream] = Producer(request)
             self._effects.append(FindTopic(stream, request.topic))
 
-    # --- from the topics ---
+    # --- called for topics ---
 
     def topic_found(self, stream: int, info: TopicInfo, now: float) -> None:
-        """The answer to FindTopic; nothing happens if the client has closed the stream meanwhile."""
+        """The answer to FindTopic; it is ignored if the client has closed the stream meanwhile."""
         producer = self._streams.get(stream)
         if producer is None:
             return
@@ -264,7 +267,7 @@ class StreamServer:
             self._forget(producer, Event.REFUSED)
 
     def advanced(self, topic: str, high_seqno: int, now: float) -> None:
-        """The topic has mutations up to a seqno now."""
+        """The topic now has mutations up to `seqno`."""
         for producer in self._streams.values():
             if producer.request.topic == topic and producer.state is not Producing.ASKED:
                 producer.high = max(producer.high, high_seqno)
@@ -276,10 +279,10 @@ class StreamServer:
             if producer.request.topic == topic:
                 self.end(producer.request.stream, reason)
 
-    # --- from the cursors ---
+    # --- called for cursors ---
 
     def wanted(self) -> list[StreamDemand]:
-        """What streams can take now; which of them comes first changes from call to call."""
+        """What each stream can take now; the streams take turns to be first."""
         ready = [
             StreamDemand(stream, *left)
             for stream, producer in self._streams.items()
@@ -290,7 +293,7 @@ class StreamServer:
         return ready[turn:] + ready[:turn]
 
     def scan_opens(self, stream: int, purge_seqno: int) -> bool:
-        """The cursor begins to read the log, where deletions up to a seqno are forgotten; False if that ends it."""
+        """The cursor begins to read the log, which lacks deletions up to a seqno; False if that ends the stream."""
         producer = self._streams.get(stream)
         if producer is None:
             return False
@@ -301,12 +304,12 @@ class StreamServer:
         return True
 
     def snapshot_begins(self, stream: int, start: int, end: int, *, disk: bool = False) -> None:
-        """The cursor enters a snapshot, or continues with the next one after what it gave of the last."""
+        """The cursor enters a snapshot, or extends the last one."""
         if producer := self._streams.get(stream):
             self._say(producer.snapshot_begins(start, end, disk=disk))
 
     def mutations(self, stream: int, mutations: MutationBatch, now: float) -> None:
-        """What the cursor gave: no more than `wanted` said."""
+        """Mutations of the cursor: not more than in `wanted`."""
         producer = self._streams.get(stream)
         if producer is not None and len(mutations):
             size = mutations.payload()
@@ -316,7 +319,7 @@ class StreamServer:
             self._totals["bytes"] += size
 
     def snapshot_ends(self, stream: int) -> None:
-        """The cursor has given the whole snapshot."""
+        """The cursor has returned the whole snapshot."""
         producer = self._streams.get(stream)
         if producer is not None and (message := producer.snapshot_ends()):
             self._say(message)
@@ -324,15 +327,15 @@ class StreamServer:
                 self._end(producer, EndReason.OK)
 
     def end(self, stream: int, reason: EndReason) -> None:
-        """End a stream. One that was not answered yet is left to its answer."""
+        """End a stream. One whose request is not answered yet gets its answer instead."""
         producer = self._streams.get(stream)
         if producer is not None and producer.state is not Producing.ASKED:
             self._end(producer, reason)
 
-    # --- time, and the way out ---
+    # --- time and output ---
 
     def tick(self, now: float) -> None:
-        """Ask a silent client, give up one that does not answer, end streams whose reader does not keep up."""
+        """Send noops, close the connection of a silent client, end streams of slow readers."""
         if self.closed:
             return
         late = now - self._opened_at >= self._config.hello_timeout
@@ -346,20 +349,20 @@ class StreamServer:
                 self._end(producer, EndReason.TOO_SLOW)
 
     def hang_up(self, error: Error) -> None:
-        """End the connection; streams end with it."""
+        """End the connection and its streams."""
         if not self.closed:
             self.disconnected()
             self._say(Goodbye(error))
             self._effects.append(EndConnection(error))
 
     def disconnected(self) -> None:
-        """The connection is gone: only the cursors are left to close."""
+        """The connection is lost: close the cursors."""
         self.closed = True
         for producer in [*self._streams.values()]:
             self._drop(producer, Event.CLOSED, EndReason.DISCONNECTED)
 
     def take_frame(self, max_bytes: int, now: float) -> tuple[ServerMessage, ...]:
-        """Messages to send next, in order: mutations of at most `max_bytes`, or one message with more."""
+        """The next messages to send, in order, with mutations of at most `max_bytes` bytes, or a single larger one."""
         frame: list[ServerMessage] = []
         size = 0
         while self._out:
@@ -421,7 +424,7 @@ class StreamServer:
 
 
 class Connections:
-    """Which connection has which name now."""
+    """The current connection of each name."""
 
     __slots__ = ("_named",)
 
@@ -429,7 +432,7 @@ class Connections:
         self._named: dict[str, StreamServer] = {}
 
     def named(self, server: StreamServer) -> StreamServer | None:
-        """A connection has said hello. The one that it supersedes is told goodbye, and is given back."""
+        """A connection has sent its hello. Ends the connection that it supersedes, and returns it."""
         if not server.name or server.closed:
             return None
         older = self._named.get(server.name)
@@ -442,13 +445,13 @@ class Connections:
         return older
 
     def closed(self, server: StreamServer) -> None:
-        """A connection is gone."""
+        """A connection has ended."""
         if self._named.get(server.name) is server:
             del self._named[server.name]
 
 
 def check_cursor_name(name: object) -> str:
-    """Raises InvalidRequest."""
+    """The name of a durable cursor, checked. Raises InvalidRequest."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME:
         raise InvalidRequest(
             f"the name of a cursor must be 1 to {MAX_NAME} bytes of printable text, got {repr(name)[:80]}"
@@ -457,7 +460,7 @@ def check_cursor_name(name: object) -> str:
 
 
 def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
-    """Up to which seqno a reader has everything that is at a seqno or at a resume token.
+    """The seqno up to which a reader has everything, given its seqno or its resume token.
 
     Raises ForeignToken for a token of another topic, StreamBranched for one of another history, SeqnoOutOfRange.
     """
@@ -476,9 +479,9 @@ def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
 
 
 def first_needed(seqno: int, first_seqnos: Mapping[int, int]) -> int | None:
-    """The first ledger that holds anything behind a seqno; None if no ledger has a visible record.
+    """The first ledger with records after `seqno`; None if no ledger has a visible record.
 
-    `first_seqnos`: ledger → the number of the first visible record from its beginning on.
+    `first_seqnos`: ledger → seqno of the first visible record at or after its start.
     """
     usable = [ledger for ledger, first in first_seqnos.items() if first <= seqno + 1]
     return max(usable, default=min(first_seqnos, default=None))

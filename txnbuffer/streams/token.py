@@ -3,15 +3,15 @@
 Its text is one JSON object, in this order, without spaces, all members present:
 
 - `v`           1, the version of this format
-- `cluster`     where the topic is, as that says it; "" before the first answer
+- `cluster`     the id of the topic's cluster; "" before the first answer
 - `topic`       its name
-- `incarnation` which of the topics that had this name; "" before the first answer
-- `versions`    `[uuid, seqno]` pairs, newest first, at most 25: the versions of the history that the reader holds
-- `seqno`       all mutations up to it are held
+- `incarnation` the id of the topic, which a new topic of the same name does not share; "" before the first answer
+- `versions`    `[uuid, seqno]` pairs, newest first, at most 25: the versions of the reader's history
+- `seqno`       the reader has all mutations up to it
 - `snapshot`    `[start, end]`, `start <= seqno <= end`: the data was complete at `start`, and is again at `end`
-- `purge`       the purge seqno that was told when the stream was last opened
+- `purge`       the purge seqno received when the stream was last opened
 
-Numbers are 0 to 2^63 - 1, a uuid 1 to 2^48 - 1. Anything else is refused; a reader then has to start over.
+Numbers are 0 to 2^63 - 1, a uuid 1 to 2^48 - 1. Anything else is rejected; a reader then has to start over.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _MEMBERS = ("v", "cluster", "topic", "incarnation", "versions", "seqno", "snapsh
 class ResumeToken:
     """A place in a topic's history: `seqno`, in the snapshot `[snapshot_start, snapshot_end]`, on `versions`.
 
-    Only where `complete` is the data up to `seqno` what the topic was at that seqno. Raises ValueError where
-    the numbers can't be.
+    Only if `complete`, the reader's data equals the topic at `seqno`. Raises ValueError for invalid numbers.
     """
 
     topic: str
@@ -48,39 +47,38 @@ class ResumeToken:
         if not 0 <= self.snapshot_start <= self.seqno <= self.snapshot_end <= MAX_SEQNO:
             raise ValueError(f"seqno {self.seqno} is not within [{self.snapshot_start}, {self.snapshot_end}]")
         if not 0 <= self.purge_seqno <= MAX_SEQNO:
-            raise ValueError(f"{self.purge_seqno} is not a purge seqno, 0 to 2^63 - 1")
+            raise ValueError(f"purge seqno must be 0 to 2^63 - 1, got {self.purge_seqno}")
         if len(self.versions) > MAX_VERSIONS or not all(map(is_sound, self.versions)):
-            raise ValueError("its versions are not up to 25 versions of a failover log")
+            raise ValueError("its versions must be up to 25 versions of a failover log")
 
     @property
     def complete(self) -> bool:
-        """No snapshot is held in part."""
+        """Whether the reader has no partial snapshot."""
         return self.seqno in (self.snapshot_start, self.snapshot_end)
 
     @property
     def uuid(self) -> int:
-        """The version of history that the reader follows, 0 if it follows none yet."""
+        """The uuid of the newest version of the reader's history, 0 if it has none yet."""
         return self.versions[0].uuid if self.versions else 0
 
     def entered(self, snapshot_end: int) -> ResumeToken:
-        """A snapshot begins, or the end of the one that is held in part moves."""
+        """A snapshot begins, or the end of the partial one moves."""
         start = self.seqno if self.complete else self.snapshot_start
         return replace(self, snapshot_start=start, snapshot_end=snapshot_end)
 
     def reached(self, seqno: int) -> ResumeToken:
-        """Mutations of the snapshot are held up to a seqno."""
+        """The reader has the mutations of the snapshot up to `seqno`."""
         return replace(self, seqno=seqno)
 
     def completed(self, seqno: int) -> ResumeToken:
-        """All of the snapshot is held: nothing else happened up to a seqno."""
+        """The reader has the whole snapshot, and with it everything up to `seqno`."""
         return replace(self, seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
 
     def rolled_back(self, seqno: int) -> ResumeToken:
-        """The data is again what it was when it was complete at a seqno.
+        """The reader has rolled its data back to `seqno`, where it was complete.
 
-        Versions that began above it are not the reader's any more. One that holds nothing holds no version
-        either: a server that insists on a known one would else send it back to 0 for ever. Data of then may
-        lack deletions that were forgotten since, whatever purge seqno was told later.
+        Versions that began above it are removed. At 0 all are removed, else a server that requires a known one would
+        roll the reader back to 0 again and again. The data may lack deletions purged since, so `purge_seqno` is reset.
         """
         versions = dropped_above(self.versions, seqno) if seqno else ()
         return replace(self.completed(seqno), versions=versions, purge_seqno=0)
@@ -94,7 +92,7 @@ class ResumeToken:
 
     @classmethod
     def parse(cls, text: str) -> ResumeToken:
-        """Read what `str` gave. Raises UnreadableToken."""
+        """The token with the text `text`. Raises UnreadableToken."""
         try:
             return _read(json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:

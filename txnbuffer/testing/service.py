@@ -1,4 +1,4 @@
-"""A service in a process of its own, for tests."""
+"""A service in a separate process, for tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ LAST_LINES = 50
 
 
 class ServiceProcess:
-    """`txnbuf serve` on the embedded log of a directory; started again it listens at the same port."""
+    """`txnbuf serve` on the embedded log of a directory; it keeps its port when it restarts.
+
+    `options` are further arguments of `txnbuf serve`; `lines` are the last 50 lines of its stderr.
+    """
 
     def __init__(self, directory: str, *options: str) -> None:
         self.directory = directory
-        self._kept = Port()  # or another process could be given it between two lives
+        self._kept = Port()  # so that no other process gets it during a restart
         self.port = self._kept.number
         self.lines: list[str] = []
         self._options = options
@@ -27,16 +30,16 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """What to connect to."""
+        """The address for `connect`."""
         return f"txnbuf://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The process; None while none runs."""
+        """The process id; None if the service is not running."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it and wait until it serves. Raises ServiceUnavailable with what it said."""
+        """Start the service and wait until it serves. Raises ServiceUnavailable with its last lines of stderr."""
         listen = f"127.0.0.1:{self.port}"
         command = [
             sys.executable,
@@ -52,7 +55,7 @@ class ServiceProcess:
         self._process = subprocess.Popen([*command, *self._options], stderr=subprocess.PIPE, text=True)  # noqa: S603
         error = self._process.stderr
         if error is None:
-            raise AssertionError("stderr was asked for")
+            raise AssertionError("stderr is not a pipe")
         for line in error:
             event = self._event(line)
             if event.get("event") == "serving":
@@ -62,26 +65,26 @@ class ServiceProcess:
         code = self._process.wait()
         error.close()
         self._process = None
-        raise ServiceUnavailable(f"the service ended with {code}: {''.join(self.lines[-LAST_LINES:])}")
+        raise ServiceUnavailable(f"the service exited with code {code}: {''.join(self.lines[-LAST_LINES:])}")
 
     def stop(self) -> int:
-        """Ask it to end and wait; the exit code."""
+        """Terminate the service (SIGTERM) and wait; the exit code. Raises ServiceUnavailable if it is not running."""
         return self._end(lambda process: process.terminate())
 
     def kill(self) -> None:
-        """End it at once, as a crash does; nothing happens if it does not run."""
+        """Kill the service (SIGKILL), as a crash would; does nothing if it is not running."""
         if self._process is not None:
             self._end(lambda process: process.kill())
 
     def restart(self) -> None:
-        """Kill it and start it again."""
+        """Kill the service and start it again."""
         self.kill()
         self.start()
 
     def _end(self, how: Any) -> int:
         process = self._process
         if process is None:
-            raise ServiceUnavailable("the service does not run: start it")
+            raise ServiceUnavailable("the service is not running: start it")
         self._process = None
         how(process)
         return process.wait()

@@ -1,6 +1,6 @@
-"""The contract suite: what every backend of the broker port has to do, as tests.
+"""The contract suite: tests that every backend of the broker port must pass.
 
-A backend proves itself with a test class of its own:
+A backend runs them with a subclass:
 
     class TestMyBroker(BrokerContract):
         @pytest.fixture
@@ -8,7 +8,7 @@ A backend proves itself with a test class of its own:
             with MyBroker() as broker:
                 yield broker
 
-The class attributes of `Base` say how the backend differs where the port leaves a choice.
+The class attributes of `Base` describe the backend where the port leaves a choice.
 """
 
 from broker_io.testing.contract.base import Base
@@ -33,4 +33,4 @@ class BrokerContract(
     CompactingContract,
     Base,
 ):
-    """All of the contract; a subclass gives the fixture `broker`."""
+    """The whole contract; a subclass provides the fixture `broker`."""

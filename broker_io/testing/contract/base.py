@@ -1,4 +1,4 @@
-"""Fixtures of the contract, the choices of a backend, and small helpers."""
+"""Fixtures of the contract, the choices of a backend, and helpers."""
 
 # ruff: noqa: S101 - tests are made of assertions
 
@@ -16,42 +16,42 @@ from broker_io.port import Broker, Reader, Writer
 from broker_io.position import EARLIEST, Position
 
 WAIT_SECONDS = 60.0
-"""How long a backend may take for what it promises to do in the end."""
+"""Seconds that a backend may take for what it does eventually."""
 
 LAG_SECONDS = 0.5
-"""How long a message that is there may take to reach a reader."""
+"""Seconds that a stored message may take to reach a reader."""
 
 
 class Base:
-    """The choices a backend has."""
+    """The choices that the port leaves to a backend."""
 
     destructive_compaction = False
-    """Raw readers too lose what compaction drops."""
+    """Whether compaction drops messages for raw readers too."""
     keeps_empty_values = True
-    """To compaction a value of no bytes is a value; if false, it is a delete."""
+    """Whether compaction treats an empty value as a value; if false, it is a delete."""
     trims_at_once = True
-    """Trimmed ledgers are gone when `trim` returns."""
+    """Whether trimmed ledgers are gone when `trim` returns."""
     waits_for_owners = True
-    """`wait` is offered."""
+    """Whether `writer` supports `wait`."""
     max_message_bytes = 5 * 1024 * 1024
-    """The limit of one message that `broker` was opened with."""
+    """The limit of one message with which `broker` was opened, in bytes."""
     time_slack_ms = 0
-    """How far the clock that stamps messages may be from `now_ms`."""
+    """Maximum difference between publish times and `now_ms`, in milliseconds."""
 
     def now_ms(self, broker: Broker) -> int:
-        """The time by the clock that stamps messages."""
+        """The time of the clock that sets publish times, in milliseconds since 1970."""
         del broker
         return time.time_ns() // 1_000_000
 
     def pass_time(self, broker: Broker, seconds: float) -> None:
-        """Let so much of that time pass."""
+        """Let this many seconds pass on that clock."""
         del broker
         time.sleep(seconds)
 
     def reopen(self, broker: Broker) -> Broker:
         """Close a broker and open its log again."""
         del broker
-        pytest.skip("this backend's log lives no longer than its broker")
+        pytest.skip("the log of this backend ends with its broker")
 
     @pytest.fixture
     def topic(self, broker: Broker) -> str:
@@ -59,7 +59,7 @@ class Base:
         return new_topic(broker)
 
     def trimmed(self, broker: Broker, topic: str, first_ledger: int) -> None:
-        """Trim, and wait until it is done."""
+        """Trim, and wait until the ledgers are gone."""
         broker.trim(topic, first_ledger)
         if not self.trims_at_once:
             eventually(lambda: broker.ledgers(topic)[0].ledger >= first_ledger)
@@ -84,12 +84,12 @@ def numbered(count: int, start: int = 0) -> list[Message]:
 
 
 def put(writer: Writer, messages: Sequence[Message]) -> list[Position]:
-    """Append and wait for the positions."""
+    """Append messages and return their positions once they are acknowledged."""
     return [*writer.append(Batch.of(messages)).result(WAIT_SECONDS)]
 
 
 def fill(broker: Broker, topic: str, *groups: Sequence[Message]) -> list[list[Position]]:
-    """Append groups of messages, each to a ledger of its own but for the backend's own rolls."""
+    """Append groups of messages, each to a new ledger; the backend may roll within a group."""
     positions = []
     with broker.writer(topic) as writer:
         for number, group in enumerate(groups):
@@ -100,14 +100,14 @@ def fill(broker: Broker, topic: str, *groups: Sequence[Message]) -> list[list[Po
 
 
 def read_on(reader: Reader, *, limit: int = 65_536, timeout: float = 0.0) -> list[PlacedMessage]:
-    """All that a reader gives until it has nothing more."""
+    """All messages that a reader returns before it returns None."""
     found: list[PlacedMessage] = []
     drain(reader, found, limit=limit, timeout=timeout)
     return found
 
 
 def drain(reader: Reader, found: list[PlacedMessage], *, limit: int = 65_536, timeout: float = 0.0) -> None:
-    """Add to `found` what a reader gives until it has nothing more, also if it fails on the way."""
+    """Add to `found` all messages that a reader returns before it returns None or fails."""
     while (batch := reader.read(limit=limit, timeout=timeout)) is not None:
         assert len(batch), "a batch holds at least one message"
         assert len({*batch.positions.ledgers.tolist()}) == 1, "a batch comes from one ledger"
@@ -116,7 +116,7 @@ def drain(reader: Reader, found: list[PlacedMessage], *, limit: int = 65_536, ti
 
 
 def read_count(reader: Reader, count: int) -> list[PlacedMessage]:
-    """At least `count` messages, waiting for them."""
+    """Wait for at least `count` messages and return them."""
     found: list[PlacedMessage] = []
     while len(found) < count:
         batch = reader.read(timeout=WAIT_SECONDS)
@@ -128,7 +128,7 @@ def read_count(reader: Reader, count: int) -> list[PlacedMessage]:
 def read_all(
     broker: Broker, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
 ) -> list[PlacedMessage]:
-    """What is in a topic from a position to its end as it is now."""
+    """The messages of a topic from a position to its present end."""
     end = broker.last_position(topic)
     with broker.reader(topic, start, inclusive=inclusive, compacted=compacted) as reader:
         found = read_on(reader)

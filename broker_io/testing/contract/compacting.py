@@ -24,7 +24,7 @@ from broker_io.testing.contract.base import (
 
 
 def newest(found: Iterable[PlacedMessage]) -> dict[bytes, PlacedMessage]:
-    """The map that a reader of a compacted topic keeps: the newest message of each key but for deletes."""
+    """The map that a reader of a compacted topic builds: the newest message of each key without deletes."""
     table: dict[bytes, PlacedMessage] = {}
     for placed in found:
         key = placed.message.key
@@ -40,19 +40,19 @@ def compacted_map(broker: Broker, topic: str) -> dict[bytes, PlacedMessage]:
 
 
 def settled(broker: Broker, topic: str) -> None:
-    """Compact so that every message there is now may be dropped."""
+    """Compact so that every message that exists now may be dropped."""
     broker.roll(topic)
     broker.compact(topic)
 
 
 class CompactingContract(Base):
-    def test_the_newest_of_each_key_stays_at_its_own_position(self, broker: Broker, topic: str) -> None:
+    def test_newest_message_of_each_key_keeps_its_position(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(20), numbered(20, 20), numbered(3, 40))
         before = newest(read_all(broker, topic))
         settled(broker, topic)
         assert compacted_map(broker, topic) == before
 
-    def test_what_compaction_leaves_was_there_before(self, broker: Broker, topic: str) -> None:
+    def test_compaction_adds_no_message(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(20), numbered(20, 20))
         before = {placed.position: placed for placed in read_all(broker, topic)}
         settled(broker, topic)
@@ -63,35 +63,35 @@ class CompactingContract(Base):
         if not self.destructive_compaction:
             assert read_all(broker, topic) == [*before.values()]
 
-    def test_older_messages_of_a_key_go(self, broker: Broker, topic: str) -> None:
+    def test_older_messages_of_a_key_are_dropped(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(700))
         settled(broker, topic)
         assert len(read_all(broker, topic, compacted=True)) == 7
 
-    def test_deleted_keys_go(self, broker: Broker, topic: str) -> None:
+    def test_deleted_keys_are_dropped(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, [Message(b"a", b"1"), Message(b"b", b"1")], [Message(b"a", None), Message(b"c", None)])
         settled(broker, topic)
         assert {*compacted_map(broker, topic)} == {b"b"}
         settled(broker, topic)
         assert values(read_all(broker, topic, compacted=True)) == [b"1"]
 
-    def test_a_key_written_again_after_its_delete_stays(self, broker: Broker, topic: str) -> None:
+    def test_key_written_after_its_delete_stays(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, [Message(b"a", b"1"), Message(b"a", None), Message(b"a", b"2")])
         settled(broker, topic)
         assert values(read_all(broker, topic, compacted=True)) == [b"2"]
 
-    def test_messages_without_a_key_go(self, broker: Broker, topic: str) -> None:
+    def test_messages_without_a_key_are_dropped(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, [Message(None, b"1"), Message(b"a", b"2"), Message(None, None)])
         settled(broker, topic)
         assert values(read_all(broker, topic, compacted=True)) == [b"2"]
 
-    def test_an_empty_value_is_a_value_or_a_delete(self, broker: Broker, topic: str) -> None:
+    def test_empty_value_is_a_value_or_a_delete(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, [Message(b"a", b"1"), Message(b"b", b"2"), Message(b"a", b"")])
         settled(broker, topic)
         left = [b"2", b""] if self.keeps_empty_values else [b"2"]
         assert values(read_all(broker, topic, compacted=True)) == left
 
-    def test_the_rest_of_a_message_survives(self, broker: Broker, topic: str) -> None:
+    def test_properties_and_event_time_survive(self, broker: Broker, topic: str) -> None:
         message = Message(b"\x00\xff", b"v" * 5000, {"tb.kind": "part", "ü": "ß"}, 12345)
         fill(broker, topic, [Message(b"\x00\xff", b"old"), message, Message(b"other", b"x")])
         (_, placed, _) = read_all(broker, topic)
@@ -99,11 +99,11 @@ class CompactingContract(Base):
         assert compacted_map(broker, topic)[b"\x00\xff"] == placed
         assert placed.message == message
 
-    def test_before_any_compaction_everything_is_read(self, broker: Broker, topic: str) -> None:
+    def test_everything_is_read_before_the_first_compaction(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(10), [Message(b"key-0", None), Message(None, b"x")])
         assert read_all(broker, topic, compacted=True) == read_all(broker, topic)
 
-    def test_what_comes_later_follows_what_was_compacted(self, broker: Broker, topic: str) -> None:
+    def test_later_messages_follow_the_compacted_ones(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(20))
         settled(broker, topic)
         with broker.reader(topic, compacted=True) as reader:
@@ -114,7 +114,7 @@ class CompactingContract(Base):
         assert len(first) == 7
         assert {*compacted_map(broker, topic)} == {b"key-%d" % number for number in range(1, 7)} | {b"new"}
 
-    def test_a_reader_may_start_anywhere_in_a_compacted_topic(self, broker: Broker, topic: str) -> None:
+    def test_reader_may_start_anywhere_in_a_compacted_topic(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(20), numbered(20, 20))
         settled(broker, topic)
         left = read_all(broker, topic, compacted=True)
@@ -123,7 +123,7 @@ class CompactingContract(Base):
                 found = read_all(broker, topic, position, inclusive=inclusive, compacted=True)
                 assert found == [placed for placed in left if _behind(placed.position, position, inclusive)]
 
-    def test_a_topic_whose_keys_are_all_deleted_is_empty_and_ends(self, broker: Broker, topic: str) -> None:
+    def test_topic_whose_keys_are_all_deleted_is_empty_and_ends(self, broker: Broker, topic: str) -> None:
         (positions,) = fill(broker, topic, [Message(b"a", b"1"), Message(b"a", None)])
         settled(broker, topic)
         assert compacted_map(broker, topic) == {}
@@ -145,7 +145,7 @@ class CompactingContract(Base):
         assert last is not None
         assert position > last
 
-    def test_a_reader_loses_no_survivor_to_a_compaction_under_it(self, broker: Broker, topic: str) -> None:
+    def test_open_reader_misses_no_message_that_survives_compaction(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(30), numbered(30, 30), numbered(30, 60))
         survivors = newest(read_all(broker, topic))
         for compacted in (True, False):
@@ -159,7 +159,7 @@ class CompactingContract(Base):
             assert newest(found) == survivors
             assert ascending(positions_of(found))
 
-    def test_writing_and_compacting_by_turns_keeps_the_map(self, broker: Broker, topic: str) -> None:
+    def test_alternating_writes_and_compactions_keep_the_map(self, broker: Broker, topic: str) -> None:
         choose = random.Random(1)  # noqa: S311
         expected: dict[bytes, bytes] = {}
         with broker.writer(topic) as writer:

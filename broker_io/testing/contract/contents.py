@@ -43,7 +43,7 @@ ODD_MESSAGES = {
 
 class ContentsContract(Base):
     @pytest.mark.parametrize("name", ODD_MESSAGES)
-    def test_a_message_comes_back_exactly(self, broker: Broker, topic: str, name: str) -> None:
+    def test_message_is_read_exactly_as_written(self, broker: Broker, topic: str, name: str) -> None:
         message = ODD_MESSAGES[name]
         with broker.writer(topic) as writer:
             (position,) = put(writer, [message])
@@ -51,7 +51,7 @@ class ContentsContract(Base):
         assert placed.message == message
         assert placed.position == position
 
-    def test_different_messages_in_one_batch_come_back_exactly(self, broker: Broker, topic: str) -> None:
+    def test_different_messages_in_one_batch_are_read_exactly(self, broker: Broker, topic: str) -> None:
         messages = [*ODD_MESSAGES.values(), *reversed(ODD_MESSAGES.values())]
         with broker.writer(topic) as writer:
             positions = put(writer, messages)
@@ -68,7 +68,7 @@ class ContentsContract(Base):
         assert positions_of(found) == positions
         assert ascending(positions)
 
-    def test_columns_cut_from_larger_ones_come_back_exactly(self, broker: Broker, topic: str) -> None:
+    def test_slices_of_columns_are_read_exactly(self, broker: Broker, topic: str) -> None:
         messages = [
             Message(None if number % 3 == 0 else b"k%d" % number, b"v" * (number % 11), {"n": str(number)}, number)
             for number in range(300)
@@ -81,7 +81,7 @@ class ContentsContract(Base):
         expected = messages[100:150] + messages[1::4] + messages[299:]
         assert [placed.message for placed in read_all(broker, topic)] == expected
 
-    def test_property_columns_of_every_form_come_back_exactly(self, broker: Broker, topic: str) -> None:
+    def test_property_columns_of_every_form_are_read_exactly(self, broker: Broker, topic: str) -> None:
         batch = Batch(
             Blobs.none(4),
             Blobs.of([b"a", None, b"", b"d"]),
@@ -104,7 +104,7 @@ class ContentsContract(Base):
             assert put(writer, []) == []
         assert positions_of(read_all(broker, topic)) == [position]
 
-    def test_many_appends_under_way_are_acknowledged_in_order(self, broker: Broker, topic: str) -> None:
+    def test_many_pending_appends_are_acknowledged_in_order(self, broker: Broker, topic: str) -> None:
         done: list[object] = []
         with broker.writer(topic) as writer:
             futures = []
@@ -123,7 +123,7 @@ class ContentsContract(Base):
         assert len({*positions}) == 5
         assert all(position.batch >= NO_INDEX and position.entry >= 0 for position in positions)
 
-    def test_a_message_over_the_limit_is_refused_and_nothing_lost(self, broker: Broker, topic: str) -> None:
+    def test_message_over_the_limit_is_rejected_and_nothing_lost(self, broker: Broker, topic: str) -> None:
         small, large = Message(b"k", b"small"), Message(b"k", b"x" * (self.max_message_bytes + 1))
         with broker.writer(topic) as writer:
             before = writer.append(Batch.of([small]))
@@ -134,7 +134,7 @@ class ContentsContract(Base):
             assert before.result(WAIT_SECONDS).first < after[0]
         assert values(read_all(broker, topic)) == [b"small", b"small"]
 
-    def test_a_broker_tells_its_limit(self, broker: Broker) -> None:
+    def test_broker_has_its_limit(self, broker: Broker) -> None:
         assert broker.max_message_bytes == self.max_message_bytes
 
     def test_the_limit_counts_key_value_and_properties(self, broker: Broker, topic: str) -> None:

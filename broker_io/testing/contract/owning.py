@@ -38,7 +38,7 @@ class OwningContract(Base):
         assert [placed.message for placed in found] == numbered(4)
 
     @pytest.mark.parametrize("exclusive", [False, True])
-    def test_an_exclusive_writer_fences_every_older_one(self, broker: Broker, topic: str, exclusive: bool) -> None:
+    def test_exclusive_writer_fences_every_older_one(self, broker: Broker, topic: str, exclusive: bool) -> None:
         older = [broker.writer(topic, exclusive=exclusive)]
         if not exclusive:
             older.append(broker.writer(topic))
@@ -52,7 +52,7 @@ class OwningContract(Base):
                 assert isinstance(failure(writer), Fenced)
         assert values(read_all(broker, topic)) == [b"value-0"] * len(older) + [b"value-5"]
 
-    def test_the_fenced_stay_fenced_when_the_fencer_is_gone(self, broker: Broker, topic: str) -> None:
+    def test_fenced_writers_stay_fenced_after_the_exclusive_one_closes(self, broker: Broker, topic: str) -> None:
         older = broker.writer(topic)
         broker.writer(topic, exclusive=True).close()
         assert isinstance(failure(older), Fenced)
@@ -62,7 +62,7 @@ class OwningContract(Base):
         older.close()
         assert values(read_all(broker, topic)) == [b"value-0"]
 
-    def test_nobody_shares_with_an_exclusive_writer(self, broker: Broker, topic: str) -> None:
+    def test_no_shared_writer_opens_alongside_an_exclusive_one(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic, exclusive=True) as owner:
             with pytest.raises(Fenced, match=topic):
                 broker.writer(topic)
@@ -71,7 +71,7 @@ class OwningContract(Base):
             put(writer, numbered(1, 1))
         assert values(read_all(broker, topic)) == [b"value-0", b"value-1"]
 
-    def test_closing_a_fenced_writer_does_not_let_others_in(self, broker: Broker, topic: str) -> None:
+    def test_closing_a_fenced_writer_admits_no_shared_one(self, broker: Broker, topic: str) -> None:
         older = broker.writer(topic, exclusive=True)
         with broker.writer(topic, exclusive=True) as owner:
             older.close()
@@ -79,13 +79,13 @@ class OwningContract(Base):
                 broker.writer(topic)
             put(owner, numbered(1))
 
-    def test_fencing_touches_one_topic_only(self, broker: Broker, topic: str) -> None:
+    def test_fencing_affects_one_topic_only(self, broker: Broker, topic: str) -> None:
         other = new_topic(broker)
         with broker.writer(other) as writer, broker.writer(topic, exclusive=True):
             put(writer, numbered(1))
         assert len(read_all(broker, other)) == 1
 
-    def test_a_chain_of_owners(self, broker: Broker, topic: str) -> None:
+    def test_each_owner_fences_the_one_before(self, broker: Broker, topic: str) -> None:
         owners, positions = [], []
         for number in range(6):
             owners.append(broker.writer(topic, exclusive=True))
@@ -93,7 +93,7 @@ class OwningContract(Base):
             assert all(isinstance(failure(writer), Fenced) for writer in owners[:-1])
         assert positions_of(read_all(broker, topic)) == positions
 
-    def test_a_topic_made_anew_has_no_owner(self, broker: Broker, topic: str) -> None:
+    def test_re_created_topic_has_no_owner(self, broker: Broker, topic: str) -> None:
         owner = broker.writer(topic, exclusive=True)
         broker.delete_topic(topic)
         broker.create_topic(topic)
@@ -102,7 +102,7 @@ class OwningContract(Base):
         owner.close()
         assert len(read_all(broker, topic)) == 1
 
-    def test_who_waits_fences_nobody(self, broker: Broker, topic: str) -> None:
+    def test_waiting_writer_fences_no_other(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic, exclusive=True) as owner:
             if not self.waits_for_owners:
                 with pytest.raises(NotSupported):
@@ -125,8 +125,8 @@ class OwningContract(Base):
             put(writer, numbered(1, 3))
         assert [placed.message for placed in read_all(broker, topic)] == numbered(4)
 
-    def test_nothing_of_the_fenced_stands_behind_the_fencer(self, broker: Broker, topic: str) -> None:
-        """What was under way may get in or not, but in order, as a prefix, and all of it below the new owner's."""
+    def test_no_message_of_a_fenced_writer_follows_those_of_the_new_owner(self, broker: Broker, topic: str) -> None:
+        """Of pending appends a prefix may be in the log, in order, before all messages of the new owner."""
         started, sent = threading.Event(), []
 
         def write() -> None:

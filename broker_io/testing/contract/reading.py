@@ -1,4 +1,4 @@
-"""Contract of readers: from any position, in portions, several at once, following a writer, with concurrent threads."""
+"""Contract of readers: from any position, in parts, several at once, following a writer, with concurrent threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from broker_io.testing.contract.base import (
 
 
 class ReadingContract(Base):
-    def test_every_position_is_a_place_to_start_at_or_behind(self, broker: Broker, topic: str) -> None:
+    def test_reader_starts_at_or_after_any_position(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(7), numbered(1, 7), numbered(5, 8))
         positions = [position for group in groups for position in group]
         for index, position in enumerate(positions):
@@ -38,27 +38,25 @@ class ReadingContract(Base):
             assert positions_of(read_all(broker, topic, position, inclusive=False)) == positions[index + 1 :]
 
     @pytest.mark.parametrize("inclusive", [True, False])
-    def test_earliest_takes_everything(self, broker: Broker, topic: str, inclusive: bool) -> None:
+    def test_reader_at_earliest_reads_everything(self, broker: Broker, topic: str, inclusive: bool) -> None:
         fill(broker, topic, numbered(7), numbered(3, 7))
         assert values(read_all(broker, topic, inclusive=inclusive)) == [b"value-%d" % number for number in range(10)]
 
-    def test_latest_takes_what_comes_after_it_was_opened(self, broker: Broker, topic: str) -> None:
+    def test_reader_at_latest_reads_later_messages(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(5))
         with broker.reader(topic, LATEST, inclusive=False) as reader:
             assert reader.read() is None
             fill(broker, topic, numbered(2, 5))
             assert values(read_count(reader, 2)) == [b"value-5", b"value-6"]
 
-    def test_a_position_past_the_end_of_a_ledger_means_the_next_one(self, broker: Broker, topic: str) -> None:
+    def test_position_after_the_end_of_a_ledger_is_in_the_next_one(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(3), numbered(2, 3))
         past = Position(groups[0][-1].ledger, groups[0][-1].entry + 1000)
         for inclusive in (True, False):
             assert positions_of(read_all(broker, topic, past, inclusive=inclusive)) == groups[1]
 
     @pytest.mark.parametrize("inclusive", [True, False])
-    def test_a_start_above_the_end_waits_for_what_comes_there(
-        self, broker: Broker, topic: str, inclusive: bool
-    ) -> None:
+    def test_reader_above_the_end_waits_for_that_position(self, broker: Broker, topic: str, inclusive: bool) -> None:
         (positions,) = fill(broker, topic, numbered(2))
         start = Position(positions[-1].ledger, positions[-1].entry + 4)
         with broker.reader(topic, start, inclusive=inclusive) as reader:
@@ -70,7 +68,7 @@ class ReadingContract(Base):
             assert positions_of(read_count(reader, len(expected))) == expected
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
-    def test_portions_put_together_are_the_whole(self, broker: Broker, topic: str, limit: int) -> None:
+    def test_reads_of_any_limit_return_everything(self, broker: Broker, topic: str, limit: int) -> None:
         groups = fill(broker, topic, numbered(20), numbered(20, 20), numbered(1, 40))
         with broker.reader(topic) as reader:
             found = read_on(reader, limit=limit)
@@ -102,7 +100,7 @@ class ReadingContract(Base):
             assert [placed.message for placed in read_on(fast)] == numbered(30)
             assert [placed.message for placed in [*first, *read_on(slow, limit=3)]] == numbered(30)
 
-    def test_a_reader_can_begin_where_another_one_stopped(self, broker: Broker, topic: str) -> None:
+    def test_reader_continues_where_another_one_stopped(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(10), numbered(10, 10))
         position, found = EARLIEST, []
         while True:
@@ -114,7 +112,7 @@ class ReadingContract(Base):
             position = found[-1].position
         assert [placed.message for placed in found] == numbered(20)
 
-    def test_reading_ahead_of_the_writer_begins_there(self, broker: Broker, topic: str) -> None:
+    def test_reader_at_the_end_reads_the_next_messages(self, broker: Broker, topic: str) -> None:
         (positions,) = fill(broker, topic, numbered(4))
         with broker.reader(topic, positions[-1], inclusive=False) as reader:
             assert reader.read() is None
@@ -122,20 +120,20 @@ class ReadingContract(Base):
                 more = put(writer, numbered(3, 4))
             assert positions_of(read_count(reader, 3)) == more
 
-    def test_an_empty_topic_gives_nothing(self, broker: Broker, topic: str) -> None:
+    def test_empty_topic_has_no_messages(self, broker: Broker, topic: str) -> None:
         for start in (EARLIEST, LATEST):
             with broker.reader(topic, start) as reader:
                 assert reader.read() is None
                 assert reader.read(timeout=0.01) is None
 
-    def test_many_messages_come_in_order(self, broker: Broker, topic: str) -> None:
+    def test_many_messages_are_read_in_order(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer:
             for start in range(0, 50_000, 10_000):
                 put(writer, numbered(10_000, start=start))
         found = read_all(broker, topic)
         assert values(found) == [b"value-%d" % number for number in range(50_000)]
 
-    def test_a_read_that_finds_something_does_not_wait(self, broker: Broker, topic: str) -> None:
+    def test_read_with_messages_does_not_wait(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(1))
         with broker.reader(topic) as reader:
             batch = reader.read(timeout=WAIT_SECONDS)
@@ -147,7 +145,7 @@ class ReadingContract(Base):
 
 
 class FollowingContract(Base):
-    def test_a_reader_follows_over_ledgers(self, broker: Broker, topic: str) -> None:
+    def test_reader_follows_across_ledgers(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             found: list[PlacedMessage] = []
             for number in range(0, 60, 3):
@@ -157,52 +155,50 @@ class FollowingContract(Base):
                 found += read_count(reader, 3)
         assert [placed.message for placed in found] == numbered(60)
 
-    def test_a_waiting_reader_is_woken(self, broker: Broker, topic: str) -> None:
+    def test_waiting_reader_is_woken(self, broker: Broker, topic: str) -> None:
         with broker.reader(topic) as reader, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
             with broker.writer(topic) as writer:
                 positions = put(writer, numbered(2))
             batch = waiting.result(WAIT_SECONDS)
             assert batch is not None
-            assert positions_of(batch) == positions[: len(batch)], "an append may come in portions"
+            assert positions_of(batch) == positions[: len(batch)], "an append may be read in parts"
 
-    def test_a_reader_that_tells_of_more_tells_once_and_at_once_of_what_is_there(
-        self, broker: Broker, topic: str
-    ) -> None:
-        told = Semaphore(0)
+    def test_callback_is_called_once_and_at_once_for_existing_messages(self, broker: Broker, topic: str) -> None:
+        notified = Semaphore(0)
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             if not isinstance(reader, NotifyingReader):
                 return
-            reader.notify_when_readable(told.release)
+            reader.notify_when_readable(notified.release)
             assert reader.read() is None
-            reader.notify_when_readable(told.release)
-            assert not told.acquire(timeout=0.2)
+            reader.notify_when_readable(notified.release)
+            assert not notified.acquire(timeout=0.2)
             put(writer, numbered(3))
-            assert told.acquire(timeout=WAIT_SECONDS)
+            assert notified.acquire(timeout=WAIT_SECONDS)
             found = read_count(reader, 1)
             if len(found) < 3:
-                reader.notify_when_readable(told.release)
-                assert told.acquire(timeout=WAIT_SECONDS), "it is there already"
+                reader.notify_when_readable(notified.release)
+                assert notified.acquire(timeout=WAIT_SECONDS), "the message is already readable"
                 found += read_count(reader, 3 - len(found))
             assert [placed.message for placed in found] == numbered(3)
             put(writer, numbered(2, start=3))
-            assert not told.acquire(timeout=0.2), "it was not asked again"
+            assert not notified.acquire(timeout=0.2), "the callback was registered once only"
             assert [placed.message for placed in read_count(reader, 2)] == numbered(2, start=3)
 
-    def test_all_that_comes_while_a_reader_is_asked_to_tell_is_read_in_order(self, broker: Broker, topic: str) -> None:
+    def test_messages_that_arrive_during_registration_are_read_in_order(self, broker: Broker, topic: str) -> None:
         found: list[PlacedMessage] = []
-        told = Semaphore(0)
+        notified = Semaphore(0)
         with ThreadPoolExecutor(1) as pool, broker.writer(topic) as writer, broker.reader(topic) as reader:
             if not isinstance(reader, NotifyingReader):
                 return
             pool.submit(lambda: [put(writer, numbered(1, start=number)) for number in range(200)])
             while len(found) < 200:
-                reader.notify_when_readable(told.release)
-                assert told.acquire(timeout=WAIT_SECONDS)
+                reader.notify_when_readable(notified.release)
+                assert notified.acquire(timeout=WAIT_SECONDS)
                 found += reader.read() or ()
         assert [placed.message for placed in found] == numbered(200)
 
-    def test_a_reader_gives_nothing_that_is_not_acknowledged_later(self, broker: Broker, topic: str) -> None:
+    def test_read_messages_are_acknowledged(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             futures = [writer.append(Batch.of(numbered(5, start=number))) for number in range(0, 500, 5)]
             seen = positions_of(read_count(reader, 500))
@@ -244,7 +240,7 @@ class FollowingContract(Base):
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(live, range(8)))
 
-    def test_readers_in_several_threads_while_it_grows(self, broker: Broker, topic: str) -> None:
+    def test_readers_in_several_threads_while_the_topic_grows(self, broker: Broker, topic: str) -> None:
         total = 600
 
         def follow(_: int) -> Counter[bytes | None]:

@@ -1,4 +1,4 @@
-"""Contract of topics: names, life cycle, and what open readers and writers do when a topic or the broker goes."""
+"""Contract of topics: names, life cycle, and open readers and writers when a topic is deleted or the broker closed."""
 
 # ruff: noqa: S101
 
@@ -39,13 +39,13 @@ CALLS: dict[str, Callable[[Broker, str], object]] = {
     "trim": lambda broker, topic: broker.trim(topic, 1),
     "compact": lambda broker, topic: broker.compact(topic),
 }
-"""Every call that needs a topic that exists."""
+"""The calls that require an existing topic."""
 
 NAMES = ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€😀", "A", "-end", "%2F", "a:b", "nul", "'\""]
 
 
 class TopicsContract(Base):
-    def test_a_topic_of_records_is_not_compacted(self, broker: Broker) -> None:
+    def test_data_topic_is_not_compacted(self, broker: Broker) -> None:
         topic = f"orders-{uuid.uuid4().hex}"
         broker.create_topic(topic)
         fill(broker, topic, numbered(20))
@@ -55,7 +55,7 @@ class TopicsContract(Base):
         assert len(read_all(broker, topic)) == 20
         assert read_all(broker, topic, compacted=True) == read_all(broker, topic)
 
-    def test_a_new_topic_is_listed_among_sorted_names(self, broker: Broker) -> None:
+    def test_new_topic_is_listed_among_sorted_names(self, broker: Broker) -> None:
         names = [new_topic(broker) for _ in range(3)]
         listed = broker.topics()
         assert listed == sorted(listed)
@@ -68,7 +68,7 @@ class TopicsContract(Base):
         assert broker.incarnation(topic) == incarnation
         assert values(read_all(broker, topic)) == [b"value-0", b"value-1", b"value-2"]
 
-    def test_a_topic_made_anew_is_another_one(self, broker: Broker, topic: str) -> None:
+    def test_re_created_topic_is_another_one(self, broker: Broker, topic: str) -> None:
         seen = set()
         for _ in range(3):
             seen.add(broker.incarnation(topic))
@@ -81,7 +81,7 @@ class TopicsContract(Base):
             assert broker.last_position(topic) is None
         assert len(seen) == 3
 
-    def test_a_place_in_a_topic_is_none_in_one_made_anew(self, broker: Broker, topic: str) -> None:
+    def test_position_of_a_deleted_topic_is_invalid_after_re_creation(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(3))
         old = broker.last_position(topic)
         assert old is not None
@@ -98,7 +98,7 @@ class TopicsContract(Base):
         assert len({broker.incarnation(new_topic(broker)) for _ in range(5)}) == 5
 
     @pytest.mark.parametrize("name", ["", " ", " a", "a ", "a\n", "a\0b", "\t", "a" * 401, "ü" * 201, "a\u2028b"])
-    def test_an_impossible_name_is_refused(self, broker: Broker, name: str) -> None:
+    def test_invalid_name_is_rejected(self, broker: Broker, name: str) -> None:
         before = broker.topics()
         with pytest.raises(InvalidTopicName):
             broker.create_topic(name)
@@ -108,7 +108,7 @@ class TopicsContract(Base):
         "name",
         ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€😀", "A", "-end", "%2F", "a:b", "nul"],
     )
-    def test_any_printable_name_is_a_topic(self, broker: Broker, name: str) -> None:
+    def test_any_printable_name_is_valid(self, broker: Broker, name: str) -> None:
         mark = uuid.uuid4().hex
         topic = f"{name}-{mark}" if name[0] != "." else name + mark
         broker.create_topic(topic)
@@ -134,13 +134,13 @@ class TopicsContract(Base):
         assert values(read_all(broker, second)) == [b"value-%d" % number for number in range(1, 20, 2)]
 
     @pytest.mark.parametrize("call", CALLS)
-    def test_a_topic_that_is_not_there_is_named(self, broker: Broker, call: str) -> None:
+    def test_error_names_the_missing_topic(self, broker: Broker, call: str) -> None:
         missing = f"contract-{uuid.uuid4().hex}"
         with pytest.raises(TopicNotFound, match=missing):
             CALLS[call](broker, missing)
         assert missing not in broker.topics()
 
-    def test_a_writer_does_not_outlive_its_topic(self, broker: Broker, topic: str) -> None:
+    def test_writer_ends_with_its_topic(self, broker: Broker, topic: str) -> None:
         writer = broker.writer(topic)
         put(writer, numbered(1))
         broker.delete_topic(topic)
@@ -148,7 +148,7 @@ class TopicsContract(Base):
         assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), Error)
         assert read_all(broker, topic) == []
 
-    def test_a_reader_does_not_outlive_its_topic(self, broker: Broker, topic: str) -> None:
+    def test_reader_ends_with_its_topic(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(10))
         reader = broker.reader(topic)
         assert reader.read(limit=2) is not None
@@ -158,11 +158,11 @@ class TopicsContract(Base):
         found: list[PlacedMessage] = []
         with pytest.raises(Error):
             drain(reader, found)
-        # What was read ahead may have come, the other topic's messages never.
+        # Prefetched messages may still be read; those of the other topic never are.
         assert [placed.message for placed in found] == numbered(10)[2 : 2 + len(found)]
 
     @pytest.mark.parametrize("call", [*CALLS, "topics", "create_topic"])
-    def test_a_closed_broker_says_so(self, broker: Broker, topic: str, call: str) -> None:
+    def test_closed_broker_raises_closed(self, broker: Broker, topic: str, call: str) -> None:
         broker.close()
         broker.close()
         calls = {**CALLS, "topics": lambda broker, _: broker.topics(), "create_topic": Broker.create_topic}
@@ -178,7 +178,7 @@ class TopicsContract(Base):
         writer.close()
         reader.close()
 
-    def test_a_closed_writer_and_a_closed_reader_say_so(self, broker: Broker, topic: str) -> None:
+    def test_closed_writer_and_reader_raise_closed(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             put(writer, numbered(1))
         assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), Closed)
@@ -205,7 +205,7 @@ class TopicsContract(Base):
             with again.writer(topic) as writer:
                 assert put(writer, numbered(1))[0] > positions[-1]
 
-    def test_what_was_not_waited_for_is_durable_after_close(self, broker: Broker, topic: str) -> None:
+    def test_pending_appends_are_durable_after_close(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer:
             futures = [writer.append(Batch.of(numbered(1, start=number))) for number in range(50)]
         assert all(future.done() for future in futures)

@@ -23,13 +23,13 @@ from broker_io.testing.contract.base import (
 
 
 class LedgersContract(Base):
-    def test_a_new_topic_has_one_empty_open_ledger(self, broker: Broker, topic: str) -> None:
+    def test_new_topic_has_one_empty_open_ledger(self, broker: Broker, topic: str) -> None:
         (ledger,) = broker.ledgers(topic)
         assert (ledger.entries, ledger.closed) == (0, False)
         assert broker.first_position(topic) is None
         assert broker.last_position(topic) is None
 
-    def test_ledgers_count_what_was_written(self, broker: Broker, topic: str) -> None:
+    def test_ledgers_count_their_messages(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(7), numbered(3, 7), numbered(1, 10))
         counted: dict[int, int] = {}
         for position in (position for group in groups for position in group):
@@ -45,7 +45,7 @@ class LedgersContract(Base):
         assert numbers == sorted({*numbers})
         assert [ledger.closed for ledger in ledgers] == [True] * (len(ledgers) - 1) + [False]
 
-    def test_rolling_begins_another_ledger(self, broker: Broker, topic: str) -> None:
+    def test_rolling_starts_another_ledger(self, broker: Broker, topic: str) -> None:
         first, second = fill(broker, topic, numbered(3), numbered(3))
         assert first[-1].ledger < second[0].ledger
         assert ascending(first + second)
@@ -61,7 +61,7 @@ class LedgersContract(Base):
         broker.roll(topic)
         assert [ledger.ledger for ledger in broker.ledgers(topic)] == rolled
 
-    def test_an_open_writer_writes_on_in_the_new_ledger(self, broker: Broker, topic: str) -> None:
+    def test_open_writer_continues_in_the_new_ledger(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer:
             positions = []
             for number in range(5):
@@ -70,7 +70,7 @@ class LedgersContract(Base):
         assert len({position.ledger for position in positions}) >= 5
         assert positions_of(read_all(broker, topic)) == positions
 
-    def test_first_and_last_are_the_ends_of_what_is_read(self, broker: Broker, topic: str) -> None:
+    def test_first_and_last_position_are_those_of_the_messages_read(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer:
             for number in range(4):
                 put(writer, numbered(3, start=3 * number))
@@ -80,7 +80,7 @@ class LedgersContract(Base):
                 broker.roll(topic)
                 assert broker.last_position(topic) == positions[-1]
 
-    def test_a_time_names_the_first_message_published_from_then_on(self, broker: Broker, topic: str) -> None:
+    def test_position_at_a_time_is_that_of_the_next_published_message(self, broker: Broker, topic: str) -> None:
         step, times, firsts = 0.02 + 3 * self.time_slack_ms / 1000, [], []
         with broker.writer(topic) as writer:
             for number in range(6):
@@ -96,7 +96,7 @@ class LedgersContract(Base):
         self.pass_time(broker, step)
         assert broker.position_at(topic, self.now_ms(broker)) is None
 
-    def test_a_time_agrees_with_the_times_that_are_read(self, broker: Broker, topic: str) -> None:
+    def test_position_at_a_time_agrees_with_publish_times(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer:
             for number in range(30):
                 put(writer, numbered(2, start=2 * number))
@@ -106,7 +106,7 @@ class LedgersContract(Base):
             expected = next((placed.position for placed in found if placed.publish_time >= time), None)
             assert broker.position_at(topic, time) == expected
 
-    def test_an_empty_topic_has_no_position_at_any_time(self, broker: Broker, topic: str) -> None:
+    def test_empty_topic_has_no_position_at_any_time(self, broker: Broker, topic: str) -> None:
         assert broker.position_at(topic, 0) is None
         assert broker.position_at(topic, 2**50) is None
 
@@ -143,7 +143,7 @@ class TrimmingContract(Base):
             more = put(writer, numbered(1, 6))
         assert positions_of(read_all(broker, topic))[-4:] == second + more
 
-    def test_positions_are_not_used_again_when_all_is_trimmed(self, broker: Broker, topic: str) -> None:
+    def test_positions_are_not_reused_after_trimming_everything(self, broker: Broker, topic: str) -> None:
         (positions,) = fill(broker, topic, numbered(3))
         broker.roll(topic)
         self.trimmed(broker, topic, broker.ledgers(topic)[-1].ledger)
@@ -153,7 +153,7 @@ class TrimmingContract(Base):
         with broker.writer(topic) as writer:
             assert put(writer, numbered(1))[0] > positions[-1]
 
-    def test_starting_at_what_is_gone_is_an_error(self, broker: Broker, topic: str) -> None:
+    def test_starting_at_a_trimmed_position_is_an_error(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
         self.trimmed(broker, topic, groups[2][0].ledger)
         for position in groups[0] + groups[1]:
@@ -163,16 +163,16 @@ class TrimmingContract(Base):
             with pytest.raises(PositionTrimmed), broker.reader(topic, position, inclusive=False) as reader:
                 reader.read()
 
-    def test_starting_behind_the_last_that_is_gone_misses_nothing(self, broker: Broker, topic: str) -> None:
+    def test_starting_after_the_last_trimmed_position_misses_nothing(self, broker: Broker, topic: str) -> None:
         first, second = fill(broker, topic, numbered(3), numbered(3, 3))
         self.trimmed(broker, topic, second[0].ledger)
-        try:  # a backend that can't know refuses
+        try:  # a backend that can't decide this raises
             found = read_all(broker, topic, first[-1], inclusive=False)
         except PositionTrimmed:
             return
         assert positions_of(found) == second
 
-    def test_a_reader_that_is_behind_is_told(self, broker: Broker, topic: str) -> None:
+    def test_reader_before_the_trimmed_position_raises(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
         with broker.reader(topic, groups[0][0]) as reader:
             batch = reader.read(limit=1)
@@ -181,10 +181,10 @@ class TrimmingContract(Base):
             self.trimmed(broker, topic, groups[2][0].ledger)
             with pytest.raises(PositionTrimmed):
                 drain(reader, found)
-        # What it had read ahead may have come, without a hole.
+        # Prefetched messages may still be read, without a gap.
         assert [placed.message for placed in found] == numbered(9)[: len(found)]
 
-    def test_a_reader_that_is_past_it_reads_on(self, broker: Broker, topic: str) -> None:
+    def test_reader_after_the_trimmed_position_continues(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             put(writer, numbered(3))
             read_count(reader, 3)
@@ -195,7 +195,7 @@ class TrimmingContract(Base):
             more = put(writer, numbered(2, 6))
             assert positions_of(read_count(reader, 2)) == more
 
-    def test_earliest_and_latest_are_never_gone(self, broker: Broker, topic: str) -> None:
+    def test_earliest_and_latest_are_always_valid(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(3), numbered(3, 3))
         self.trimmed(broker, topic, groups[1][0].ledger)
         assert positions_of(read_all(broker, topic, EARLIEST)) == groups[1]
@@ -203,7 +203,7 @@ class TrimmingContract(Base):
         with broker.reader(topic, LATEST, inclusive=False) as reader:
             assert reader.read() is None
 
-    def test_times_below_what_is_left_name_what_is_left(self, broker: Broker, topic: str) -> None:
+    def test_time_before_the_first_message_is_its_position(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(3), numbered(3, 3))
         self.trimmed(broker, topic, groups[1][0].ledger)
         assert broker.position_at(topic, 0) == groups[1][0]

@@ -1,4 +1,5 @@
-"""What Spark does with committed records: export, audit, recover, profile; `txnbuf pipeline` runs them.
+"""Spark jobs on committed records: export, audit, recover, profile; `txnbuf pipeline` runs them.
 
-Each job is functions from data frames to data frames, and a thin one around them that opens, runs, tells and keeps.
+Each job consists of functions from data frames to data frames, and one that opens the log, runs them, reports progress
+and stores the result.
 """

@@ -1,25 +1,22 @@
-"""Digests of records by key: equal where two tables say the same of every key, in whatever order they stand.
+"""Audit: compares an export with the log key by key, up to the exported positions; the result as JSON and as a page.
 
-A record's digest is 64 bits: XXH64 over its topic (seed 42), over its key with that as the seed, over ledger, entry and
-batch of its position where versions are compared (8 bytes each, little-endian), and over its value, in this order; a
-key or value that is null is left out. Behind these, where they are compared, come the event time (microseconds since
-1970, 8 bytes; 0: none), and the number of properties (8 bytes) with their names and texts, sorted by name. It is what
-Spark's `xxhash64` makes of the same columns. Digests of many records are added, modulo 2^64; so they can be added up
-in parts, by key, by range of keys, by topic.
+An export of all versions must have every record at its position; one of the latest values must have the latest value
+of each key; both with properties and event times, if these are exported. Each side is aggregated to one row per key:
+the number of records, and the sum of their digests.
 
-A range of keys holds those from one cut point on, below the next, as unsigned bytes; the first one holds what has no
-key as well.
+Exported records that were trimmed from the log are not compared; keys that have no others are counted as unproven.
+Exported rows outside the exported topics and positions are differences. Deleted topics are not compared, and an export
+with one is not the same as the log.
 
-Audit: whether an export says of every key what the log says, up to where the export goes.
+**Digests.** A record's digest is 64 bits: XXH64 over its topic (seed 42), then, each with the previous hash as the
+seed, over its key, over ledger, entry and batch of its position if versions are compared (8 bytes each, little-endian),
+and over its value; a null key or value is left out. If they are compared, the event time (microseconds since 1970, 8
+bytes; 0: none) and the number of properties (8 bytes) with their names and texts, sorted by name, follow. Spark's
+`xxhash64` gives the same for the same columns. Digests are added modulo 2^64, so sums by key, by range of keys and by
+topic do not depend on the order of records.
 
-Both sides become one row a key: how many records, and the sum of their digests (see `pipeline.digests`). An export of
-all versions has to have every record at its position, one of the latest values the latest value of each key, with the
-properties and the event time that it has there, where these are exported. What is
-trimmed from the log can't be told: what an export has from before is left out, and counted where a key is all of it.
-What belongs to no topic and no place that was exported is in the export only. Of topics that are gone nothing is
-compared, and the two are not the same.
-
-What an audit found, as JSON and as a page.
+**Ranges.** A range has the keys from one split point up to the next (exclusive), compared as unsigned bytes; the first
+range also has the records without a key.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ MASK = 2**64 - 1
 
 
 class KeyTally(NamedTuple):
-    """So many keys, their records, and the sum of the digests of these."""
+    """A number of keys, the number of their records, and the sum of the records' digests."""
 
     keys: int = 0
     records: int = 0
@@ -60,12 +57,12 @@ class KeyTally(NamedTuple):
 
 
 def added(low: int, high: int) -> int:
-    """The sum of digests of which the lower and the upper halves were added up."""
+    """The sum of digests, given the sums of their lower and upper 32 bits."""
     return (low + (high << 32)) & MASK
 
 
 def cut_points(sample: Iterable[bytes], ranges: int) -> list[bytes]:
-    """Where to cut keys into at most so many ranges of about as many keys, by a sample of them."""
+    """The split points of at most `ranges` ranges with about the same number of keys, by a sample of the keys."""
     keys = sorted(set(sample))
     places = [len(keys) * number // ranges for number in range(1, ranges)]
     return [keys[place] for place in dict.fromkeys(places) if place]
@@ -73,23 +70,23 @@ def cut_points(sample: Iterable[bytes], ranges: int) -> list[bytes]:
 
 RANGES = 32
 SAMPLE = 10_000
-"""Keys by which ranges are cut, about."""
+"""About the number of keys sampled to find split points."""
 FIRST_DIFFERENCES = 20
 FIRST_LEDGER = 1
 """The number of a topic's first ledger in an embedded log."""
 COLUMNS = ("topic", "position", "key", "value")
 MORE = ("properties", "event_time")
-"""Compared as well where they are exported."""
+"""Columns that are compared if they are exported."""
 KEY = ["topic", "key"]
 LOG, EXPORT = "log", "export"
 NO_TOPIC = ""
-"""The topic of rows that name none."""
+"""The topic of rows without one."""
 SUMS = ("records", "low", "high")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys of a topic from `first` on (None: from the beginning), as both sides have them."""
+    """The keys of a topic from `first` on (None: from the beginning): tallies of both sides, and differing keys."""
 
     topic: str
     number: int
@@ -101,7 +98,7 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key of which the two sides don't say the same."""
+    """A key that differs between log and export."""
 
     topic: str
     key: bytes | None
@@ -112,8 +109,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """`unproven`: keys of the export that the log holds nothing of any more, so that nothing tells. `gone`: topics
-    that were deleted since, or created again.
+    """The result of an audit.
+
+    `unproven`: number of exported keys whose records were all trimmed from the log. `gone`: exported topics that were
+    deleted, or deleted and created again.
     """
 
     run: ExportRun
@@ -128,11 +127,11 @@ class Audit:
 
     @property
     def different(self) -> int:
-        """Keys of which the two sides don't say the same."""
+        """The number of keys that differ between log and export."""
         return sum(one.different for one in self.ranges)
 
     def topics(self) -> list[KeyRange]:
-        """All ranges of each topic in one."""
+        """The totals of each topic: all its ranges as one."""
         found: dict[str, KeyRange] = {}
         for one in self.ranges:
             so_far = found.get(one.topic, KeyRange(one.topic, 0, None, KeyTally(), KeyTally(), 0))
@@ -142,10 +141,10 @@ class Audit:
 
 
 def key_digests(frame: DataFrame, *, versions: bool) -> DataFrame:
-    """One row for each topic and key: `records`, and the `low` and `high` halves of their digests added up.
+    """One row for each topic and key: `records`, and `low` and `high`, the sums of the halves of their digests.
 
-    `frame` has the columns topic, position, key and value; event_time and properties count where they are there. A row
-    that is `strange`, by a column, has its own digest.
+    `frame` has the columns topic, position, key and value, and optionally event_time and properties. A row whose
+    optional column `strange` is true gets a digest that no record has.
     """
     from pyspark.sql import functions as f
 
@@ -167,7 +166,7 @@ def key_digests(frame: DataFrame, *, versions: bool) -> DataFrame:
 
 
 def compared(log: DataFrame, export: DataFrame) -> DataFrame:
-    """One row for each key that either side has: both sides' digests, and whether they are `different`."""
+    """One row for each key of either side: both sides' digests, and whether they are `different`."""
     from pyspark.sql import functions as f
 
     left = log.select(*KEY, *(f.col(name).alias(f"{LOG}_{name}") for name in SUMS))
@@ -192,7 +191,7 @@ def compared(log: DataFrame, export: DataFrame) -> DataFrame:
 
 
 def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame:
-    """What `compared` gives, added up by topic and range of keys, which stand between a topic's cut points."""
+    """The rows of `compared`, added up by topic and range of keys; `cuts` are the split points of each topic."""
     from pyspark.sql import functions as f
 
     spark = both.sparkSession
@@ -214,22 +213,21 @@ def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame
 
 
 def first_different(both: DataFrame) -> DataFrame:
-    """The first keys of which the two sides don't say the same."""
+    """The first keys that differ."""
     return both.where("different").orderBy("topic", "key").limit(FIRST_DIFFERENCES)
 
 
 def audit(
     spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, on_progress: OnProgress = print
 ) -> Audit:
-    """Compare a log, named by the option `broker`, with an export of it.
+    """Compare an export with its log, whose address is the option `broker`.
 
-    Raises InvalidRequest if the export lacks what it takes.
+    Raises InvalidRequest for an export without a run or a required column, JobFailed.
     """
     with directory.reading() as run:
         if run is None or (missing := {*COLUMNS} - {*run.columns}):
-            raise InvalidRequest(
-                f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
-            )
+            what = f"column {', '.join(sorted(missing))}" if run else "run"
+            raise InvalidRequest(f"{directory.path} has no {what}, which an audit requires: export again")
         return _audit(spark, options, directory, run, on_progress)
 
 
@@ -239,9 +237,7 @@ def _audit(
     origins = _origins(options, run)
     gone = tuple(sorted(run.offset.topics.keys() - origins.keys()))
     for topic in gone:
-        on_progress(
-            f"topic {topic} is not the one that was exported: it was deleted since, and nothing of it is compared"
-        )
+        on_progress(f"topic {topic} was deleted after the export and is not compared")
     on_progress(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(origins) or 'no topic'}")
     log, export, unproven, held = _sides(spark, options, directory, run, origins)
     both = compared(log, export).persist()
@@ -269,13 +265,13 @@ def _audit(
 
 
 def _origins(options: Mapping[str, str], run: ExportRun) -> dict[str, Position]:
-    """Where the log of each exported topic begins, but for those that are gone or other ones now."""
+    """The start of the log of each exported topic, except topics that were deleted or created again."""
     wanted = ReadOptions.of({**options, "topics": "any"})
     origins = {}
     with open_for_reading(wanted) as broker:
-        there = set(broker.topics())
+        existing = set(broker.topics())
         for topic, reached in run.offset.topics.items():
-            if topic in there and broker.incarnation(topic) == reached.incarnation:
+            if topic in existing and broker.incarnation(topic) == reached.incarnation:
                 origins[topic] = Position(broker.ledgers(topic)[0].ledger, 0)
     return origins
 
@@ -283,7 +279,7 @@ def _origins(options: Mapping[str, str], run: ExportRun) -> dict[str, Position]:
 def _check_unchanged(
     options: Mapping[str, str], run: ExportRun, origins: Mapping[str, Position], *, trimmed: bool
 ) -> None:
-    """Raises JobFailed if topics are gone or other ones now, or were `trimmed`: it was not one log that was read."""
+    """Raises JobFailed if topics were deleted or created again meanwhile or, with `trimmed`, were trimmed."""
     now = _origins(options, run)
     changed = [topic for topic, origin in origins.items() if topic not in now or (trimmed and now[topic] != origin)]
     if changed:
@@ -300,7 +296,7 @@ def _sides(
     run: ExportRun,
     origins: Mapping[str, Position],
 ) -> tuple[DataFrame, DataFrame, DataFrame, DataFrame]:
-    """Digests by key of the log and of the export, as far as they can be compared; keys that can't be; what is held."""
+    """Digests by key of the comparable records of the log and of the export; unproven keys; the persisted frame."""
     from pyspark.sql import functions as f
 
     reached = run.offset.topics
@@ -327,12 +323,12 @@ def _sides(
     known = newest.select(*KEY)
     unproven = rows.where("old").join(known, KEY, "left_anti").select(*KEY)
     proven = rows.where(~f.col("old")).unionByName(rows.where("old").join(known, KEY, "left_semi").select(rows.columns))
-    told_of = newest.where(f.col("value").isNotNull())
-    return key_digests(told_of, versions=False), key_digests(proven, versions=False), unproven, newest
+    kept = newest.where(f.col("value").isNotNull())
+    return key_digests(kept, versions=False), key_digests(proven, versions=False), unproven, newest
 
 
 def _without(keys: DataFrame, known: DataFrame) -> DataFrame:
-    """The keys that are not among others; a record without a key has one, too."""
+    """The keys that are not in `known`; null keys are compared like others."""
     other = known.toDF("topic_", "key_")
     same = keys["topic"].eqNullSafe(other["topic_"]) & keys["key"].eqNullSafe(other["key_"])
     return keys.join(other, same, "left_anti")
@@ -359,7 +355,7 @@ def _difference(row: Any) -> Difference:
 
 
 def as_json(found: Audit) -> dict[str, Any]:
-    """Digests are 16 hexadecimal digits."""
+    """The result for `json.dumps`; digests are 16 hexadecimal digits."""
     return {
         "same": found.same,
         "kind": found.run.kind,
@@ -400,18 +396,18 @@ def _side(name: str, tally: KeyTally) -> dict[str, Any]:
 
 def as_page(found: Audit, directory: str, address: str) -> str:
     report = as_json(found)
-    summary = "The export says of every key what the log says."
+    summary = "The export and the log are equal for every key."
     if found.gone:
-        summary = f"Topics were deleted since they were exported; of the others {found.different:,} keys differ."
+        summary = f"Topics were deleted after the export; {found.different:,} keys of the others differ."
     elif not found.same:
         summary = f"The export and the log differ in {found.different:,} keys."
-    what = f"Run {found.run.number} ({found.run.kind}) of {directory}, beside {address}. "
+    what = f"Run {found.run.number} ({found.run.kind}) of {directory}, compared with {address}. "
     if found.unproven:
-        what += f"Of {found.unproven:,} keys the log holds nothing any more: nothing tells of them. "
+        what += f"Not compared because they were trimmed from the log: {found.unproven:,} keys. "
     if found.gone:
-        what += f"Deleted since, and not compared: {', '.join(found.gone)}."
+        what += f"Not compared because they were deleted: {', '.join(found.gone)}."
     sections = [
-        Section("What was compared", [text(what), table(report["topics"])]),
+        Section("Compared topics", [text(what), table(report["topics"])]),
         Section("First different keys", [table([{**row, "key": shown(row["key"])} for row in report["differences"]])]),
     ]
     for topic in [one.topic for one in found.topics()]:

@@ -1,13 +1,11 @@
-"""Export: committed records to Parquet or Delta, each once, from where the run before ended.
+"""Export: writes committed records to Parquet or Delta, each exactly once.
 
-A run reads from the positions that the last one stored up to where everything is decided now, writes, and counts by
-one rename or commit (see `pipeline.exports` and `pipeline.delta`). A run that is killed has never been; the next one
-does its work.
+A run reads from the positions stored by the previous run up to the end of the decided records, writes them, and
+publishes them with one rename or commit (see `pipeline.exports` and `pipeline.delta`). A killed run publishes nothing;
+the next one does its work.
 
-The latest values of what an export holds, without a trip of all its records through the JVM.
-
-Tasks open the Parquet files themselves, and drop what later records of theirs supersede before Spark is given a row:
-making rows of columns, and columns of rows for Python, costs more than all the rest.
+The latest values of an export are found by tasks that open the Parquet files themselves and drop superseded records
+before Spark gets a row: converting columns to rows and back for Python costs more than everything else.
 """
 
 from __future__ import annotations
@@ -51,75 +49,78 @@ if TYPE_CHECKING:
 
 
 MIN_TASK_BYTES, MAX_TASK_BYTES = 32 * 1024 * 1024, 1024 * 1024 * 1024
-"""No task is given less to read if there is more, and none much more."""
+"""Bytes that a task reads, at least (if there are as many) and about at most."""
 
 BATCH_ROWS, BATCH_BYTES = 65_536, 16 * 1024 * 1024
-"""Records that are read at a time; fewer of large ones."""
+"""Records read at a time, and about their bytes; large records are read in smaller batches."""
 
 
-class RowGroups(NamedTuple):
-    """One of `pieces` about equal shares of the row groups of a Parquet file."""
+class RowGroupSlice(NamedTuple):
+    """Slice `number` of the row groups of a Parquet file, which are split into `slices` about equal ones."""
 
     path: str
     number: int
-    pieces: int
+    slices: int
 
 
 def latest_of(spark: SparkSession, export: ExportDirectory, run: ExportRun, *, deleted: bool = False) -> DataFrame:
-    """The record of each topic and key that is last in an export up to a run; those without a key are left out.
+    """The last record of each topic and key in an export up to a run; records without a key are dropped.
 
-    A key whose latest value is null is there with `deleted` only. The files have to be there until the last action on
-    what is returned: see `ExportDirectory.reading`. Raises InvalidRequest for an export without keys.
+    Records whose value is null are dropped unless `deleted`. The files must exist until the last action on the frame:
+    see `ExportDirectory.reading`. Raises InvalidRequest for an export without keys.
     """
     if "key" not in run.columns:
-        raise InvalidRequest(f"{export.path} has no column key: export it with one to look for the latest of each")
+        raise InvalidRequest(f"{export.path} has no column key, which latest values require: export with that column")
     return latest(thinned_files(spark, export.files(run), run.columns), deleted=deleted, thinned=True)
 
 
 def thinned_files(spark: SparkSession, paths: Sequence[str], columns: tuple[str, ...]) -> DataFrame:
-    """Records of exported files; left out is what a later one of the same task supersedes, and what has no key."""
+    """Records of exported files, without those that a later one of the same task supersedes or that have no key."""
     from pyspark.sql.types import StructField, StructType
 
     from txnbuffer.pipeline.spark.source import TYPES
 
     schema = StructType([StructField(name, TYPES[name]) for name in columns])
     sizes = {path: os.path.getsize(path) for path in paths}
-    tasks = shares(sizes, int(spark.sparkContext.defaultParallelism))
+    tasks = file_tasks(sizes, int(spark.sparkContext.defaultParallelism))
     numbers = spark.range(0, len(tasks), 1, max(len(tasks), 1))
     return numbers.mapInArrow(partial(_newest_of_task, tasks, columns), schema)
 
 
-def shares(sizes: dict[str, int], cores: int) -> list[list[RowGroups]]:
-    """Files by task, in their order, about as many bytes for each. Of few large tasks a key leaves fewer records."""
-    share = min(max(sum(sizes.values()) // cores + 1, MIN_TASK_BYTES), MAX_TASK_BYTES)
-    tasks: list[list[RowGroups]] = []
+def file_tasks(sizes: dict[str, int], cores: int) -> list[list[RowGroupSlice]]:
+    """Slices of files by task, in order, with about the same number of bytes for each task.
+
+    `sizes` are bytes by path. With fewer tasks, fewer records per key remain.
+    """
+    target_bytes = min(max(sum(sizes.values()) // cores + 1, MIN_TASK_BYTES), MAX_TASK_BYTES)
+    tasks: list[list[RowGroupSlice]] = []
     room = 0.0
     for path, size in sizes.items():
-        pieces = max(round(size / share), 1)
-        for number in range(pieces):
-            if not tasks or room < size / pieces / 2:
+        slices = max(round(size / target_bytes), 1)
+        for number in range(slices):
+            if not tasks or room < size / slices / 2:
                 tasks.append([])
-                room = share
-            tasks[-1].append(RowGroups(path, number, pieces))
-            room -= size / pieces
+                room = target_bytes
+            tasks[-1].append(RowGroupSlice(path, number, slices))
+            room -= size / slices
     return tasks
 
 
 def _newest_of_task(
-    tasks: Sequence[Sequence[RowGroups]], columns: tuple[str, ...], numbers: Iterator[pa.RecordBatch]
+    tasks: Sequence[Sequence[RowGroupSlice]], columns: tuple[str, ...], numbers: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     chosen = [number for batch in numbers for number in batch["id"].to_pylist()]
-    found = (batch for number in chosen for piece in tasks[number] for batch in read(piece, columns))
+    found = (batch for number in chosen for part in tasks[number] for batch in read(part, columns))
     return newest(map(with_key, found), HELD_BYTES)
 
 
-def read(piece: RowGroups, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def read(part: RowGroupSlice, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """The records of a slice of a file, with the types of the data source."""
     import pyarrow.parquet as pq
 
     schema = schema_of(columns)
-    with pq.ParquetFile(piece.path) as file:
-        low, high = (file.num_row_groups * boundary // piece.pieces for boundary in (piece.number, piece.number + 1))
+    with pq.ParquetFile(part.path) as file:
+        low, high = (file.num_row_groups * boundary // part.slices for boundary in (part.number, part.number + 1))
         groups = [file.metadata.row_group(number) for number in range(low, high)]
         size = sum(group.total_byte_size for group in groups) // max(sum(group.num_rows for group in groups), 1)
         rows = max(min(BATCH_ROWS, BATCH_BYTES // max(size, 1)), 1)
@@ -132,21 +133,21 @@ TIME_UNIT = "spark.sql.parquet.outputTimestampType"
 NO_TOPIC = "(?!)"
 """A pattern that matches nothing."""
 MAX_PARTITION_BYTES = 1024 * 1024 * 1024
-"""No task reads more of the log."""
+"""Bytes of the log that a task reads at most."""
 COLUMNS = ("topic", "position", "key", "value", "properties", "event_time", "publish_time")
-"""What is exported unless columns are named; seqno is not there, for it makes long ledgers tasks of one core."""
+"""Default columns, without seqno, which restricts a long ledger to one task."""
 PARQUET = {
     **{f"parquet.enable.dictionary#{name}": "false" for name in ("key", "value", "position.entry")},
     "parquet.compression.codec.zstd.level": "1",
 }
-"""Dictionaries of what differs from record to record, and zstd beyond its first level, cost more than the rest."""
+"""Dictionaries of distinct values, and zstd above level 1, cost more time than everything else."""
 
 
 class Export:
     """Exports topics to a directory, run by run.
 
-    `options` are those of the data source, without `columns`, `start` and `end`. `messages` of the log at most are read
-    in one run; None: all that there are.
+    `options` are those of the data source, without `columns`, `start` and `end`. One run reads at most `messages`
+    messages of the log; None: no limit.
     """
 
     def __init__(
@@ -166,22 +167,23 @@ class Export:
         self._wanted = ReadOptions.of({**options, "columns": ",".join(self.columns)})
         self._messages = messages
         self._on_progress = on_progress
-        self._share = PARTITION_BYTES
-        self._anew: dict[str, Position] = {}
-        self._cut = False
+        self._task_bytes = PARTITION_BYTES
+        self._reread: dict[str, Position] = {}
+        self._limited = False
 
     def run(self) -> ExportRun | None:
-        """Export new records; None if there are none. The caller has locked the directory.
+        """Export new records; None if there are none. The caller must have locked the directory.
 
-        Raises PositionTrimmed, LogTruncated or LogReplaced if some of it is gone, TopicNotFound if a topic is gone or
-        another one now, JobFailed.
+        Raises PositionTrimmed, LogTruncated or LogReplaced if records were lost, TopicNotFound if a topic was deleted
+        or created again, JobFailed.
         """
-        began, self._cut = time.monotonic(), False
+        began, self._limited = time.monotonic(), False
         self._directory.clear()
         last = self._directory.last()
         if last is not None and last.columns != self.columns:
             raise InvalidRequest(
-                f"{self._directory.path} has the columns {', '.join(last.columns)}: name these, or another directory"
+                f"{self._directory.path} has the columns {', '.join(last.columns)}: export these, or use another "
+                f"directory"
             )
         with open_for_reading(self._wanted) as broker:
             offset, firsts = self._next(broker, None if last is None else last.offset)
@@ -193,21 +195,21 @@ class Export:
                 check_same(broker, topic, offset.topics[topic].incarnation)
         run = ExportRun(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
         run = self._directory.publish(run)
-        more = "; there is more, for the next run" if self._cut else ""
+        more = "; the next run exports more" if self._limited else ""
         self._on_progress(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s{more}")
         return run
 
     def follow(self, stop: threading.Event, every: float) -> ExportRun | None:
-        """Export what is new every so many seconds, at once while there is more, until told to stop; the last run.
+        """Export new records every `every` seconds, without a pause while there are more, until `stop`; the last run.
 
-        What trying again can help with is told and tried again. Raises as `run` else.
+        Retryable errors are reported and retried; other errors are raised as by `run`.
         """
         last = None
         while not stop.is_set():
             pause = every
             try:
                 last = self.run() or last
-                pause = 0.0 if self._cut else every
+                pause = 0.0 if self._limited else every
             except Error as error:
                 if not error.retryable:
                     raise
@@ -216,12 +218,12 @@ class Export:
         return last
 
     def _next(self, broker: Broker, last: Offset | None) -> tuple[Offset, dict[str, Position]]:
-        """How far to go now; from where, for each topic of which there is anything to read."""
+        """The offset that this run reaches, and the first position of each topic with unread records."""
         begun = {} if last is None else last.topics
         careful = self._wanted.fail_on_data_loss
-        stretches, looked = [], {}
-        self._anew = {}
-        topics = names(broker, self._wanted, all_there=careful)
+        unread, looked = [], {}
+        self._reread = {}
+        topics = names(broker, self._wanted, require_all=careful)
         deleted_topics(self._wanted, begun, topics)
         isolated = self._wanted.isolation == READ_COMMITTED
         for topic, one in pin_topics(broker, topics, isolated=isolated, numbered=False).items():
@@ -236,17 +238,17 @@ class Export:
                 start = self._wanted.start_of(topic) if self._directory.kind == LATEST else lost
             first = first_wanted(broker, one, start, fail_on_data_loss=careful)
             if lost is not None:
-                self._anew[topic] = first
-            stretches.append(UnreadRange(topic, one.extents, first, max(first, one.stop)))
+                self._reread[topic] = first
+            unread.append(UnreadRange(topic, one.ledgers, first, max(first, one.stop)))
             looked[topic] = one
-        ends = limited(stretches, self._messages)
-        self._cut = any(ends[one.topic] < one.stop for one in stretches)
-        self._share = share_of(stretches, self._cores)
-        firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
+        ends = limited(unread, self._messages)
+        self._limited = any(ends[one.topic] < one.stop for one in unread)
+        self._task_bytes = task_bytes(unread, self._cores)
+        firsts = {one.topic: one.first for one in unread if ends[one.topic] > one.first}
         reached = dict(begun)
         for topic, one in looked.items():
             if topic in firsts or topic not in begun or ends[topic] < begun[topic].at:
-                known = begun[topic].mark if topic in begun and topic not in self._anew else None
+                known = begun[topic].mark if topic in begun and topic not in self._reread else None
                 if careful and known is not None:
                     check_mark(broker, topic, known)
                 mark = mark_below(broker, one, ends[topic], known)
@@ -254,9 +256,9 @@ class Export:
         return Offset(reached), firsts
 
     def _lost(self, broker: Broker, one: PinnedTopic, before: ReadProgress) -> Position | None:
-        """Where to continue on a log that lost exported records and may have grown since; else None.
+        """The position to continue from if the log has lost exported records and may have grown since; else None.
 
-        Raises LogTruncated, unless what is gone may be; to on_progress an older copy that has grown takes a mark.
+        An older copy of the log that has grown is detected by a mark. Raises LogTruncated with fail_on_data_loss.
         """
         careful = self._wanted.fail_on_data_loss
         end = end_below(broker, one, before.at, fail_on_data_loss=careful)
@@ -280,13 +282,13 @@ class Export:
         return rows_in(self._directory.writing)
 
     def _kept(self, last: ExportRun) -> DataFrame:
-        """The latest values of the last run, without those that a topic read again may no longer hold."""
+        """The latest values of the last run, without those of positions that are read again."""
         from pyspark.sql import functions as f
 
         from txnbuffer.pipeline.spark.source import POSITION
 
         kept = thinned_files(self._spark, self._directory.files(last), last.columns)
-        for topic, first in self._anew.items():
+        for topic, first in self._reread.items():
             place = f.struct(*(f.lit(axis).alias(name) for name, axis in first._asdict().items())).cast(POSITION)
             kept = kept.where((f.col("topic") != topic) | (f.col("position") < place))
         return kept
@@ -295,7 +297,7 @@ class Export:
         options = {name: text for name, text in self._options.items() if name not in ("topics", "pattern")}
         columns = ",".join(self.columns)
         if self._directory.kind == LATEST:
-            options = {"partition_bytes": str(self._share), **options, "latest": "true"}
+            options = {"partition_bytes": str(self._task_bytes), **options, "latest": "true"}
         if not firsts:
             return source(self._spark, options, pattern=NO_TOPIC, columns=columns)
         ends = places({topic: offset.topics[topic].at for topic in firsts})
@@ -306,7 +308,7 @@ class Export:
 
 @contextmanager
 def microseconds(spark: SparkSession) -> Iterator[None]:
-    """Write times as readers of Parquet and Delta expect them, whatever a session is told."""
+    """Write times in microseconds, as readers of Parquet and Delta expect, whatever the session's setting."""
     before = str(spark.conf.get(TIME_UNIT))
     spark.conf.set(TIME_UNIT, SETTINGS[TIME_UNIT])
     try:
@@ -315,22 +317,22 @@ def microseconds(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(TIME_UNIT, before)
 
 
-def share_of(stretches: Iterable[UnreadRange], cores: int) -> int:
-    """Bytes of the log for each core: of few large tasks a key leaves fewer records."""
-    size = sum(extent.bytes for one in stretches for extent in one.extents if extent.ledger >= one.first.ledger)
+def task_bytes(unread: Iterable[UnreadRange], cores: int) -> int:
+    """Bytes of the log that each task reads. With fewer tasks, fewer records per key remain."""
+    size = sum(ledger.bytes for one in unread for ledger in one.ledgers if ledger.ledger >= one.first.ledger)
     return min(max(size // cores + 1, PARTITION_BYTES), MAX_PARTITION_BYTES)
 
 
 def columns_of(names: Iterable[str], kind: str) -> tuple[str, ...]:
-    """The columns of an export in the order that they always have; what it can't be without is added."""
+    """The columns of an export in their fixed order, including those that every export of the kind has."""
     wanted = {*names, *ALWAYS, *(("key", "value") if kind == LATEST else ())}
     if strange := sorted(wanted - {*KNOWN}):
-        raise InvalidRequest(f"an export has no columns {', '.join(strange)}: there are {', '.join(KNOWN)}")
+        raise InvalidRequest(f"unknown column {', '.join(strange)}: use {', '.join(KNOWN)}")
     return tuple(name for name in KNOWN if name in wanted)
 
 
 def rows_in(directory: str) -> int:
-    """How many rows the Parquet files of a directory say they hold."""
+    """The number of rows in the Parquet files of a directory."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(entry.path).num_rows for entry in os.scandir(directory) if entry.name[0] not in "._")

@@ -1,7 +1,7 @@
 """The latest record of each key, without a sort and without a value in an aggregation.
 
-Each task drops what a later record of its own supersedes, in Arrow columns, before anything is shuffled: of a key a
-task sends one record at most. Behind the shuffle the same is done once more, then with all records of a key there.
+Before the shuffle, each task drops records that a later record of the same task supersedes, in Arrow columns, so it
+sends at most one record per key. After the shuffle, the same is done with all records of a key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY = ("topic", "key")
 ORDER = "position"
 
 FIRST_ROWS = 500_000
-"""Records that a task gathers before it looks for the first time which of them are superseded, if they are small."""
+"""Records that a task gathers before it first drops superseded ones, if they are small."""
 
 HELD_BYTES = 256 * 1024 * 1024
 """Bytes that a task deduplicates before the shuffle; further records are shuffled as they are."""
@@ -34,17 +34,17 @@ Rows = NDArray[np.intp]
 
 
 def latest(frame: DataFrame, *, deleted: bool = False, thinned: bool = False) -> DataFrame:
-    """The record of each topic and key that is last; those without a key are left out.
+    """The last record of each topic and key; records without a key are dropped.
 
-    `frame` has the columns topic, key and position, and any others. A key whose latest value is null is gone: it is
-    there with `deleted` only. `thinned` says that the data source read with its option `latest` already.
+    `frame` has the columns topic, key and position, and any others. Records whose value is null are dropped unless
+    `deleted`. `thinned`: the frame was read with the option `latest`.
     """
     from pyspark.sql import functions as f
 
     schema = frame.schema
     if not thinned:
         cores = frame.sparkSession.sparkContext.defaultParallelism
-        keyed = frame.where(f.col("key").isNotNull()).coalesce(cores)  # of few large tasks a key leaves fewer records
+        keyed = frame.where(f.col("key").isNotNull()).coalesce(cores)  # fewer tasks send fewer records per key
         frame = keyed.mapInArrow(partial(newest, held_bytes=HELD_BYTES), schema)
     found = frame.repartition(*KEY).mapInArrow(newest, schema)
     return found if deleted or "value" not in schema.names else found.where(f.col("value").isNotNull())
@@ -56,7 +56,7 @@ def with_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def newest(batches: Iterable[pa.RecordBatch], held_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-    """The latest of the records of each key; of all of them, or while at most so many bytes are held."""
+    """The latest record of each topic and key; beyond `held_bytes` bytes, the other records as they are."""
     gathered: list[pa.RecordBatch] = []
     rows, size = 0, 0
     due_rows, due_bytes = FIRST_ROWS, HELD_BYTES
@@ -77,7 +77,7 @@ def newest(batches: Iterable[pa.RecordBatch], held_bytes: int | None = None) -> 
 
 
 def thinned(table: pa.Table) -> pa.Table:
-    """The records of a table that no later one of the same key supersedes, in their order."""
+    """The records of a table that no later one with the same topic and key supersedes, in their order."""
     wanted = np.zeros(len(table), np.bool_)
     wanted[last_rows(codes_of(table), order_of(table))] = True
     bits = pa.py_buffer(np.packbits(wanted, bitorder="little"))
@@ -85,7 +85,7 @@ def thinned(table: pa.Table) -> pa.Table:
 
 
 def last_rows(codes: NDArray[np.int64], order: Rows | None) -> Rows:
-    """Of each code the row that comes last in an order; None: that of the rows."""
+    """The last row of each code in `order`; None: in the order of the rows."""
     last = np.full(int(codes.max()) + 1 if len(codes) else 0, -1, np.intp)
     if order is None:
         last[codes] = np.arange(len(codes))
@@ -95,7 +95,7 @@ def last_rows(codes: NDArray[np.int64], order: Rows | None) -> Rows:
 
 
 def codes_of(table: pa.Table) -> NDArray[np.int64]:
-    """A number for each topic and key, from 0 on."""
+    """A number from 0 on for each row: equal for equal topic and key."""
     topics, keys = _codes(table["topic"]), _key_codes(table["key"])
     if not len(topics) or (topics[0] == topics[-1] and not topics.any()):
         return keys
@@ -104,7 +104,7 @@ def codes_of(table: pa.Table) -> NDArray[np.int64]:
 
 
 def _key_codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Keys of one length up to 8 bytes are distinguished as numbers, several times as fast as strings."""
+    """Codes of keys. Keys of one length up to 8 bytes are compared as numbers, several times as fast as strings."""
     numbers = [_as_numbers(chunk) for chunk in column.chunks if len(chunk)]
     widths = {found[0] for found in numbers if found is not None}
     if len(widths) != 1 or None in numbers:
@@ -113,7 +113,7 @@ def _key_codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _as_numbers(keys: Any) -> tuple[int, NDArray[np.uint64]] | None:
-    """The length of all keys and each as a number; None unless they have one length that makes them such."""
+    """The length of the keys, and each key as a number; None if the lengths differ or exceed 8 bytes."""
     _, bounds, data = keys.buffers()
     if keys.null_count or keys.type != pa.binary():
         return None
@@ -132,7 +132,7 @@ def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def order_of(table: pa.Table) -> Rows | None:
-    """The rows in the order of their positions; None if that is the order they have."""
+    """The rows in the order of their positions; None if they are in this order."""
     axes = (
         [np.concatenate([_numbers(chunk) for chunk in _axis(table, axis)]) for axis in range(3)] if len(table) else []
     )
@@ -149,7 +149,7 @@ def _axis(table: pa.Table, axis: int) -> list[pa.Array]:
 
 
 def _packed(axes: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """Numbers that are ordered as the positions are; None if 63 bits are too few."""
+    """Numbers in the same order as the positions; None if 63 bits are too few."""
     packed = np.zeros(len(axes[0]), np.int64)
     room = 1
     for axis in axes:
@@ -164,5 +164,5 @@ def _packed(axes: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
 
 
 def _numbers(array: Any) -> NDArray[np.int64]:
-    """An Arrow column of whole numbers without nulls."""
+    """An Arrow column of integers without nulls as int64."""
     return np.asarray(array.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)

@@ -1,9 +1,7 @@
-"""Profile: where the bytes of a log are, and its aborts, late records, long transactions and hot keys.
+"""Profile: the sizes, aborts, late records, long transactions and hot keys of a log, as JSON and as a page.
 
-All records up to where everything is decided are looked at, with what became of them. `sizes` makes narrow rows of
-them, which everything else is added up from.
-
-A profile as JSON and as a page.
+It reads all decided records with their outcomes. `sizes` reduces them to narrow rows, which the other functions
+aggregate.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = "topic,key,value,txn,publish_time,outcome"
 OUTCOMES = ("committed", "aborted", "suppressed")
 SLICES = 60
-"""About so many columns the plot over time has."""
+"""About the number of columns in the plot over time."""
 TOP = 20
 
 Row = dict[str, Any]
@@ -35,10 +33,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Rows of tables, by the names that `txnbuf pipeline profile` gives them.
+    """The tables of `txnbuf pipeline profile`, by their names.
 
-    Bytes are those of keys and values; times are milliseconds since 1970, and durations milliseconds. `slice_ms`: how
-    long a row of `over_time` lasts.
+    Bytes are those of keys and values; times are milliseconds since 1970, and durations milliseconds. `slice_ms` is the
+    duration of a row of `over_time`.
     """
 
     ledgers: list[Row]
@@ -52,7 +50,7 @@ class Profile:
 
 
 def sizes(frame: DataFrame) -> DataFrame:
-    """Records without their values: topic, key, txn, `at` in milliseconds, outcome, bytes, deleted."""
+    """The columns topic, key, txn, `at` (milliseconds since 1970), outcome, bytes, deleted of records."""
     from pyspark.sql import functions as f
 
     size = sum((f.coalesce(f.octet_length(name), f.lit(0)) for name in ("key", "value")), f.lit(0).cast("long"))
@@ -87,7 +85,7 @@ def by_topic(records: DataFrame) -> DataFrame:
 
 
 def over_time(records: DataFrame, slice_ms: int) -> DataFrame:
-    """Bytes by outcome in each slice of time that has any."""
+    """Bytes by outcome in each time slice with records."""
     from pyspark.sql import functions as f
 
     start = (f.col("at") - f.pmod("at", f.lit(slice_ms))).alias("at")
@@ -96,7 +94,7 @@ def over_time(records: DataFrame, slice_ms: int) -> DataFrame:
 
 
 def transactions(records: DataFrame) -> DataFrame:
-    """Each transaction over all topics: how it ended, records, bytes, first write, how long it wrote."""
+    """Each transaction over all topics: outcome, records, bytes, first write, duration of its writes."""
     from pyspark.sql import functions as f
 
     ended = f.min(f.when(f.col("outcome") != "suppressed", f.col("outcome")))
@@ -116,7 +114,7 @@ def transactions(records: DataFrame) -> DataFrame:
 
 
 def hot_keys(records: DataFrame) -> DataFrame:
-    """The keys with the most records, and how much of their topic's they have."""
+    """The keys with the most records, and their proportion of their topic's records."""
     from pyspark.sql import functions as f
 
     keys = records.where(f.col("key").isNotNull()).groupBy("topic", "key")
@@ -125,14 +123,14 @@ def hot_keys(records: DataFrame) -> DataFrame:
 
 
 def slice_of(first_ms: int, last_ms: int) -> int:
-    """A round number of milliseconds of which about so many make up the whole time."""
+    """The round number of milliseconds that splits a time span into about SLICES slices."""
     steps = [1, 10, 100, *(1000 * many for many in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800))]
     steps += [3_600_000 * many for many in (1, 2, 3, 6, 12, 24, 48, 168)]
     return next((step for step in steps if step * SLICES >= last_ms - first_ms), steps[-1])
 
 
 def profile(spark: SparkSession, options: Mapping[str, str], *, on_progress: OnProgress = print) -> Profile:
-    """Look at topics of a log. Raises as reading it does."""
+    """Profile the topics of a log, given as options of the data source. Raises JobFailed, and as `ReadOptions.of`."""
     ledgers = _ledgers(options)
     frame = source(spark, options, include_aborted="true", columns=COLUMNS)
     records = sizes(frame).persist()
@@ -157,17 +155,17 @@ def profile(spark: SparkSession, options: Mapping[str, str], *, on_progress: OnP
 
 
 def _ledgers(options: Mapping[str, str]) -> list[Row]:
-    """Bytes and messages of each ledger in storage, and how many of these messages can't be read yet."""
+    """Bytes and messages of each ledger in storage, and how many of its messages are not decided."""
     wanted = ReadOptions.of(options)
     rows = []
     with open_for_reading(wanted) as broker:
         for topic, one in pin_topics(broker, names(broker, wanted), numbered=False).items():
-            for extent in one.extents:
-                below = extent.entries
-                if extent.ledger >= one.stop.ledger:
-                    below = min(one.stop.entry, extent.entries) if extent.ledger == one.stop.ledger else 0
-                undecided = extent.entries - max(below, 0)
-                rows.append({"topic": topic, **extent._asdict(), "undecided": undecided})
+            for ledger in one.ledgers:
+                below = ledger.entries
+                if ledger.ledger >= one.stop.ledger:
+                    below = min(one.stop.entry, ledger.entries) if ledger.ledger == one.stop.ledger else 0
+                undecided = ledger.entries - max(below, 0)
+                rows.append({"topic": topic, **ledger._asdict(), "undecided": undecided})
     return rows
 
 
@@ -193,7 +191,7 @@ def as_page(found: Profile, address: str) -> str:
         Section(
             "Over time",
             [
-                text(f"Bytes published, by what became of them; a column is {found.slice_ms / 1000:g} s."),
+                text(f"Bytes published, by outcome; a column is {found.slice_ms / 1000:g} s."),
                 stacked(
                     [_time(row["at"]) for row in found.over_time],
                     {outcome: [float(row[outcome]) for row in found.over_time] for outcome in OUTCOMES},

@@ -1,6 +1,6 @@
-"""Recover: rebuilds the buffer snapshots of many topics from their logs, in parallel, where they are lost or wrong.
+"""Recover: checks the buffer snapshots of many topics against their logs in parallel, and rebuilds them.
 
-Tasks fold one log each and send what came out; the driver, as the fenced owner, writes it.
+Each task folds one log and returns the result; the driver becomes the owner and writes the snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from broker_io import open_broker
 from broker_io.errors import Error
 from broker_io.port import Broker
-from snapshots.keys import SNAPSHOT_TOPIC, is_internal
+from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
 from snapshots.shard_count import owner_of
 from txnbuffer.errors import InvalidRequest
@@ -39,33 +39,33 @@ FIELDS = {
     "open_transactions": pa.int64(),
     "visible_records": pa.int64(),
     "state": pa.binary(),
-    "parts": pa.list_(pa.binary()),
+    "segments": pa.list_(pa.binary()),
     "problem": pa.string(),
     "differences": pa.list_(pa.string()),
     "trimmed": pa.bool_(),
     "failure": pa.string(),
 }
-"""The columns of `folds`: those of `FoldedLog`, or topic and failure where a log can't be folded."""
+"""The columns of `folds`: those of `FoldedLog`, or topic and failure if a log can't be folded."""
 
 Row = dict[str, Any]
 
 SCHEMA = (
     "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
-    "visible_records long, state binary, parts array<binary>, problem string, differences array<string>, "
+    "visible_records long, state binary, segments array<binary>, problem string, differences array<string>, "
     "trimmed boolean, failure string"
 )
 
 
-TRIMMED = "whole, and knows what stood in ledgers that are gone"
+TRIMMED = "complete, with data of trimmed ledgers"
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
-    """What logs on_progress, one row for each of the topics: see `txnbuffer.recovery.rebuild.FoldedLog`."""
+    """Fold the logs of the topics: one row with the columns FIELDS for each."""
     return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
 
 
 def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task makes of its topics."""
+    """Fold the logs of the topics of a task."""
     schema = pa.schema(list(FIELDS.items()))
     with open_for_reading(options) as broker:
         for batch in batches:
@@ -74,7 +74,7 @@ def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _fold(broker: Broker, topic: str) -> Row:
-    """A log that can't be folded holds back no other."""
+    """Fold a log; the row has `failure` if that fails, so that the other topics are folded."""
     try:
         found = fold_log(broker, topic)
     except Error as error:
@@ -90,11 +90,11 @@ def recover(
     wanted: bool = False,
     on_progress: OnProgress = print,
 ) -> list[Row]:
-    """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all but
-    those that are sound and know what stood in ledgers that are gone.
+    """Fold the logs of topics and compare their snapshots; with `wanted`, write those that are lost or wrong.
 
-    One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while
-    a service has the log.
+    With `everything`, write all except sound ones with data of trimmed ledgers, which can't be rebuilt. Returns a row
+    for each topic that has transactions or can't be read. Raises OwnershipLost, and Locked or StillHeld while a service
+    owns the log.
     """
     chosen = anywhere(ReadOptions.of(options))
     with open_for_reading(chosen) as broker:
@@ -117,7 +117,9 @@ def recover(
 
 def _write(options: ReadOptions, found: list[FoldedLog], on_progress: OnProgress) -> None:
     if options.broker.startswith("txnbuf:"):
-        raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
+        raise InvalidRequest(
+            f"{options.broker} is a service, which owns its snapshots: stop it and give the address of its log"
+        )
     with open_broker(options.broker, **options.broker_options) as broker:
         owners = {one.topic: owner_of(broker, one.topic) for one in found}
         written = 0
@@ -128,20 +130,24 @@ def _write(options: ReadOptions, found: list[FoldedLog], on_progress: OnProgress
                     for one in (one for one in found if owners[one.topic] == owner):
                         write(broker, ownership, table, one, time.time_ns() // 1_000_000)
                         written += 1
-                        on_progress(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+                        on_progress(f"{written} of {len(found)}: wrote the snapshot of {one.topic}")
 
 
 def _folded(row: Any) -> FoldedLog:
     columns = row.asDict()
     del columns["failure"]
-    columns |= {"state": bytes(row.state), "parts": tuple(map(bytes, row.parts)), "differences": tuple(row.differences)}
+    columns |= {
+        "state": bytes(row.state),
+        "segments": tuple(map(bytes, row.segments)),
+        "differences": tuple(row.differences),
+    }
     return FoldedLog(**columns)
 
 
 def _failed(row: Any) -> Row:
     nothing = dict.fromkeys(("applied", "aborts", "open_transactions", "visible_records"))
     return {
-        "topic": row.topic, "snapshot": f"can't be told: {row.failure}", "differences": [], **nothing, "written": False,
+        "topic": row.topic, "snapshot": f"not checked: {row.failure}", "differences": [], **nothing, "written": False,
     }  # fmt: skip
 
 

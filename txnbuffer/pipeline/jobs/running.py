@@ -1,4 +1,4 @@
-"""What all jobs share: a session, what to read, progress in plain words, and errors of Spark as ours."""
+"""Helpers of all jobs: a Spark session, options, progress lines, and errors of Spark as errors of this package"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OnProgress = Callable[[str], None]
 
 PROGRESS_INTERVAL = 5.0
-"""Seconds between two lines about how far a job has come."""
+"""Seconds between two progress lines of a job."""
 
 SETTINGS = {
     "spark.log.level": "ERROR",
@@ -35,38 +35,38 @@ SETTINGS = {
 }
 _CALL = re.compile(r"\A\s*An error occurred while calling \S+\s*: (?=\S)")
 _CAUSES = re.compile(r"^\s*Caused by: (.+?)\s*$", re.MULTILINE)
-_OURS = re.compile(r"^((?:broker_io|snapshots|txnbuffer)[\w.]*\.(\w+)): (.*)", re.MULTILINE)
+_OWN_ERROR = re.compile(r"^((?:broker_io|snapshots|txnbuffer)[\w.]*\.(\w+)): (.*)", re.MULTILINE)
 
 
 class JobFailed(Error):
-    """A job that Spark could not do; exit code, and whether trying again can help, are those of what stopped it."""
+    """A Spark job failed; `exit_code` and `retryable` are those of the cause, if it is an error of this package."""
 
     def __init__(self, message: str, exit_code: int = 5, *, retryable: bool = False) -> None:
         super().__init__(message)
-        self.retryable = retryable  # type: ignore[misc]  # of the cause, where that is known
-        self.exit_code = exit_code  # type: ignore[misc]  # of the cause, where that is known
+        self.retryable = retryable  # type: ignore[misc]  # a class attribute otherwise
+        self.exit_code = exit_code  # type: ignore[misc]  # a class attribute otherwise
 
 
 def check_reading(options: Mapping[str, str]) -> None:
-    """Raises what opening the broker and naming the topics raises, at once and not behind the start of a JVM."""
+    """Open the broker and find the topics, so that their errors are raised before a JVM starts."""
     try:
         from txnbuffer.pipeline.spark.tasks import open_for_reading
     except ImportError as error:
         raise _missing(error) from None
     wanted = ReadOptions.of(options)
     with open_for_reading(wanted) as broker:
-        names(broker, wanted, all_there=wanted.fail_on_data_loss)
+        names(broker, wanted, require_all=wanted.fail_on_data_loss)
 
 
 def _missing(error: ImportError) -> MissingDependency:
-    return MissingDependency(f"jobs need Spark ({error}): pip install 'txnbuffer[spark]'")
+    return MissingDependency(f"jobs require Spark ({error}): pip install 'txnbuffer[spark]'")
 
 
 @contextmanager
 def session(master: str | None = None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for one job, which SIGTERM ends. Under spark-submit without a `master` it is the one asked for there.
+    """A session for one job, which ends at SIGTERM. Under spark-submit its options apply, unless `master` is given.
 
-    Raises MissingDependency without PySpark or Java.
+    Raises MissingDependency without PySpark or Java, JobFailed.
     """
     try:
         from txnbuffer.pipeline.spark.session import open_session
@@ -74,7 +74,7 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
         raise _missing(error) from None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise MissingDependency("jobs need Java 17 for Spark: install it, or set JAVA_HOME")
+        raise MissingDependency("jobs require Java 17 for Spark: install it, or set JAVA_HOME")
     with spark_errors("Spark does not start"):
         spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
     with _ending(spark), spark_errors():
@@ -83,7 +83,7 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
 
 @contextmanager
 def spark_errors(what: str = "Spark failed") -> Iterator[None]:
-    """Raise what Spark raises, or the way to its JVM, as JobFailed: one sentence, and an exit code of failures."""
+    """Raise errors of Spark, and of the connection to its JVM, as JobFailed with a message of one line."""
     from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
@@ -93,24 +93,24 @@ def spark_errors(what: str = "Spark failed") -> Iterator[None]:
         except (PySparkException, Py4JError) as error:
             if isinstance(error, Py4JNetworkError):
                 raise
-            failed = as_ours(str(error), what)  # of an exception in the JVM asks the JVM
+            failed = job_error(str(error), what)  # `str` asks the JVM for an exception's message
         else:
             return
     except (ConnectionError, EOFError, Py4JNetworkError) as error:
         failed = JobFailed(
-            f"{what}: its JVM has ended, or does not answer ({first_line(str(error))}); if it was killed "
-            f"for its memory, give it another bound by --conf spark.driver.memory"
+            f"{what}: its JVM has ended or does not answer ({first_line(str(error))}); if it ran out of memory, raise "
+            f"--conf spark.driver.memory"
         )
     raise failed from None
 
 
 @contextmanager
 def _ending(spark: SparkSession) -> Iterator[None]:
-    """Stop a session behind a job, or at SIGTERM: what waits for Spark fails then, which nobody wants to see."""
+    """Stop a session after a job, or at SIGTERM, which hides the errors of calls that wait for Spark."""
     ending: list[threading.Thread] = []
 
     def end(*_: object) -> None:
-        if not ending:  # in another thread, for this one may be in the midst of a call of the JVM
+        if not ending:  # in another thread: this one may be in a call of the JVM
             ending.append(threading.Thread(target=_stop, args=(spark,), daemon=True))
             ending[0].start()
 
@@ -123,7 +123,7 @@ def _ending(spark: SparkSession) -> Iterator[None]:
     finally:
         for thread in ending:
             thread.join()
-        with suppress(Exception):  # a JVM that has ended needs no end, and what failed is told already
+        with suppress(Exception):  # the JVM may have ended; errors of the job are reported already
             spark.stop()
         signal.signal(signal.SIGTERM, before)
     if ending:
@@ -137,7 +137,7 @@ def _stop(spark: SparkSession) -> None:
 
 @contextmanager
 def report_progress(spark: SparkSession, what: str, on_progress: OnProgress) -> Iterator[None]:
-    """Report the progress of Spark while a job runs, and raise its errors as ours."""
+    """Report the progress of Spark while a job runs, and raise its errors as `spark_errors`."""
     ended = threading.Event()
     reporter = threading.Thread(target=_report, args=(spark, what, on_progress, ended), daemon=True)
     reporter.start()
@@ -158,13 +158,16 @@ def _report(spark: SparkSession, what: str, on_progress: OnProgress, ended: thre
             on_progress(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
 
 
-def as_ours(text: str, failed: str = "Spark failed") -> JobFailed:
-    """What Spark says of an error in a task or while planning, as one line."""
-    found = _OURS.findall(text)
+def job_error(text: str, failed: str = "Spark failed") -> JobFailed:
+    """The error for Spark's report of an error in a task or during planning, as one line.
+
+    It has the message of an error of this package, if the report contains one.
+    """
+    found = _OWN_ERROR.findall(text)
     if not found:
-        said = _CALL.sub("", text)
-        cause = _CAUSES.findall(said)[-1:]
-        return JobFailed(f"{failed}: {first_line(said)}{''.join(f' ({one})' for one in cause)}")
+        report = _CALL.sub("", text)
+        cause = _CAUSES.findall(report)[-1:]
+        return JobFailed(f"{failed}: {first_line(report)}{''.join(f' ({one})' for one in cause)}")
     dotted, name, what = found[-1]
     kind = getattr(importlib.import_module(dotted.rpartition(".")[0]), name, None)
     if isinstance(kind, type) and issubclass(kind, Error):
@@ -173,24 +176,24 @@ def as_ours(text: str, failed: str = "Spark failed") -> JobFailed:
 
 
 def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it does not say why")
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no error message")
 
 
 def source(spark: SparkSession, options: Mapping[str, str], **more: str | None) -> DataFrame:
-    """Records of the data source `txnbuffer`; an option that is None is left out."""
+    """The data frame of the data source `txnbuffer`; options that are None are left out."""
     wanted = {**options, **{name: text for name, text in more.items() if text is not None}}
     return spark.read.format("txnbuffer").options(**wanted).load()
 
 
 def places(positions: Mapping[str, Position]) -> str:
-    """Positions by topic, as the options `start` and `end` take them."""
+    """Positions by topic as JSON, for the options `start` and `end`."""
     return json.dumps({topic: str(position) for topic, position in positions.items()})
 
 
 def reading_options(
     address: str, topics: tuple[str, ...] = (), pattern: str | None = None, settings: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Options of the data source: these topics, those that match, or all. Raises as `ReadOptions.of`."""
+    """Options of the data source for these topics, those that match, or all. Raises as `ReadOptions.of`."""
     options = {"broker": address, **(settings or {})}
     if topics:
         options["topics"] = json.dumps([*topics])

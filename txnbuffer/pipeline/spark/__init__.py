@@ -1,1 +1,1 @@
-"""The Spark side of the pipeline: the data source `txnbuffer`. Needs the extra `spark`; nothing else imports it."""
+"""The Spark data source and sink `txnbuffer`; requires the extra `spark`"""

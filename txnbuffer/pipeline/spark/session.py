@@ -1,4 +1,4 @@
-"""A Spark session in which the data source `txnbuffer` is registered and Python tasks run on this interpreter."""
+"""A Spark session with the data source `txnbuffer`, whose Python tasks run on the current interpreter"""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 8
-"""Tasks behind a shuffle, unless asked otherwise: the usual 200 are many for one machine."""
+"""Default number of tasks after a shuffle: Spark's 200 are too many for one machine."""
 
 
 def open_session(
     master: str | None = "local[*]", name: str = "txnbuffer", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of this process, or a new one; `settings` are Spark's, and `master` None is what they say."""
+    """The session of this process, or a new one with these Spark settings; without `master` they contain it."""
     from pyspark.sql import SparkSession
 
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        os.environ.setdefault(variable, sys.executable)  # else tasks run on an interpreter without our packages
+        os.environ.setdefault(variable, sys.executable)  # another interpreter may lack this package
     if master is not None and master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # one machine needs none of its names
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # its host name may not resolve
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)

@@ -1,20 +1,20 @@
 """The sink `txnbuffer`: each micro-batch, or batch job, is one transaction over all its tasks and topics.
 
-It is a number of a named producer: batch b of a streaming query is number b + 1 of `spark-QUERY`, a batch job is the
-number that its options name, else the only one of a name that is forgotten afterwards. With the option `topic` the name
-has that behind it, `spark-QUERY@TOPIC`: what is committed to one topic is no reason to leave out another. Each attempt
-of a task writes a share of that number. The driver commits the number with the shares of the attempts that Spark chose;
-what other attempts wrote, before or after, is never visible, and a number that is committed is not committed again.
+It is a number of a named producer: batch b of a streaming query is number b + 1 of `spark-QUERY`; a batch job has the
+name and number of its options, or a generated name, which is deleted afterwards. The option `topic` is appended to the
+name (`spark-QUERY@TOPIC`), as the same batch may be written to several topics. Each attempt of a task writes a branch
+of the transaction. The driver commits the number with the branches of the attempts that Spark chose; records of other
+attempts are never visible, and a committed number is not committed again.
 
-Spark makes writers, runs tasks and commits in different processes: nothing is kept between them but messages.
+Spark creates writers, runs tasks and commits in different processes, which exchange only messages.
 
-Rows of a data frame as records to send: Arrow columns become columns of a batch, their bytes not copied.
+Rows become records without copying their bytes. The columns of a data frame are
 
-topic        string, unless the option `topic` names one for all
-key          binary or string; null: the record has no key
-value        binary or string; null: the key is deleted
-properties   map of strings
-event_time   timestamp
+    topic        string, unless the option `topic` is given
+    key          binary or string; null: the record has no key
+    value        binary or string; null: the key is deleted
+    properties   map of strings
+    event_time   timestamp
 """
 
 from __future__ import annotations
@@ -51,29 +51,27 @@ COLUMNS = {
     "properties": ("map<string,string>",),
     "event_time": ("timestamp",),
 }
-"""The columns that there may be, and their types as Spark names them."""
+"""Allowed columns, and their types as Spark names them."""
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises InvalidRequest for a data frame whose rows are no records."""
+    """Raises InvalidRequest for a data frame whose rows can't be written as records."""
     for field in schema:
         known = COLUMNS.get(field.name)
         if known is None:
-            raise InvalidRequest(
-                f"column {field.name} is none of a record, which has {', '.join(COLUMNS)}: select these"
-            )
+            raise InvalidRequest(f"unknown column {field.name}: select {', '.join(COLUMNS)} only")
         if not any(field.dataType.simpleString() == kind for kind in known):
             found = field.dataType.simpleString()
-            raise InvalidRequest(f"column {field.name} is {found}, not {' or '.join(known)}: cast it")
+            raise InvalidRequest(f"column {field.name} must be {' or '.join(known)}, got {found}: cast it")
     names = schema.fieldNames()
     if "value" not in names:
-        raise InvalidRequest("there is no column value: a record has one, null where its key is deleted")
+        raise InvalidRequest("column value is missing: add it, with null to delete a key")
     if ("topic" in names) == (topic is not None):
-        raise InvalidRequest("say where to write by one of the option topic and the column topic")
+        raise InvalidRequest("give exactly one of the option topic and the column topic")
 
 
 def batches_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, Batch]]:
-    """The records by topic, each topic's in their order; fewer at a time where many have properties of their own.
+    """The records of rows by topic, in order within a topic; rows with many different properties are split.
 
     Raises InvalidMessage.
     """
@@ -81,7 +79,7 @@ def batches_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, B
     values = _blobs(columns["value"])
     keys = _blobs(columns["key"]) if "key" in columns else Blobs.none(len(values))
     if (keys.absent_mask() & values.absent_mask()).any():
-        raise InvalidMessage("a row has neither key nor value: a value that is null deletes a key")
+        raise InvalidMessage("key and value of a row are null: a null value deletes a key, so give the key")
     named = _Named(columns["properties"]) if "properties" in columns else None
     if named is not None and len(named.names) > MAX_PROPERTIES and len(rows) > 1:
         half = len(rows) // 2
@@ -96,7 +94,7 @@ def batches_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, B
         return
     topics = columns["topic"].dictionary_encode()
     if topics.null_count:
-        raise InvalidMessage("column topic of a row is null: say where to write it")
+        raise InvalidMessage("column topic of a row is null: set it to the topic to write to")
     codes = topics.indices.to_numpy()
     names = topics.dictionary.to_pylist()
     if len(names) == 1:
@@ -116,15 +114,15 @@ def _blobs(column: Column) -> Blobs:
 
 
 def _times(column: Column) -> Int64s | None:
-    """Milliseconds since 1970; a row without a time has none."""
+    """Milliseconds since 1970; NO_TIME for null."""
     times: Int64s = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(NO_TIME).to_numpy() // 1000
     if len(times) and times.min() < 0:
-        raise InvalidMessage("column event_time of a row is before 1970, which no record can have")
+        raise InvalidMessage("column event_time of a row is before 1970: use a later time, or null")
     return times
 
 
 class _Named:
-    """The entries of a column of properties: which row each is of, its name by number, and its text."""
+    """The entries of a column of properties: the row of each, the index of its name in `names`, and its text."""
 
     def __init__(self, column: Column) -> None:
         self.count = len(column)
@@ -139,10 +137,10 @@ class _Named:
 
 def _properties(named: _Named) -> dict[str, PropertyColumn]:
     if len(named.names) > MAX_PROPERTIES:
-        raise InvalidMessage(f"a row has {len(named.names)} different properties: {MAX_PROPERTIES} may be")
+        raise InvalidMessage(f"a row has {len(named.names)} different properties: use at most {MAX_PROPERTIES}")
     for name in named.names:
         if name.startswith(RESERVED):
-            raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
+            raise InvalidMessage(f"property {name!r} has the reserved prefix {RESERVED!r}: use another name")
     columns = {}
     for code, name in enumerate(named.names):
         which = np.flatnonzero(named.codes == code)
@@ -151,7 +149,7 @@ def _properties(named: _Named) -> dict[str, PropertyColumn]:
 
 
 def _property(count: int, rows: Int64s, texts: Column) -> PropertyColumn:
-    """One property: the texts of these rows; a null means no property."""
+    """The column of one property, with `texts` in these rows; null: the row does not have it."""
     encoded = texts.dictionary_encode()
     codes = np.full(count, -1, np.int32)
     codes[rows] = encoded.indices.fill_null(-1).to_numpy()
@@ -161,33 +159,33 @@ def _property(count: int, rows: Int64s, texts: Column) -> PropertyColumn:
 
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Local properties that Spark gives the tasks of a micro-batch."""
+"""Local properties of the tasks of a micro-batch, set by Spark."""
 
 
 class TaskResult(WriterCommitMessage):
-    """What one attempt of a task wrote for number `number` of `name`; `share` is None if that is nothing.
+    """What one attempt of a task wrote for number `number` of `name`; `branch` is None if it wrote nothing.
 
-    `committed`: nothing was written, because the number is committed.
+    `committed`: nothing was written because the number was already committed.
     """
 
-    def __init__(self, name: str, number: int, share: Branch | None, *, committed: bool = False) -> None:
+    def __init__(self, name: str, number: int, branch: Branch | None, *, committed: bool = False) -> None:
         self.name = name
         self.number = number
-        self.share = share
+        self.branch = branch
         self.committed = committed
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a data frame. Raises InvalidRequest for one that can't be written."""
+    """Writes a data frame as one transaction. Raises InvalidRequest for invalid columns or modes."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         _check(options, schema, overwrite=overwrite)
         self._options = options
-        self._forgotten = options.naming is None
-        self._naming = options.naming or (f"spark-job-{uuid.uuid4().hex}", 1)
+        self._forgotten = options.producer_number is None
+        self._producer_number = options.producer_number or (f"spark-job-{uuid.uuid4().hex}", 1)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        return write_share(self._options, *self._naming, iterator)
+        return write_branch(self._options, *self._producer_number, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         commit_messages(self._options, messages)
@@ -198,18 +196,18 @@ class BatchWriter(DataSourceArrowWriter):
         self._forget()
 
     def _forget(self) -> None:
-        """No other job has this name: it is over, also for attempts of its tasks that are late.
+        """Delete a generated name, which also rejects late attempts of its tasks.
 
-        What is stored is committed, so a service that does not answer harms nobody.
+        Errors are ignored: the records are committed already.
         """
         if self._forgotten:
-            name, number = self._naming
-            with contextlib.suppress(Error), opening(self._options) as client:
-                client.delete_name(self._options.producer(name), over=number)
+            name, number = self._producer_number
+            with contextlib.suppress(Error), client_for(self._options) as client:
+                client.delete_name(self._options.producer(name), last_number=number)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches of a streaming query. Raises InvalidRequest for what can't be written."""
+    """Writes micro-batches of a streaming query. Raises InvalidRequest for invalid columns or modes."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         _check(options, schema, overwrite=overwrite)
@@ -220,8 +218,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(QUERY_ID) if context is not None else None
         batch = context.getLocalProperty(BATCH_ID) if context is not None else None
         if query is None or batch is None:
-            raise InvalidRequest("the task knows no streaming query that it is of: this Spark does not say which")
-        return write_share(self._options, f"spark-{query}", int(batch) + 1, iterator)
+            raise InvalidRequest(f"Spark has not set {QUERY_ID} and {BATCH_ID} in a task: use a supported release")
+        return write_branch(self._options, f"spark-{query}", int(batch) + 1, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # named by Spark
         commit_messages(self._options, messages, each=True)
@@ -230,58 +228,56 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort_messages(self._options, messages)
 
 
-def write_share(options: WriteOptions, name: str, number: int, rows: Iterator[pa.RecordBatch]) -> TaskResult:
-    """What a task does: send its rows, and wait until they are durable."""
+def write_branch(options: WriteOptions, name: str, number: int, rows: Iterator[pa.RecordBatch]) -> TaskResult:
+    """Write the rows of a task as a branch of number `number` of `name`, and wait until they are durable."""
     name = options.producer(name)
     filled = (batch for batch in rows if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return TaskResult(name, number, None)
-    with opening(options) as client:
-        share = Participant(client.client, name, number, options.timeout)
+    with client_for(options) as client:
+        participant = Participant(client.client, name, number, options.timeout)
         try:
-            client.call(share.begin)
+            client.call(participant.begin)
         except AlreadyCommitted as done:
             _check_again(done)
-            for _ in filled:  # a task reads all that it is given
+            for _ in filled:  # a task must read all its rows
                 pass
             return TaskResult(name, number, None, committed=True)
         try:
             for batch in chain((first,), filled):
                 for topic, records in batches_of(batch, options.topic):
-                    client.call(share.send_batch, topic, records)
-            return TaskResult(name, number, client.call(share.finish))
+                    client.call(participant.send_batch, topic, records)
+            return TaskResult(name, number, client.call(participant.finish))
         except TransactionAborted as error:
             raise _advised(options, error) from error
         except BaseException:
             with contextlib.suppress(Error):
-                client.call(share.abort)
+                client.call(participant.abort)
             raise
 
 
 def commit_messages(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, each: bool = False
 ) -> None:
-    """What the driver does when all tasks are done: commit what they wrote, unless that was done before.
+    """Commit the branches of all tasks, unless their number is committed already; called by the driver.
 
-    `each`: of a name that has any number, each is committed, also where nothing was written; so one that is missing
-    tells that the log lacks it. Raises LogRestored then.
+    With `each`, numbers without records are committed as well, so that a missing one shows that the log was restored
+    from an older copy, which raises LogRestored.
     """
     written = [message for message in messages if isinstance(message, TaskResult)]
-    shares = [message.share for message in written if message.share is not None]
-    if not (each and written) and not shares and not any(message.committed for message in written):
+    branches = [message.branch for message in written if message.branch is not None]
+    if not (each and written) and not branches and not any(message.committed for message in written):
         return
     name, number = written[0].name, written[0].number
-    with opening(options) as client:
+    with client_for(options) as client:
         if each:
             _check_follows(name, number, client.committed_number(name))
         try:
             if not any(message.committed for message in written):
-                client.call(commit_branches, client.client, name, number, shares)
+                client.call(commit_branches, client.client, name, number, branches)
             elif client.committed_number(name) < number:
-                raise InvalidRequest(
-                    f"the producer {name!r} was deleted while its number {number} was written: try again"
-                )
+                raise InvalidRequest(f"producer {name!r} was deleted while its number {number} was written: try again")
         except AlreadyCommitted as done:
             _check_again(done)
         except TransactionAborted as error:
@@ -289,15 +285,16 @@ def commit_messages(
 
 
 def abort_messages(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """What the driver does when tasks failed. Shares that it can't abort end when their time is up."""
-    shares = [message.share for message in messages if isinstance(message, TaskResult) and message.share is not None]
-    if shares:
-        with contextlib.suppress(Error), opening(options) as client:
-            client.call(abort_branches, client.client, shares)
+    """Abort the branches of the tasks of a failed job; called by the driver. Branches it can't abort time out."""
+    written = [message for message in messages if isinstance(message, TaskResult)]
+    branches = [message.branch for message in written if message.branch is not None]
+    if branches:
+        with contextlib.suppress(Error), client_for(options) as client:
+            client.call(abort_branches, client.client, branches)
 
 
-def opening(options: WriteOptions) -> PendingConnection:
-    """A client of what the options name."""
+def client_for(options: WriteOptions) -> PendingConnection:
+    """A client for the options."""
     return connect(
         options.broker,
         tls_ca=options.tls_ca,
@@ -309,32 +306,31 @@ def opening(options: WriteOptions) -> PendingConnection:
 
 def _check(options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
     if overwrite:
-        raise InvalidRequest("what stands in a topic can't be overwritten: write with mode append")
+        raise InvalidRequest("topics can't be overwritten: write with mode append")
     check_schema(schema, options.topic)
 
 
 def _check_follows(name: str, number: int, last: int) -> None:
     if 0 < last < number - 1:
         raise LogRestored(
-            f"the log has batches of {name!r} up to number {last}, and this one is number {number}: an older copy of "
-            f"it was put back, and the batches between are gone; write them by a query with another checkpoint, or go "
-            f"on without them after client.delete_name({name!r})"
+            f"the log has batches of {name!r} up to number {last}, but this is number {number}: the log was restored "
+            f"from an older copy, and the batches between are lost; write them with a query with another checkpoint, "
+            f"or continue without them after client.delete_name({name!r})"
         )
 
 
 def _check_again(done: AlreadyCommitted) -> None:
-    """See that a committed number is the last one, the only one that is ever written again. Raises InvalidRequest."""
+    """Raises InvalidRequest unless a committed number is the last one: Spark repeats no earlier one."""
     if done.number < done.last:
         raise InvalidRequest(
-            f"number {done.number} of {done.name!r} is below {done.last}, the last one committed, so nobody can tell "
-            f"whether it was ever written, and nothing of it was written now: numbers of a name grow, and an older or "
-            f"new checkpoint needs a name of its own"
+            f"number {done.number} of {done.name!r} is below {done.last}, the last one committed, so it was not "
+            f"written: use another name for an older or new checkpoint"
         ) from None
 
 
 def _advised(options: WriteOptions, error: TransactionAborted) -> TransactionAborted:
     advice = (
-        f"a batch has transaction_timeout = {options.timeout:g} s from its first task to its commit, give it more "
-        f"(the service's transactions.max_timeout at most) or less to do, if that is why"
+        f"if the batch took longer than transaction_timeout = {options.timeout:g} s from its first task to its commit, "
+        f"raise that (up to the service's transactions.max_timeout) or make batches smaller"
     )
     return TransactionAborted(error.txn, f"{error.reason}; {advice}")

@@ -6,9 +6,9 @@
     spark.read.format("txnbuffer").option("broker", "file:DIR").option("topics", "orders").load()
 
 Topics are pinned when Spark plans a data frame, at its first action; a data frame that is loaded again sees what is
-decided by then. In streaming queries one process plans all micro-batches, and tasks read them. A micro-batch ends where
-everything is decided, and its tasks filter by the visibility that the planner pinned. A restarted query reads exactly
-what it had planned, as decisions never change.
+decided by then. In streaming queries one process plans all micro-batches, and tasks read them. A micro-batch ends at a
+position before which everything is decided, and its tasks filter by the visibility that the planner pinned. A restarted
+query reads exactly what it had planned, as decisions never change.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions, WriteOp
 from txnbuffer.pipeline.pinned import CHECK_INTERVAL, Marks, PinnedTopic, TopicView, deleted_topics, end_below
 from txnbuffer.pipeline.planning import (
     ReadPlan,
-    begun_at,
-    check_still_there,
-    cut_of,
+    check_not_trimmed,
     first_wanted,
     milliseconds,
     names,
+    not_before_origin,
     plan,
+    range_planner,
 )
 from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
 from txnbuffer.pipeline.reading import RecordFilter
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises InvalidRequest for an option that only a batch query can have."""
+    """Plans the micro-batches of a streaming query. Raises InvalidRequest for options of batch queries."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.end != {"": END}:
-            raise InvalidRequest("option end is one of batch queries: a streaming query goes on until it is stopped")
+            raise InvalidRequest("option end is for batch queries: leave it out, a streaming query has no end")
         if options.latest:
-            raise InvalidRequest("option latest is one of batch queries: a micro-batch knows no later one")
+            raise InvalidRequest("option latest is for batch queries: leave it out of streaming queries")
         self._options = anywhere(options)
-        self._cut = cut_of(options)
+        self._planner = range_planner(options)
         self._broker: Broker | None = None
         self._views: dict[str, TopicView] = {}
         self._pinned: dict[str, PinnedTopic] = {}
@@ -76,13 +76,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._marks = Marks(CHECK_INTERVAL if is_cluster(options.broker) else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get options, and no connection of the planner."""
+        """Only the options are sent to tasks."""
         return {"_options": self._options}
 
-    # What Spark asks of the planner
+    # Called by Spark in the planner
 
     def initialOffset(self) -> Json:  # noqa: N802  # named by Spark
-        pinned = self._look(all_there=True)
+        pinned = self._pin_all(require_all=True)
         return Offset({topic: self._beginning(one) for topic, one in pinned.items()}).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -90,16 +90,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._end_of(self._look())
+        self._target = self._end_of(self._pin_all())
 
     def reportLatestOffset(self) -> Json:  # noqa: N802
-        return self._end_of(self._pinned or self._look()).to_json()
+        return self._end_of(self._pinned or self._pin_all()).to_json()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         begun = Offset.of_json(start)
-        pinned = self._look()
+        pinned = self._pin_all()
         ends = self._end_of(pinned) if self._target is None else self._target
-        stretches, reached = [], {**begun.topics}
+        unread, reached = [], {**begun.topics}
         for topic in deleted_topics(self._options, begun.topics, pinned):
             if topic not in self._options.topics:
                 del reached[topic]
@@ -111,11 +111,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 reached[topic] = ReadProgress(end, one.incarnation)
             elif topic in ends.topics:
                 first = self._first(topic, one, begun)
-                stretches.append(
-                    UnreadRange(topic, one.extents, first, max(first, min(ends.topics[topic].at, one.stop)))
-                )
+                unread.append(UnreadRange(topic, one.ledgers, first, max(first, min(ends.topics[topic].at, one.stop))))
         messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        for topic, at in limited(stretches, messages).items():
+        for topic, at in limited(unread, messages).items():
             before = begun.topics.get(topic)
             if before is None or before.at != at or before.incarnation != pinned[topic].incarnation:
                 mark = self._marks.of(self._open(), pinned[topic], before, at)
@@ -130,8 +128,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if before is not None and before.incarnation == incarnation and before.at >= stop:
                 continue
             if since is not None or (before is not None and before.since is not None):
-                continue  # it is waited for the time of the first record
-            one = self._fixed_for(topic, reached.topics[topic])
+                continue  # no record has the start time yet
+            one = self._pinned_for(topic, reached.topics[topic])
             if one is not None:
                 ranges += self._ranges(one, begun, reached.topics[topic])
         return [
@@ -140,7 +138,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def commit(self, end: Json) -> None:
-        """Nothing is held for a query, so there is nothing to let go of."""
+        """Nothing to do: a query holds no resources for planned records."""
 
     def stop(self) -> None:
         for view in self._views.values():
@@ -150,11 +148,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._broker.close()
             self._broker = None
 
-    # What a task asks
+    # Called by Spark in a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadTask):
-            raise TypeError("a task reads the ranges that were planned for it")
+            raise TypeError(f"{partition!r} is not a ReadTask")
         return read_task(self._options, partition.ranges, partition.filters)
 
     def _open(self) -> Broker:
@@ -162,13 +160,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._broker = open_for_reading(self._options)
         return self._broker
 
-    def _look(self, *, all_there: bool | None = None) -> dict[str, PinnedTopic]:
-        """Every topic that is read and exists, as it is now. Raises TopicNotFound for one named that does not, unless
-        it may be gone.
+    def _pin_all(self, *, require_all: bool | None = None) -> dict[str, PinnedTopic]:
+        """Pin all topics of the query. Missing topics raise TopicNotFound with `require_all`, else they are left out.
+
+        `require_all` is `fail_on_data_loss` by default.
         """
-        strict = self._options.fail_on_data_loss if all_there is None else all_there
+        strict = self._options.fail_on_data_loss if require_all is None else require_all
         self._pinned = {}
-        topics = names(self._open(), self._options, all_there=strict)
+        topics = names(self._open(), self._options, require_all=strict)
         with SnapshotLoader(self._open(), topics) as snapshots:
             for topic in topics:
                 try:
@@ -179,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._pinned
 
     def _beginning(self, one: PinnedTopic) -> ReadProgress:
-        """Where a query that begins now begins in a topic. Raises InvalidRequest, PositionTrimmed."""
+        """The start of a new query in a topic. Raises InvalidRequest, PositionTrimmed."""
         broker, start = self._open(), self._options.start_of(one.topic)
         at = first_wanted(broker, one, start)
         if isinstance(start, datetime) and broker.position_at(one.topic, since := milliseconds(start)) is None:
@@ -187,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadProgress(at, one.incarnation, _seqno_at(one, at))
 
     def _awaited(self, one: PinnedTopic, before: ReadProgress, since: int, begun: Offset) -> ReadProgress:
-        """A topic of which nothing is read before a time: where that begins, if it has come."""
+        """The progress in a topic that is read from the time `since` on: the start, once a record has that time."""
         broker = self._open()
         found = broker.position_at(one.topic, since)
         if one.incarnation != before.incarnation or (found and found == broker.first_position(one.topic)):
@@ -199,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _view(self, topic: str) -> TopicView:
         if topic not in self._views:
             isolated = self._options.isolation == READ_COMMITTED
-            self._views[topic] = TopicView(self._open(), topic, isolated=isolated, numbered=self._cut.numbered)
+            self._views[topic] = TopicView(self._open(), topic, isolated=isolated, numbered=self._planner.numbered)
         return self._views[topic]
 
     def _end_of(self, pinned: dict[str, PinnedTopic]) -> Offset:
@@ -208,30 +207,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _first(self, topic: str, one: PinnedTopic, begun: Offset) -> Position:
-        """Where to go on in a topic. Raises TopicNotFound or PositionTrimmed where that would be a hole."""
+        """The position to continue from in a topic. Raises TopicNotFound, PositionTrimmed if records were lost."""
         before = begun.topics.get(topic)
         if before is None:
-            return begun_at(one, EARLIEST)
+            return not_before_origin(one, EARLIEST)
         if before.incarnation != one.incarnation:
             if self._options.fail_on_data_loss:
                 raise TopicNotFound(
                     f"topic {topic} was deleted and created again since it was read: use another checkpoint, or set "
                     f"fail_on_data_loss=false to read the new one from its beginning"
                 )
-            return begun_at(one, EARLIEST)
+            return not_before_origin(one, EARLIEST)
         if self._options.fail_on_data_loss:
-            check_still_there(self._open(), one, before.at)
+            check_not_trimmed(self._open(), one, before.at)
             self._end_below(one, before)
             self._marks.check(self._open(), one, before)
-        return begun_at(one, before.at)
+        return not_before_origin(one, before.at)
 
     def _end_below(self, one: PinnedTopic, before: ReadProgress) -> Position | None:
         if one.incarnation != before.incarnation:
             return None
         return end_below(self._open(), one, before.at, fail_on_data_loss=self._options.fail_on_data_loss)
 
-    def _fixed_for(self, topic: str, reached: ReadProgress) -> PinnedTopic | None:
-        """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
+    def _pinned_for(self, topic: str, reached: ReadProgress) -> PinnedTopic | None:
+        """The pinned topic, pinned again if it ends before what was planned; None if it was deleted."""
         one = self._pinned.get(topic)
         if one is None or one.stop < reached.at or one.incarnation != reached.incarnation:
             try:
@@ -243,7 +242,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if one.incarnation == reached.incarnation:
             return one
         if self._options.fail_on_data_loss:
-            raise TopicNotFound(f"topic {topic} was deleted and created again since its records were to be read")
+            raise TopicNotFound(
+                f"topic {topic} was deleted and created again after its records were planned: use another checkpoint, "
+                f"or set fail_on_data_loss=false to read the new one from its beginning"
+            )
         return None
 
     def _ranges(self, one: PinnedTopic, begun: Offset, reached: ReadProgress) -> list[RecordRange]:
@@ -254,7 +256,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             anchors[first] = RangeAnchor(first, before.seqno)
         last = one.last if reached.at >= one.stop else None
         known = [anchors[position] for position in sorted(anchors)]
-        return self._cut.ranges(one.topic, one.extents, known, first, reached.at, last)
+        return self._planner.ranges(one.topic, one.ledgers, known, first, reached.at, last)
 
 
 def _seqno_at(one: PinnedTopic, at: Position) -> int | None:
@@ -279,12 +281,12 @@ TYPES: dict[str, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `txnbuffer` known to a session."""
+    """Register the format `txnbuffer` in a session."""
     spark.dataSource.register(TxnbufferSource)
 
 
 class TxnbufferSource(DataSource):
-    """Options: see docs/pipeline.md."""
+    """The data source and sink `txnbuffer`; docs/pipeline.md describes the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -310,7 +312,7 @@ class TxnbufferSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Spark pickles it between planning and reading: once for the query, so that tasks share what it holds."""
+    """Plans and reads a batch query. Spark pickles it once per query, after planning, so all tasks get its filters."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = anywhere(options)
@@ -318,7 +320,7 @@ class BatchReader(DataSourceReader):
         self._filters: dict[str, RecordFilter] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get their filters with the reader, which Spark sends before it asks for the partitions."""
+        """Plan first: Spark sends the reader, and with it the filters, before it asks for the partitions."""
         self._planned()
         return {"_options": self._options, "_filters": self._filters}
 
@@ -327,7 +329,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadTask):
-            raise TypeError("a task reads the ranges that were planned for it")
+            raise TypeError(f"{partition!r} is not a ReadTask")
         return read_task(self._options, partition.ranges, self._filters)
 
     def _planned(self) -> ReadPlan:

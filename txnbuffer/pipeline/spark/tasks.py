@@ -1,4 +1,4 @@
-"""What a Spark task is given, and how it reads that."""
+"""Input partitions of the Spark data source, and the reading of them in a task"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReadTask(InputPartition):
-    """Ranges that one task reads, one after the other; the filters of their topics, unless all tasks share them."""
+    """Ranges that one task reads in this order; the filters of their topics, unless the reader has them."""
 
     def __init__(self, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter] | None = None) -> None:
         self.ranges = ranges
@@ -33,7 +33,7 @@ class ReadTask(InputPartition):
 def read_task(
     options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
 ) -> Iterator[pa.RecordBatch]:
-    """What is in ranges, as Arrow record batches with the columns of the options."""
+    """The records of ranges as Arrow record batches with the columns of the options."""
     found = _read(options, ranges, filters)
     return newest(map(with_key, found), HELD_BYTES) if options.latest else found
 
@@ -62,13 +62,13 @@ def filter_of(options: ReadOptions, pinned: PinnedTopic) -> RecordFilter:
 
 
 def open_for_reading(options: ReadOptions) -> Broker:
-    """A broker that changes nothing, so that a log in files may belong to another process."""
+    """The broker of the options, for reading; another process may own a log in files."""
     if options.broker.startswith("file:"):
         return open_broker(options.broker, read_only=True)
     return open_broker(options.broker, **options.broker_options)
 
 
 def anywhere(options: ReadOptions) -> ReadOptions:
-    """The same options for processes in other directories."""
+    """The same options with an absolute path, for processes with another working directory."""
     scheme, _, rest = options.broker.partition(":")
     return replace(options, broker=f"file:{os.path.abspath(rest)}") if scheme == "file" else options

@@ -1,4 +1,4 @@
-"""What a plain transaction takes is in it, whoever uses it when; what comes too late for that is refused."""
+"""A send to a sync transaction is part of it or rejected, also when threads share it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def wait_for_abort(client: SyncClient, txn: SyncTransaction) -> None:
     raise AssertionError("it did not abort")
 
 
-def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
-    client: SyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transaction_of_a_returned_handler_rejects_sends(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         membership, "COMMIT_INTERVAL", 600.0
     )  # the first transaction takes ten records, however slow the machine is
@@ -73,7 +71,9 @@ def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
     assert found(client, 2) == [b"0", None]
 
 
-def test_nor_does_that_of_a_handler_of_batches(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_of_a_returned_batch_handler_rejects_sends(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[SyncTransaction] = []
     commit = Transaction.commit
 
@@ -92,7 +92,7 @@ def test_nor_does_that_of_a_handler_of_batches(client: SyncClient, monkeypatch: 
     assert found(client, 30) == NUMBERS
 
 
-def test_a_send_that_comes_once_it_commits_is_refused(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_during_the_commit_is_rejected(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Transaction.commit
     told = []
 
@@ -109,7 +109,7 @@ def test_a_send_that_comes_once_it_commits_is_refused(client: SyncClient, monkey
     assert found(client, 1) == [b"in time"]
 
 
-def test_a_commit_waits_for_what_another_thread_hands_over(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = client.client.routes.parts
     commits: list[asyncio.Task[None]] = []
 
@@ -127,12 +127,14 @@ def test_a_commit_waits_for_what_another_thread_hands_over(client: SyncClient, m
     txn = client.transaction()
     txn.send("target", b"taken")
     txn.send("target", b"as well")
-    client.call(txn.hand_over)
+    client.call(txn.flush)
     client.call(committed)
     assert found(client, 2) == [b"taken", b"as well"]
 
 
-def test_what_is_aborted_while_it_begins_does_not_commit(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_aborted_while_it_begins_does_not_commit(
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin = Transaction.begin
 
     async def aborted_meanwhile(beginning: Transaction) -> Transaction:
@@ -149,7 +151,7 @@ def test_what_is_aborted_while_it_begins_does_not_commit(client: SyncClient, mon
     assert found(client, 0) == []
 
 
-def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: SyncClient) -> None:
+def test_timeout_runs_while_records_are_buffered(client: SyncClient) -> None:
     with pytest.raises(TransactionAborted, match="time"), client.transaction(timeout=0.2) as txn:
         txn.send("target", b"late")
         time.sleep(3)
@@ -161,7 +163,7 @@ def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: SyncC
     assert found(client, 0) == []
 
 
-def test_a_block_left_while_its_transaction_begins_leaves_none_open(
+def test_exception_while_the_transaction_begins_leaves_none_open(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Transaction.begin
@@ -185,7 +187,7 @@ def test_a_block_left_while_its_transaction_begins_leaves_none_open(
     assert found(client, 0) == []
 
 
-def test_who_commits_while_it_begins_waits_for_that_and_is_told_once_what_failed(
+def test_commit_during_a_failing_begin_raises_its_error_once(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -203,13 +205,13 @@ def test_who_commits_while_it_begins_waits_for_that_and_is_told_once_what_failed
     assert found(client, 0) == []
 
 
-def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
+def test_records_rejected_by_a_failed_begin_are_not_sent_later(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(_: Transaction) -> None:
         raise ServiceUnavailable("no service")
 
-    monkeypatch.setattr(sync_client, "HELD_RECORDS", 1)
+    monkeypatch.setattr(sync_client, "BUFFERED_RECORDS", 1)
     txn = client.transaction()
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "begin", away)
@@ -221,17 +223,15 @@ def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
     assert found(client, 2) == [b"taken", b"again"]
 
 
-def test_a_send_whose_record_another_thread_commits_is_not_refused(
-    client: SyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_send_whose_record_another_thread_commits_succeeds(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     call = client.call
 
     def committed_first(function: Any, *arguments: Any, **options: Any) -> Any:
-        if function == txn.hand_over:
+        if function == txn.flush:
             call(txn._commit, False)
         return call(function, *arguments, **options)
 
-    monkeypatch.setattr(sync_client, "HELD_RECORDS", 1)
+    monkeypatch.setattr(sync_client, "BUFFERED_RECORDS", 1)
     txn = client.transaction()
     txn.send("target", b"taken")
     with monkeypatch.context() as patch:

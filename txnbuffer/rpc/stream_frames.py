@@ -1,6 +1,15 @@
-"""The format of change-stream frames from server to client: a control record, and blocks of mutations
+"""The formats of change-stream frames. A frame from client to server is a control record without blocks
 
-    kinds            one byte a message: 0 ok, 1 rollback, 2 refused, 3 snapshot begin, 4 mutations, 5 snapshot end,
+    kinds            one byte per message: 0 hello, 1 stream request, 2 close stream, 3 grant, 4 noop answer
+    hello            version, name, noop_interval in seconds
+    requests         stream, topic, start, end; the client's versions, newest first: uuids[], version_seqnos[];
+                     snapshot_start, snapshot_end; flags (`RequestFlag`); cluster, incarnation, purge_seqno
+    close_stream     stream
+    grant_*          stream, items, bytes: totals since the stream was opened
+
+and one from server to client is a control record, and blocks of mutations
+
+    kinds            one byte per message: 0 ok, 1 rollback, 2 refused, 3 snapshot begin, 4 mutations, 5 snapshot end,
                      6 stream end, 7 noop, 8 goodbye
     ok               stream; the failover log, newest first: uuids[], version_seqnos[]; start, snapshot_start,
                      snapshot_end, end, high_seqno, purge_seqno, cluster, incarnation
@@ -12,12 +21,11 @@
     stream_end_*     stream; reason: one byte each (`EndReason`)
     goodbye          error
     block_stream     the stream of each block after the control record. The blocks of a stream have the mutations of
-                     its messages, in order. Entry numbers of a block are seqnos, its publish times are the records'
+                     its messages, in order. The entry numbers of a block are seqnos, its publish times are those of
+                     the records
     ledgers, entries, indexes
                      the positions of the records in the topic's log: int64, little-endian, for the mutations of all
-                     blocks in order; or one number that is the same for all
-
-The functions for versions, seqnos and columns by kind serve the frames of both directions.
+                     blocks in order; or a single number if it is the same for all
 """
 
 from __future__ import annotations
@@ -45,20 +53,27 @@ from txnbuffer.rpc.columns import (
     same_length,
     split,
 )
-from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_VERSIONS, FailoverLog, Version, is_sound
 from txnbuffer.streams.messages import (
+    ClientMessage,
+    CloseStream,
     EndReason,
     Goodbye,
+    Grant,
     Noop,
+    NoopAnswer,
     Ok,
     Refused,
+    RequestFlag,
     RollbackRequired,
     ServerMessage,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotFlag,
     StreamEnd,
+    StreamHello,
     StreamMutations,
+    StreamRequest,
 )
 
 NAMESPACE = "txnbuffer.streams"
@@ -67,12 +82,12 @@ M = TypeVar("M")
 
 
 def schema_of(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:
-    """The schema of a record of this protocol."""
+    """Return the Avro schema of a record of this protocol."""
     return record(name, fields, NAMESPACE)
 
 
 def columns(messages: Iterable[Iterable[Any]], *names: str) -> Fields:
-    """The fields of messages as columns of these names."""
+    """Return the fields of messages as columns with these names."""
     rows = list(messages)
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)} if rows else {
         name: [] for name in names
@@ -80,7 +95,7 @@ def columns(messages: Iterable[Iterable[Any]], *names: str) -> Fields:
 
 
 def rows_of(control: Fields, what: str, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of columns of numbers, none below 0. Raises ValueError."""
+    """Return the rows of these columns of numbers. Raises ValueError if the lengths differ or a number is below 0."""
     found = [control[name] for name in names]
     same_length(what, *found)
     for column in found:
@@ -90,7 +105,7 @@ def rows_of(control: Fields, what: str, *names: str) -> Iterator[tuple[Any, ...]
 
 
 def in_order(kinds: bytes, by_kind: list[Iterator[M]]) -> tuple[M, ...]:
-    """The messages in the order of `kinds`. Raises ValueError if their numbers differ from it."""
+    """Return the messages in the order of `kinds`. Raises ValueError if there are more or fewer of a kind."""
     if kinds and max(kinds) >= len(by_kind):
         raise ValueError(f"{max(kinds)} is not a kind of message")
     try:
@@ -107,12 +122,12 @@ def version_columns(versions: tuple[Version, ...]) -> Fields:
 
 
 def versions_of(fields: Fields) -> tuple[Version, ...]:
-    """The versions of the columns of `version_columns`. Raises ValueError."""
+    """Return the versions from the columns of `version_columns`. Raises ValueError."""
     return tuple(map(Version._make, rows_of(fields, "versions", "uuids", "version_seqnos")))
 
 
 def seqnos(what: str, *numbers: int) -> None:
-    """Raise ValueError if a number is not a seqno."""
+    """Raises ValueError if a number is not a seqno."""
     if not 0 <= min(numbers) <= max(numbers) <= MAX_SEQNO:
         raise ValueError(f"{what} has a number that is not a seqno")
 
@@ -145,11 +160,11 @@ _KINDS: tuple[type[ServerMessage], ...] = (
 )
 _ALL_FLAGS = sum(SnapshotFlag)
 _MAX_SPAN = 2**32 - 1
-"""The largest range of entry numbers in a block."""
+"""The largest difference of two entry numbers in a block."""
 
 
 def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
-    """The bytes of messages, in order. Each batch of mutations must have at least one."""
+    """Return the bytes of messages, which keep their order. A batch of mutations must not be empty."""
     by_kind: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
     kinds = bytearray()
     for message in messages:
@@ -195,7 +210,7 @@ def _ok(ok: Ok) -> Fields:
 
 
 def _blocks(messages: Sequence[StreamMutations]) -> Iterator[tuple[int, MutationBatch]]:
-    """The stream and mutations of each block: one block a stream, or more if its seqnos are too far apart."""
+    """Yield the stream and the mutations of each block: one block per stream, more if its seqnos are too far apart."""
     streams: dict[int, list[MutationBatch]] = {}
     for stream, mutations in messages:
         streams.setdefault(stream, []).append(mutations)
@@ -228,7 +243,7 @@ def _numbers(parts: Sequence[Int64s]) -> bytes:
 
 
 def decode_stream_server_frame(frame: bytes) -> tuple[ServerMessage, ...]:
-    """The messages of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release."""
+    """Return the messages of these bytes. Raises MalformedFrame; UnsupportedFormat for blocks of a newer release."""
     try:
         control, at = split(_SCHEMA, frame)
         mutations = _read_blocks(frame, at, control)
@@ -246,7 +261,7 @@ def decode_stream_server_frame(frame: bytes) -> tuple[ServerMessage, ...]:
         ]
         return in_order(control["kinds"], by_kind)
     except (ValueError, BadBlock) as error:
-        raise MalformedFrame(f"a server's frame can't be read: {error}; use a client of its release") from None
+        raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None
 
 
 def _read_ok(fields: Fields) -> Ok:
@@ -292,7 +307,7 @@ def _read_mutations(control: Fields, blocks: dict[int, MutationBatch]) -> Iterat
 
 
 def _read_blocks(frame: bytes, at: int, control: Fields) -> dict[int, MutationBatch]:
-    """The mutations of each stream."""
+    """Return the mutations of each stream."""
     decoded = []
     for number, stream in enumerate(control["block_stream"]):
         try:
@@ -324,3 +339,77 @@ def _read_numbers(column: bytes, count: int, name: str) -> Int64s:
     if len(column) != 8 * count:
         raise ValueError(f"{count} mutations have {len(column)} bytes of {name}")
     return np.frombuffer(column, "<i8").astype(np.int64, copy=False)
+
+
+_HELLO = schema_of("Hello", [("version", "long"), ("name", "string"), ("noop_interval", "double")])
+_REQUEST = schema_of(
+    "StreamRequest",
+    [
+        *(("stream", "long"), ("topic", "string"), ("start", "long"), ("end", "long")),
+        *(("uuids", LONGS), ("version_seqnos", LONGS), ("snapshot_start", "long"), ("snapshot_end", "long")),
+        *(("flags", "long"), ("cluster", "string"), ("incarnation", "string"), ("purge_seqno", "long")),
+    ],
+)
+CLIENT_SCHEMA = schema_of(
+    "ClientFrame",
+    [
+        *(("kinds", "bytes"), ("hello", rows(_HELLO)), ("requests", rows(_REQUEST)), ("close_stream", LONGS)),
+        *((f"grant_{name}", LONGS) for name in ("stream", "items", "bytes")),
+    ],
+)
+
+_CLIENT_SCHEMA = avro.schema(CLIENT_SCHEMA)
+_CLIENT_KINDS: tuple[type[ClientMessage], ...] = (StreamHello, StreamRequest, CloseStream, Grant, NoopAnswer)
+_ALL_REQUEST_FLAGS = sum(RequestFlag)
+
+
+def encode_stream_client_frame(messages: Iterable[ClientMessage]) -> bytes:
+    """Return the bytes of messages, which keep their order."""
+    by_kind: dict[type, list[ClientMessage]] = {kind: [] for kind in _CLIENT_KINDS}
+    kinds = bytearray()
+    for message in messages:
+        kinds.append(_CLIENT_KINDS.index(type(message)))
+        by_kind[type(message)].append(message)
+    control: Fields = {
+        "kinds": bytes(kinds),
+        "hello": [hello._asdict() for hello in by_kind[StreamHello]],
+        "requests": [_request(one) for one in by_kind[StreamRequest] if isinstance(one, StreamRequest)],
+        **columns(by_kind[CloseStream], "close_stream"),
+        **columns(by_kind[Grant], "grant_stream", "grant_items", "grant_bytes"),
+    }
+    return join(_CLIENT_SCHEMA, control, ())
+
+
+def _request(request: StreamRequest) -> Fields:
+    fields = request._asdict()
+    return {**fields, **version_columns(fields.pop("versions"))}
+
+
+def decode_stream_client_frame(frame: bytes) -> tuple[ClientMessage, ...]:
+    """Return the messages of these bytes. Raises MalformedFrame."""
+    try:
+        control, end = split(_CLIENT_SCHEMA, frame)
+        if end != len(frame):
+            raise ValueError(f"{len(frame) - end} bytes follow its control record")
+        by_kind: list[Iterator[ClientMessage]] = [
+            (StreamHello(**fields) for fields in control["hello"]),
+            map(_read_request, control["requests"]),
+            (CloseStream(*row) for row in rows_of(control, "closes", "close_stream")),
+            (Grant(*row) for row in rows_of(control, "grants", "grant_stream", "grant_items", "grant_bytes")),
+            (NoopAnswer() for _ in range(control["kinds"].count(_CLIENT_KINDS.index(NoopAnswer)))),
+        ]
+        return in_order(control["kinds"], by_kind)
+    except ValueError as error:
+        raise MalformedFrame(f"a client's frame can't be read: {error}; use a client of this release") from None
+
+
+def _read_request(fields: Fields) -> StreamRequest:
+    versions = versions_of(fields)
+    del fields["uuids"], fields["version_seqnos"]
+    request = StreamRequest(**fields, versions=versions)
+    if len(versions) > MAX_VERSIONS or not all(map(is_sound, versions)):
+        raise ValueError(f"a stream request has {len(versions)} versions, which no failover log can have")
+    if request.stream < 1 or not 0 <= request.flags <= _ALL_REQUEST_FLAGS:
+        raise ValueError(f"a stream request has the number {request.stream} and flags {int(request.flags)}")
+    seqnos("a stream request", *request[2:4], *request[5:7], request.purge_seqno)
+    return request._replace(flags=RequestFlag(request.flags))

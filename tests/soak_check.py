@@ -1,7 +1,7 @@
-"""What soak tests share: diaries of what writers were told, and the comparison with what is visible.
+"""Diaries of the writers of soak tests, and their comparison with the visible records.
 
-A line of a diary: `B token id topic…` a transaction began, `R token records` it has so many on each topic,
-`O token outcome` how it ended: COMMIT, ABORT, or `?` with the error where its writer doesn't know.
+A line of a diary: `B token id topic…` a transaction began, `R token records` its number of records on each topic,
+`O token outcome` its outcome: COMMIT, ABORT, or `?` with the error if its writer doesn't know.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TOPICS = ("soak-a", "soak-b")
 
 
 @dataclass
-class Verdict:
+class Comparison:
     begun: int = 0
     committed: int = 0
     aborted: int = 0
-    untold: int = 0
+    unknown: int = 0
     records: int = 0
     lost: int = 0
     doubled: int = 0
@@ -36,8 +36,8 @@ class Verdict:
         return not (self.lost or self.doubled or self.half or self.uncommitted_seen or self.live_differs)
 
 
-class Told(NamedTuple):
-    """`records` on each topic, None if they were not all sent; `outcome` is `?` if nobody was told."""
+class DiaryEntry(NamedTuple):
+    """A transaction in a diary: `records` on each topic, None if not all were sent; `outcome` is `?` if unknown."""
 
     token: str
     txn: str
@@ -46,7 +46,7 @@ class Told(NamedTuple):
     outcome: str
 
 
-def told(diaries: Iterable[Path]) -> Iterator[Told]:
+def read_diaries(diaries: Iterable[Path]) -> Iterator[DiaryEntry]:
     for diary in diaries:
         begun: dict[str, tuple[str, list[str]]] = {}
         records: dict[str, int] = {}
@@ -60,11 +60,11 @@ def told(diaries: Iterable[Path]) -> Iterator[Told]:
             else:
                 outcomes[token] = rest[0]
         for token, (txn, topics) in begun.items():
-            yield Told(token, txn, topics, records.get(token), outcomes.get(token, "?"))
+            yield DiaryEntry(token, txn, topics, records.get(token), outcomes.get(token, "?"))
 
 
-def judge(report: Verdict, transactions: Iterable[Told], final: dict[str, Counter[bytes]]) -> None:
-    """Compare what writers were told with what is visible: a value is `token/part`."""
+def compare(report: Comparison, transactions: Iterable[DiaryEntry], final: dict[str, Counter[bytes]]) -> None:
+    """Compare diaries with the visible values, which are `token/part`."""
     visible: dict[str, dict[str, Counter[bytes]]] = {topic: defaultdict(Counter) for topic in TOPICS}
     for topic, found in final.items():
         report.records += sum(found.values())
@@ -82,14 +82,14 @@ def judge(report: Verdict, transactions: Iterable[Told], final: dict[str, Counte
             report.aborted += 1
             report.uncommitted_seen += sum(bool(found) for found in there.values())
         else:
-            report.untold += 1
+            report.unknown += 1
             whole = all(there[topic] == wanted for topic in topics)
             report.half += any(there.values()) and not whole
     report.uncommitted_seen += sum(len(left) for left in visible.values())
 
 
 def values(broker: Broker, topic: str) -> Iterator[bytes]:
-    """What is visible."""
+    """The visible values of a topic."""
     with CommittedReader(broker, topic) as reader:
         while (batch := reader.read()) is not None:
             for record in batch:

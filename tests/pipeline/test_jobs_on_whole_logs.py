@@ -1,4 +1,4 @@
-"""Jobs that look at all of a log: the profile, and snapshots that are recovered from it."""
+"""Jobs that read a whole log: the profile, and the recovery of snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline_world import records_of
 from pyspark.testing import assertDataFrameEqual
 
 from broker_io import open_broker
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.profile import OUTCOMES, as_json, as_page, profile, slice_of
 from txnbuffer.pipeline.jobs.recover import recover
@@ -20,12 +20,12 @@ from txnbuffer.recovery.verify import Level, verify
 
 
 def write(path: Path, steps: int = 60) -> dict[str, str]:
-    """Two topics whose owner has ended; the options to read them."""
+    """Two topics without an owner; the options to read them."""
     with living(path, steps):
         return reading_options(address_of(path))
 
 
-def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None:
+def test_a_profile_counts_everything(spark: Any, tmp_path: Path) -> None:
     found = profile(spark, write(tmp_path), on_progress=lambda _: None)
     with open_broker(address_of(tmp_path), read_only=True) as broker:
         visible = {topic: records_of(broker, topic) for topic in TOPICS}
@@ -55,7 +55,7 @@ def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None
     assert as_page(found, "<log>").count("<svg") >= 4
 
 
-def test_the_profile_of_nothing_is_a_page_too(spark: Any, tmp_path: Path) -> None:
+def test_the_profile_of_an_empty_log_is_a_page(spark: Any, tmp_path: Path) -> None:
     found = profile(spark, write(tmp_path, 0), on_progress=lambda _: None)
     assert (found.topics, found.over_time, found.hot_keys) == ([], [], [])
     assert "0 records" in as_page(found, "log")
@@ -66,7 +66,7 @@ def test_slices_are_round_and_few() -> None:
     assert slice_of(0, 2**62) == 168 * 3_600_000
 
 
-def test_lost_snapshots_are_made_anew(spark: Any, tmp_path: Path) -> None:
+def test_lost_snapshots_are_rebuilt(spark: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
     said: list[str] = []
     assert [row["snapshot"] for row in recover(spark, options, on_progress=said.append)] == ["equal", "equal"]
@@ -75,7 +75,7 @@ def test_lost_snapshots_are_made_anew(spark: Any, tmp_path: Path) -> None:
         broker.delete_topic(SNAPSHOT_TOPIC)
     rows = recover(spark, options, wanted=True, on_progress=said.append)
     assert [(row["topic"], row["written"]) for row in rows] == [(topic, True) for topic in TOPICS]
-    assert said[-1] == "2 of 2: the snapshot of stock is what its log tells"
+    assert said[-1] == "2 of 2: wrote the snapshot of stock"
     with open_broker(address_of(tmp_path), read_only=True) as broker:
         assert [one for one in verify(broker) if one.level is Level.ERROR] == []
         assert {topic: records_of(broker, topic) for topic in TOPICS} == before
@@ -98,9 +98,9 @@ def test_jobs_are_commands(spark: Any, tmp_path: Path) -> None:
     write(tmp_path)
     log, table = address_of(tmp_path), str(tmp_path / "table")
     export = ("export", log, table, "--topic", "stock", "--columns", "key,value")
-    code, rows, told = run_job(spark, *export)
+    code, rows, output = run_job(spark, *export)
     assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
-    assert "run 1: " in told
+    assert "run 1: " in output
     assert "no new records" in run_job(spark, *export)[2]
     code, report, _ = run_job(spark, "audit", log, table, "--html", str(tmp_path / "audit.html"))
     assert (code, report["same"], report["kind"]) == (0, True, "versions")
@@ -108,5 +108,5 @@ def test_jobs_are_commands(spark: Any, tmp_path: Path) -> None:
     assert code == 0
     assert {row["topic"] for row in found["topics"]} == {*TOPICS}
     assert (tmp_path / "profile.html").read_text().startswith("<!doctype html>")
-    assert "log says" in (tmp_path / "audit.html").read_text()
+    assert "equal for every key" in (tmp_path / "audit.html").read_text()
     assert run_job(spark, "recover", log)[0] == 0
