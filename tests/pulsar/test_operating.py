@@ -70,9 +70,13 @@ class Place:
         self._producer.send_async(value, lambda result, _: sent.set_result(result), properties=properties)
         return sent
 
-    def consume_plainly(self, count: int) -> list[Any]:
+    def consume_plainly(self, last: bytes) -> list[Any]:
+        """What a consumer of the client library gets, up to the message with this value."""
         consumer = self.others.subscribe(self.topic, "plain", initial_position=pulsar.InitialPosition.Earliest)
-        return [consumer.receive(int(SECONDS * 1000)) for _ in range(count)]
+        messages = [consumer.receive(int(SECONDS * 1000))]
+        while messages[-1].data() != last:
+            messages.append(consumer.receive(int(SECONDS * 1000)))
+        return messages
 
     async def read(self, *wanted: bytes) -> None:
         """Assert that a new reader sees exactly these records now."""
@@ -292,7 +296,7 @@ async def test_plain_consumers_get_markers_and_undecided_and_aborted_records(pla
     aborted = await one_record(place, client, b"aborted")
     await aborted.abort()
     undecided = await one_record(place, client, b"undecided")
-    messages = await asyncio.to_thread(place.consume_plainly, 3)
+    messages = await asyncio.to_thread(place.consume_plainly, b"undecided")
     values = [message.data() for message in messages if MARKER not in message.properties()]
     assert values == [b"aborted", b"undecided"]
     assert all(SEQ in message.properties() or MARKER in message.properties() for message in messages)
