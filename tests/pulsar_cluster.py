@@ -26,7 +26,7 @@ from typing import Any
 
 from pulsar_container import StandaloneContainer, distribution, end
 
-from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess, ask, is_up, make_namespace
+from broker_io.testing.standalone import SHORT_LIVED, NoPulsar, Standalone, StandaloneProcess, ask, is_up, make_namespace
 
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")
@@ -131,7 +131,7 @@ def make_standalone(
 ) -> Standalone:
     if way == "testcontainers":
         return StandaloneContainer(_image(), settings, files)
-    return StandaloneProcess(distribution(), directory, settings, files=files)
+    return StandaloneProcess(distribution(), directory, settings, SHORT_LIVED, files)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_io.testing.standalone import ENVIRONMENT, FLAGS, NoPulsar, Standalone, end_process, environment_with
+from broker_io.testing.standalone import FLAGS, SHORT_LIVED, NoPulsar, Standalone, end_process, environment_with
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "/tmp/files"  # as in the script
@@ -39,7 +39,7 @@ class StandaloneContainer(Standalone):
         from testcontainers.core.container import DockerContainer
 
         container = DockerContainer(self.image, docker_client_kw={"timeout": 60})
-        container.with_envs(**environment_with(ENVIRONMENT), SETTINGS="\n".join(self.settings()))
+        container.with_envs(**environment_with(SHORT_LIVED), SETTINGS="\n".join(self.settings()))
         container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
         container.with_envs(FILES=" ".join(self.files), **self._file_variables())
         for port in (self.broker_port, self.web_port, self.tls_port, self.web_tls_port):
