@@ -26,7 +26,15 @@ from typing import Any
 
 from pulsar_container import StandaloneContainer, distribution, end
 
-from broker_io.testing.standalone import SHORT_LIVED, NoPulsar, Standalone, StandaloneProcess, ask, is_up, make_namespace
+from broker_io.testing.standalone import (
+    SHORT_LIVED,
+    NoPulsar,
+    Standalone,
+    StandaloneProcess,
+    ask,
+    is_up,
+    make_namespace,
+)
 
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")

@@ -365,8 +365,18 @@ class PulsarBroker:
                 schema=self._schemas.get(whole_name(topic)),
             ),
         )
+        try:
+            self._check_same(topic, incarnation)
+        except BaseException:
+            writer.close()
+            raise
         self._add(writer)
         return writer
+
+    def _check_same(self, topic: str, incarnation: str) -> None:
+        """Check a topic after a writer was opened: the library writes to the partitions of one re-created with them."""
+        if self._cluster.incarnation(topic) != incarnation:
+            raise TopicNotFound(f"topic {topic!r} was deleted and re-created while it was opened: open it again")
 
     def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, unbatched: bool) -> PulsarWriter:
         """A writer that fences no other. Raises StillHeld."""

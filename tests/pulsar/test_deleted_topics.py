@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import urllib.error
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import Error
+from broker_io.errors import Error, TopicPartitioned
 from broker_io.partitions import partition_of
+from broker_io.port import Broker
+from broker_io.pulsar import cluster as pulsar_cluster
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
@@ -92,3 +96,21 @@ def test_deleted_topic_is_re_created_with_partitions(
             assert batch is not None
             assert [record.value for record in batch] == [b"new"]
             assert partition_of(batch.topic) is not None
+
+
+def test_no_writer_of_a_topic_writes_to_its_later_partitions(
+    cluster: Cluster, namespace: str, opening: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library would divide the messages among the partitions, each with a log of its own."""
+    broker = opening()
+    broker.create_topic("orders")
+    opened = pulsar_cluster.Cluster.opened
+
+    def replace_and_open(itself: Any, topic: str, what: str, make: Callable[[], Any]) -> Any:
+        ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
+        ask(cluster.admin, f"persistent/{namespace}/orders/partitions", "PUT", 2)
+        return opened(itself, topic, what, make)
+
+    monkeypatch.setattr(pulsar_cluster.Cluster, "opened", replace_and_open)
+    with pytest.raises(TopicPartitioned, match="name one of its partitions, such as 'orders-partition-0'"):
+        broker.writer("orders")
