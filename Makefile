@@ -5,6 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS += --no-print-directory
+unexport PYTHONDONTWRITEBYTECODE # without it each of the hundreds of processes of the tests compiles the package
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -23,13 +23,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 SHARED = ("spark", "mortal", "odd_broker")
 """Session fixtures that take long to start: all modules that use one of them run on one worker."""
+PARSING = ("tests/test_tidy.py", "tests/test_layers.py")
+"""Modules whose tests parse the whole source: they run on one worker, which does so once."""
 
 
 class SharingScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Give each worker one test after another, and the tests of modules that share a slow fixture to one worker."""
+    """Give each worker one test after another, and the tests that share what is slow to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return shared_fixture(nodeid.partition("::")[0]) or nodeid
+        module = nodeid.partition("::")[0]
+        return "parsing" if module in PARSING else shared_fixture(module) or nodeid
 
 
 @functools.cache

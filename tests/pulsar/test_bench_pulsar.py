@@ -10,7 +10,7 @@ import pytest
 from pulsar_container import distribution
 
 from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, figures_pulsar_topics, pulsar_broker
-from broker_io.testing.standalone import NoPulsar, StandaloneProcess
+from broker_io.testing.standalone import SHORT_LIVED, NoPulsar, StandaloneProcess
 
 MEMORY = "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=3999m"
 
@@ -24,6 +24,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standalo
     except NoPulsar as failure:
         pytest.fail(f"the figures start a broker from the server distribution: {failure}", pytrace=False)
     monkeypatch.setattr(pulsar_broker, "home", lambda: home)
+    monkeypatch.setattr(pulsar_broker, "ENVIRONMENT", SHORT_LIVED)
     with pulsar_broker.make(tmp_path) as made:
         for module in (
             pulsar_broker,
@@ -49,7 +50,7 @@ def test_figures_of_a_real_broker(broker: StandaloneProcess, monkeypatch: pytest
     assert min(figures_pulsar.both(16, topics=2)) > 0
     assert min(figures_pulsar_recovery.load(300)) > 0
     assert figures_pulsar_recovery.take_over() > 0
-    monkeypatch.setattr(figures_pulsar_topics, "TOPICS", 10)
+    monkeypatch.setattr(figures_pulsar_topics, "TOPICS", 4)
     assert min(figures_pulsar_topics.topics_per_second()) > 0
     assert 0 < figures_pulsar_topics.topics_threads() <= 64
     monkeypatch.setattr(figures_pulsar_scale, "SECONDS", 0.5)
