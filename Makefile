@@ -78,7 +78,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
-	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py tests/pulsar/test_spark_cluster.py
+	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py spark_cluster_soak.py figures_soak.py)
 
 bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)

@@ -37,6 +37,8 @@ SHORT_LIVED = {**ENVIRONMENT, "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLev
 LOG_LINES = 30
 STUCK_LINES = 20
 """Log lines about a lost registration after which a broker counts as stuck; a healthy one logs two."""
+LOG_SECONDS = 2.0
+"""Seconds between two looks at the log of a starting broker."""
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
 """Checks of a restarted broker, whose first answers can be wrong."""
@@ -81,11 +83,16 @@ def is_up(admin: str) -> bool:
 
 def wait_until_up(admin: str, alive: Callable[[], bool], log: Callable[[], str], seconds: float) -> bool:
     """Whether a starting broker is up within `seconds` and not stuck. Raises NoPulsar if it ends."""
-    deadline = time.monotonic() + seconds
+    started = log_read = time.monotonic()
     while not is_up(admin):
         if not alive():
             raise NoPulsar(f"the Pulsar broker at {admin} ended during its start; the end of its log:\n{end_of(log())}")
-        if is_stuck(log()) or time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > log_read + LOG_SECONDS:  # which is long, so reading it often would slow down the start
+            log_read = now
+            if is_stuck(log()):
+                return False
+        if now > started + seconds:
             return False
         time.sleep(0.2)
     return True

@@ -1,10 +1,9 @@
-"""A small Spark cluster with kills of executors and drivers, on Pulsar; in `make soak` on an embedded log too."""
+"""Kills of executors and drivers of a small Spark cluster, on an embedded log and on Pulsar; run by `make soak`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from export_world import run_job
 from pulsar_cluster import Cluster
-from pyspark.testing import assertDataFrameEqual
 from service_process import ServiceProcess
-from spark_cluster import Driver, SparkCluster, Submitted
+from spark_cluster import Driver, SparkCluster
 from spark_frames import run_out
 
 from txnbuffer import connect
@@ -94,7 +91,6 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster
 def test_each_record_is_copied_once_despite_kills_of_executors_and_drivers(
     spark: Any, miniature: SparkCluster, worlds: list[World], tmp_path: Path
 ) -> None:
-    worlds = worlds if os.environ.get("SOAK") == "full" else worlds[1:]
     texts = {world.name: asyncio.run(world.fill("source")) for world in worlds}
     driver = Driver(miniature.url, str(tmp_path), *(world.told() for world in worlds))
     try:
@@ -111,17 +107,3 @@ def test_each_record_is_copied_once_despite_kills_of_executors_and_drivers(
         sink = source.load().writeStream.format("txnbuffer").options(topic="streamed", **world.writing)
         run_out(sink.option("checkpointLocation", f"{tmp_path}/{world.name}/checkpoint"))
         assert world.values("streamed") == texts[world.name]
-
-
-def test_submitted_job_does_what_the_command_does(
-    spark: Any, miniature: SparkCluster, worlds: list[World], tmp_path: Path
-) -> None:
-    world = worlds[0]
-    texts = asyncio.run(world.fill("submitted"))
-    job = ["export", world.address, "--topic", "submitted"]
-    told = Submitted(miniature.url, *job, str(tmp_path / "there"), "--output", "json").finish()
-    assert run_job(spark, *job, str(tmp_path / "here"))[:2] == (0, told)
-    here, there = (spark.read.parquet(str(tmp_path / name / "run=1")) for name in ("here", "there"))
-    assertDataFrameEqual(there, here)
-    found = here.selectExpr("CAST(value AS STRING)").collect()
-    assert Counter(row.value for row in found) == texts

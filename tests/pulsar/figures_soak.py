@@ -1,4 +1,4 @@
-"""The figures of a real broker, each run once with little work, so that a broken one is noticed."""
+"""The figures of a real broker, each run once with little work, to notice broken ones; run by `make soak`."""
 
 from __future__ import annotations
 
