@@ -81,7 +81,8 @@ def problems(mutant: Mutant, root: Path = ROOT) -> list[str]:
 
 
 def copy_tree(target: Path, root: Path = ROOT) -> None:
-    ignore = shutil.ignore_patterns("__pycache__", ".*")
+    """Copy a tree with its compiled modules, which count as long as their sources have the same time and size."""
+    ignore = shutil.ignore_patterns(".*")
     for name in COPIED:
         source = root / name
         if source.is_dir():
