@@ -437,7 +437,9 @@ def test_test_module_holds_a_test(module: Module) -> None:
 
 @pytest.mark.parametrize("module", modules("tests"), ids=lambda module: module.path)
 def test_no_test_is_skipped(module: Module) -> None:
-    names = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    nodes = [*ast.walk(module.tree)]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
     assert names & {"skip", "skipif", "importorskip", "xfail"} == set()
 
 

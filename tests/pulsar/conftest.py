@@ -29,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> None:
+    """End a private broker after its last test: an idle one takes a twentieth of a CPU."""
+    for name in ("mortal", "odd_broker"):
+        if name in item.funcargs and name not in getattr(nextitem, "fixturenames", ()):
+            item.funcargs[name].kill()
+
+
 WAIT_SECONDS = 30.0
 """Seconds for which a read without timeout waits for existing messages on a busy cluster."""
 

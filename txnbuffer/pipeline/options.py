@@ -22,6 +22,8 @@ from txnbuffer.model import EARLIEST, Position
 from txnbuffer.rpc.discovery import read_ca_file
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
+SKIP_LOST = "set fail_on_data_loss=false (for txnbuf pipeline export: --skip-lost)"
+"""How errors about lost records say that a reader may continue without them."""
 BEGINNING, END = "beginning", "end"
 
 COLUMNS = ("topic", "position", "seqno", "key", "value", "properties", "txn", "event_time", "publish_time")

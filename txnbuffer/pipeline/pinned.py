@@ -25,7 +25,7 @@ from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import LogReplaced, LogTruncated, ProtocolStopped, ReplayStalled
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
-from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions
 from txnbuffer.pipeline.ranges import LedgerSize, RangeAnchor, after
 from txnbuffer.recovery.followed_topic import TopicSequencer
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
@@ -204,7 +204,7 @@ def check_same(broker: Broker, topic: str, incarnation: str) -> None:
     if broker.incarnation(topic) != incarnation:
         raise TopicNotFound(
             f"topic {topic} was deleted and created again before its records were read: run the query again to read "
-            f"the new topic, or set fail_on_data_loss=false to continue without the old one"
+            f"the new topic, or {SKIP_LOST} to continue without the old one"
         )
 
 
@@ -215,7 +215,7 @@ def check_log_end(broker: Broker, topic: str, place: Position) -> None:
         raise LogTruncated(
             f"topic {topic} ends at {end}, but had records up to {place}: the log lost its end, or is an older copy; "
             f"restore the lost records, or start over (a query with another checkpoint, an export with another "
-            f"directory), or set fail_on_data_loss=false to continue from the present end"
+            f"directory), or {SKIP_LOST} to continue from the present end"
         )
 
 
@@ -242,8 +242,7 @@ def deleted_topics(options: ReadOptions, begun: Iterable[str], there: Container[
     missing = [topic for topic in begun if topic not in there and topic in options.chosen([topic])]
     if missing and options.fail_on_data_loss:
         raise TopicNotFound(
-            f"topic {', '.join(missing)} was deleted, perhaps with unread records: set fail_on_data_loss=false to "
-            f"continue without it"
+            f"topic {', '.join(missing)} was deleted, perhaps with unread records: {SKIP_LOST} to continue without it"
         )
     return missing
 
@@ -305,7 +304,7 @@ def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
         raise LogReplaced(
             f"topic {topic} has another message at {mark.at} than the one read there: its log is an older copy that "
             f"has grown since, and its new records before the position already read would be skipped; start over (a "
-            f"query with another checkpoint, an export with another directory), or set fail_on_data_loss=false to "
+            f"query with another checkpoint, an export with another directory), or {SKIP_LOST} to "
             f"continue from that position"
         )
 

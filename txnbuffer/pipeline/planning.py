@@ -13,7 +13,7 @@ from broker_io.position import NO_INDEX
 from snapshots.format import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, ReadOptions, StartOrEnd
+from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, SKIP_LOST, ReadOptions, StartOrEnd
 from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, pin_topics
 from txnbuffer.pipeline.ranges import RangePlanner, RecordRange, packed
 
@@ -114,7 +114,7 @@ def check_not_trimmed(broker: Broker, pinned: PinnedTopic, start: Position) -> N
     except PositionTrimmed:
         raise PositionTrimmed(
             f"topic {pinned.topic} begins with ledger {pinned.origin.ledger}, and records after {start} were trimmed: "
-            f"start at the beginning, or set fail_on_data_loss=false to continue without them"
+            f"start at the beginning, or {SKIP_LOST} to continue without them"
         ) from None
 
 
