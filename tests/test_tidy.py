@@ -121,9 +121,6 @@ EVERYTHING = modules(*PACKAGES, "bench", "docs", "tests", "requirements")
 PAGES = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TESTS = [module for module in EVERYTHING if re.search(r"/test_[^/]*$", module.path)]
 
-each_product_module = pytest.mark.parametrize("module", PRODUCT, ids=lambda module: module.name)
-each_module = pytest.mark.parametrize("module", EVERYTHING, ids=lambda module: module.path)
-
 
 def layers_of(name: str) -> list[str]:
     """The layers that a module of snapshots or txnbuffer belongs to; the names of the package txnbuffer are lazy."""
@@ -206,15 +203,15 @@ def worldly_calls(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line} calls {name}"
 
 
-@pytest.mark.parametrize("name", [module.name for module in PRODUCT if not within(module.name, "broker_io")])
-def test_module_belongs_to_one_layer(name: str) -> None:
-    assert len(layers_of(name)) == 1
+def test_modules_belong_to_one_layer() -> None:
+    names = [module.name for module in PRODUCT if not within(module.name, "broker_io")]
+    assert [name for name in names if len(layers_of(name)) != 1] == []
 
 
-@pytest.mark.parametrize("name", [module.name for module in PRODUCT if not within(module.name, "snapshots")])
-def test_module_belongs_to_one_part(name: str) -> None:
-    part = ".".join(name.split(".")[:2])
-    assert [part in row for row in ORDER].count(True) == 1
+def test_modules_belong_to_one_part() -> None:
+    names = [module.name for module in PRODUCT if not within(module.name, "snapshots")]
+    parts = {".".join(name.split(".")[:2]) for name in names}
+    assert [part for part in sorted(parts) if [part in row for row in ORDER].count(True) != 1] == []
 
 
 def test_modules_that_claim_to_be_pure_are_checked() -> None:
@@ -222,9 +219,8 @@ def test_modules_that_claim_to_be_pure_are_checked() -> None:
     assert [name for name, text in claims.items() if re.search(r"\b[Pp]ure\b", text) and not within(name, *PURE)] == []
 
 
-@each_product_module
-def test_dependency_rule(module: Module) -> None:
-    assert [*forbidden_imports(module), *worldly_calls(module)] == []
+def test_dependency_rule() -> None:
+    assert [text for module in PRODUCT for text in (*forbidden_imports(module), *worldly_calls(module))] == []
 
 
 @pytest.mark.parametrize(
@@ -322,21 +318,20 @@ def test_import_cycles_are_seen(back: str) -> None:
     assert modules_in_cycles([*chain, Module("a/z.py", back)]) == {"a.x", "a.y", "a.z"}
 
 
-@each_product_module
-def test_module_has_a_docstring_and_its_exports(module: Module) -> None:
-    imported = importlib.import_module(module.name)
-    assert (imported.__doc__ or "").strip(), f"{module.path} has no docstring"
-    missing = [name for name in getattr(imported, "__all__", ()) if not hasattr(imported, name)]
-    assert missing == []
+def test_modules_have_a_docstring_and_their_exports() -> None:
+    for module in PRODUCT:
+        imported = importlib.import_module(module.name)
+        assert (imported.__doc__ or "").strip(), f"{module.path} has no docstring"
+        missing = [name for name in getattr(imported, "__all__", ()) if not hasattr(imported, name)]
+        assert missing == [], module.path
 
 
-@each_module
-def test_module_and_its_functions_are_short(module: Module) -> None:
-    assert module.lines <= MAX_MODULE_LINES, f"{module.path} has {module.lines} lines"
-    long = [
-        f"{name}, line {line}: {size} lines" for name, line, size in module.functions() if size > MAX_FUNCTION_LINES
-    ]
-    assert long == []
+def test_modules_and_their_functions_are_short() -> None:
+    for module in EVERYTHING:
+        assert module.lines <= MAX_MODULE_LINES, f"{module.path} has {module.lines} lines"
+        functions = module.functions()
+        long = [f"{name}, line {line}: {size} lines" for name, line, size in functions if size > MAX_FUNCTION_LINES]
+        assert long == [], module.path
 
 
 def test_median_module_is_small() -> None:
@@ -391,15 +386,15 @@ def private_words(text: str) -> list[str]:
     return PROSE.findall(STANDARD_PHRASES.sub("", text).replace("None", "").lower())
 
 
-@pytest.mark.parametrize("module", [*PRODUCT, *modules("bench")], ids=lambda module: module.path)
-def test_names_are_standard_terms(module: Module) -> None:
-    assert private_names(module.text) == []
-    assert private_words(module.text) == []
+def test_names_are_standard_terms() -> None:
+    for module in (*PRODUCT, *modules("bench")):
+        assert private_names(module.text) == [], module.path
+        assert private_words(module.text) == [], module.path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_have_standard_terms(page: Path) -> None:
-    assert private_words(page.read_text()) == []
+def test_pages_have_standard_terms() -> None:
+    for page in PAGES:
+        assert private_words(page.read_text()) == [], page
 
 
 @pytest.mark.parametrize("name", ["PatienceKeeper", "KEEPERS", "_INTAKES", "tailings", "is_told", "letters"])
@@ -424,23 +419,27 @@ def test_length_of_a_function_counts_its_decorators() -> None:
     assert list(Module("x.py", "@a\n@b\ndef f():\n    pass\n").functions()) == [("f", 1, 4)]
 
 
-@each_module
-def test_ignored_types_have_a_reason(module: Module) -> None:
-    bare = re.findall(r"^.*#\s*type:\s*ignore(?:\[[^\]]*\])?\s*$", module.text, re.MULTILINE)
-    assert bare == []
+def test_ignored_types_have_a_reason() -> None:
+    bare = re.compile(r"^.*#\s*type:\s*ignore(?:\[[^\]]*\])?\s*$", re.MULTILINE)
+    assert [(module.path, line) for module in EVERYTHING for line in bare.findall(module.text)] == []
 
 
-@pytest.mark.parametrize("module", TESTS, ids=lambda module: module.path)
-def test_test_module_holds_a_test(module: Module) -> None:
-    assert module.has_tests()
+def test_test_modules_hold_a_test() -> None:
+    assert [module.path for module in TESTS if not module.has_tests()] == []
 
 
-@pytest.mark.parametrize("module", modules("tests"), ids=lambda module: module.path)
-def test_no_test_is_skipped(module: Module) -> None:
+def test_no_test_is_skipped() -> None:
+    skipping = [
+        module.path for module in modules("tests") if named(module) & {"skip", "skipif", "importorskip", "xfail"}
+    ]
+    assert skipping == []
+
+
+def named(module: Module) -> set[str]:
+    """The attributes and the imported names of a module."""
     nodes = [*ast.walk(module.tree)]
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert names & {"skip", "skipif", "importorskip", "xfail"} == set()
+    imports = [name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names]
+    return {*imports, *(node.attr for node in nodes if isinstance(node, ast.Attribute))}
 
 
 def test_names_of_test_modules_are_unique() -> None:
