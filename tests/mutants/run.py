@@ -28,7 +28,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,13 +81,8 @@ def problems(mutant: Mutant, root: Path = ROOT) -> list[str]:
 
 def copy_tree(target: Path, root: Path = ROOT) -> None:
     """Copy a tree with its compiled modules, which count as long as their sources have the same time and size."""
-    ignore = shutil.ignore_patterns(".*")
-    for name in COPIED:
-        source = root / name
-        if source.is_dir():
-            shutil.copytree(source, target / name, ignore=ignore)
-        elif source.exists():
-            shutil.copy(source, target / name)
+    there = [str(root / name) for name in COPIED if (root / name).exists()]
+    subprocess.run(["cp", "--archive", *there, str(target)], check=True)
 
 
 def run_tests(tree: Path, tests: Iterable[str], timeout: int = TIMEOUT_S) -> tuple[int, str]:
