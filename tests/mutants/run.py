@@ -35,7 +35,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -192,9 +192,7 @@ def run(mutants: list[Mutant], results: Results, root: Path = ROOT, seconds: flo
 
     def attempt(mutant: Mutant) -> Result | None:
         known = results.of(mutant, root)
-        if known is not None and known.outcome == "caught":
-            return None
-        if time.monotonic() > deadline:
+        if (known is not None and known.outcome == "caught") or time.monotonic() > deadline:
             return None
         untested = [test for test in mutant.tests if test not in passes]
         if not problems(mutant, root) and untested:
@@ -204,10 +202,10 @@ def run(mutants: list[Mutant], results: Results, root: Path = ROOT, seconds: flo
         return try_mutant(mutant, root)
 
     with ThreadPoolExecutor(PARALLEL) as pool:
-        for mutant, result in zip(mutants, pool.map(attempt, mutants), strict=True):
-            if result is not None:
+        for trial in as_completed([pool.submit(attempt, mutant) for mutant in mutants]):
+            if (result := trial.result()) is not None:
                 results.add(result)
-                print(f"{result.outcome:9}{result.seconds:7.1f} s  {mutant.name}", file=sys.stderr)
+                print(f"{result.outcome:9}{result.seconds:7.1f} s  {result.name}", file=sys.stderr)
                 print(f"{'':19}{result.detail}", file=sys.stderr)
     found = [results.of(mutant, root) for mutant in mutants]
     counts = Counter("not tried" if result is None else result.outcome for result in found)
