@@ -45,7 +45,7 @@ COPIED = (
     "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "mkdocs.yml", "pyproject.toml",
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
 )  # fmt: skip
-PARALLEL = 4  # those that hang wait for their timeout
+PARALLEL = 8  # those that hang wait for their timeout
 TIMEOUT_S = 300
 ALL_TIMEOUT_S = 1800
 PASSED, FAILED = 0, 1
