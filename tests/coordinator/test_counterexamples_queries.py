@@ -53,6 +53,7 @@ class TestH7Ask:
         for _ in range(3):
             owner.query_outcomes("b")
         assert [marker.topic for marker in owner.markers] == ["a", "b"]
+        assert [item.outcome for marker in owner.markers for item in marker.marker.items] == [Outcome.COMMIT] * 2
         owner.settle()
         assert world.read("b").outcomes == {txn(first): Outcome.COMMIT}
 

@@ -199,6 +199,22 @@ def test_where_a_group_begins_is_settled_by_its_first_member() -> None:
     assert found == {"t-0": ends[0], "t-1": EARLIEST, "t-2": EARLIEST}
 
 
+def test_members_of_before_a_takeover_commit_nothing_to_a_forgotten_group() -> None:
+    rig = Rig()
+    asked = rig.say("m0", 1)
+    rig.settle()
+    told = rig.shares(asked)
+    rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, EARLIEST, Position(1, 7)))
+    rig.settle()
+    rig.take_over(0)  # its owner knows the generation, and no members
+    rig.coordinator.forget_group(forgotten := rig.request(), GROUP, None, rig.now)
+    rig.settle()
+    assert rig.answers[forgotten] == Done()
+    late = rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, EARLIEST, Position(1, 7)))
+    rig.settle()
+    assert isinstance(rig.answers[late], StaleGeneration)
+
+
 def test_a_forgotten_group_starts_again() -> None:
     rig = Rig()
     asked = rig.say("m0", 2)
