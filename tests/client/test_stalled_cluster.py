@@ -39,6 +39,7 @@ def test_commit_of_unacknowledged_records_becomes_an_abort() -> None:
         await txn.send("log", b"never")
         with impatient(client, TransactionAborted):
             await txn.commit()
+        assert not client.session.core.waited_for
         world.handles[0].faults.release()
         assert await ended(client, txn) is Outcome.ABORT
         await commit_one(client, "log", b"after")
