@@ -184,6 +184,14 @@ def test_a_topic_re_created_after_planning_is_not_read(
     assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
 
 
+def test_a_re_created_topic_with_the_same_positions_is_not_read(
+    broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "incarnation", lambda topic: "another")
+    with pytest.raises(TopicNotFound, match="deleted and created again"):
+        list(read_range(broker, *planned))
+
+
 def test_a_topic_re_created_during_reading_is_an_error(
     broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
