@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
@@ -87,6 +88,26 @@ def test_partition_can_be_given() -> None:
         world.broker.partition("wide", 4)
         await client.send("wide", b"4", partition=3)
         assert values(world.broker, partition_name("wide", 3)) == [b"4"]
+
+    in_direct_world(test)
+
+
+def test_first_sends_to_a_topic_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    partitions = MemoryBroker.partitions
+
+    def slow(broker: MemoryBroker, topic: str) -> int:
+        asked.append(topic)
+        if len(asked) == 1:
+            time.sleep(0.2)  # a later request would overtake this one
+        return partitions(broker, topic)
+
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        monkeypatch.setattr(MemoryBroker, "partitions", slow)
+        await asyncio.gather(*(client.send("log", str(number)) for number in range(5)))
+        assert values(world.broker, "log") == [b"0", b"1", b"2", b"3", b"4"]
+        assert asked.count("log") == 1
 
     in_direct_world(test)
 

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -71,6 +72,7 @@ class Routes:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, TopicRoute] = {}
+        self._asking: dict[str, asyncio.Future[TopicRoute]] = {}
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """Return the rows grouped by the topic or partition to send them to.
@@ -91,7 +93,7 @@ class Routes:
         """Return the topics and partitions to send to, each with its row indexes; None: all rows."""
         known = self._known.get(topic)
         if known is None:
-            known = await self._ask(topic)
+            known = await self._first(topic)
         elif self._loop.time() > known.until:
             known.until = self._loop.time() + REFRESH
             self._ask_in_background(topic, known)
@@ -116,6 +118,19 @@ class Routes:
             there = f"{known.count} partitions" if known.count else "no partitions"
             raise InvalidRequest(f"topic {topic!r} has {there}: cannot send to partition {partition}")
         return partition_name(topic, partition)
+
+    async def _first(self, topic: str) -> TopicRoute:
+        """Ask for the number of partitions, once for all sends that wait for it: they continue in their order."""
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
+            asking.add_done_callback(partial(self._asked, topic))
+        return await asyncio.shield(asking)
+
+    def _asked(self, topic: str, asking: asyncio.Future[TopicRoute]) -> None:
+        del self._asking[topic]
+        if not asking.cancelled():
+            asking.exception()  # the sends that waited raise it, if there still are any
 
     async def _ask(self, topic: str) -> TopicRoute:
         count = await self._loop.run_in_executor(None, self._broker.partitions, topic)
