@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from urllib.request import urlopen
@@ -16,6 +17,7 @@ from service_process import ServiceProcess, kept_port
 from txnbuffer import connect
 from txnbuffer.errors import InvalidRequest, LogRestored, ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions
+from txnbuffer.pipeline.spark import sink as sink_module
 from txnbuffer.pipeline.spark.sink import BatchWriter, TaskResult, abort_messages, commit_messages, write_branch
 
 
@@ -115,19 +117,30 @@ def test_a_late_attempt_is_never_visible(address: str) -> None:
     assert read(address, "late") == [b"on time"]
 
 
+def failing_rows() -> Iterator[pa.RecordBatch]:
+    yield from rows("never")
+    raise ArithmeticError("planned")
+
+
 def test_a_failed_task_is_aborted_at_once(address: str, service: ServiceProcess) -> None:
     sink = options(address, "failed")
-
-    def failing() -> Iterator[pa.RecordBatch]:
-        yield from rows("never")
-        raise ArithmeticError("planned")
-
     with pytest.raises(ArithmeticError, match="planned"):
-        write_branch(sink, "failed", 1, failing())
+        write_branch(sink, "failed", 1, failing_rows())
     assert open_transactions(service) == 0
     abort_messages(sink, [write_branch(sink, "failed", 1, rows("never")), None])
     assert open_transactions(service) == 0
     assert read(address, "failed") == []
+
+
+def test_a_failed_task_is_aborted_before_its_client_closes(
+    address: str, service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = options(address, "failed")
+    with sink_module.client_for(sink) as client:
+        monkeypatch.setattr(sink_module, "client_for", lambda _: nullcontext(client))
+        with pytest.raises(ArithmeticError, match="planned"):
+            write_branch(sink, "failed", 2, failing_rows())
+        assert open_transactions(service) == 0
 
 
 def test_the_error_of_a_slow_batch_names_the_timeout(address: str) -> None:
