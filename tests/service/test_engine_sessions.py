@@ -83,7 +83,7 @@ async def test_a_client_that_comes_back_continues_with_what_it_names(broker, qui
 
 @on_a_loop
 async def test_the_session_of_a_client_that_does_not_reconnect_ends(broker, quick):
-    async with engine_on(broker, config=CoordinatorConfig(session_timeout=0.1)) as engine:
+    async with engine_on(broker, config=CoordinatorConfig(session_timeout=0.1, transaction_timeout=900.0)) as engine:
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         await session.link.cut()
