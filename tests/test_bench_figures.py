@@ -9,6 +9,7 @@ import pytest
 from bench import (
     figures_aborts,
     figures_buffer,
+    figures_client,
     figures_log,
     figures_pulsar_scale,
     figures_snapshots,
@@ -120,3 +121,14 @@ def test_rate_of_the_peer_is_that_of_its_last_interval() -> None:
     assert figures_pulsar_scale.last_rate(told.format(10, 1000) + told.format(20, 2000) + "Aggregated") == 2000.5
     with pytest.raises(RuntimeError, match="no rate"):
         figures_pulsar_scale.last_rate("Exception in thread main")
+
+
+def test_figures_of_the_client_measure_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_client, "SECONDS", 0.1)
+    monkeypatch.setattr(figures_client, "RECORDS", 5000)
+    measured = [
+        figures_client.sync_transactions_of_one_record(),
+        figures_client.records_read(),
+        figures_client.one_in_flight_in_process(),
+    ]
+    assert min(measured) > 0  # type: ignore[type-var]  # none of them has a peer
