@@ -30,9 +30,9 @@ PURE = (
     "txnbuffer.rpc.frames", "txnbuffer.rpc.server_frames", "txnbuffer.rpc.stream_frames", "txnbuffer.streams",
 )  # fmt: skip
 PORTS = ("broker_io.port", "broker_io.environment")
-LIBRARIES = ("snapshots", "txnbuffer.recovery", "txnbuffer.rpc")
+LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""
-WORLDLESS = (*PURE, "snapshots", "txnbuffer.recovery")
+WORLDLESS = (*PURE, "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
 """Modules that use clocks, files, threads and networks through ports only."""
 SHELLS = (
     "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
@@ -49,6 +49,7 @@ ORDER = (
     ("txnbuffer.errors", "txnbuffer.protocol"),
     ("txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.config", "txnbuffer.mutations"),
     ("txnbuffer.coordinator", "txnbuffer.recordset", "txnbuffer.streams"),
+    ("txnbuffer.follow",),
     ("txnbuffer.recovery", "txnbuffer.rpc"),
     ("txnbuffer.service",),
     ("txnbuffer.client",),

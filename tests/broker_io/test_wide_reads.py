@@ -15,7 +15,7 @@ from broker_io.batch import Batch, Message, PlacedBatch, Width
 from broker_io.block import encode_block, open_block, parse_header
 from broker_io.decoding import property_names
 from broker_io.position import EARLIEST
-from txnbuffer.service.log_followers import merged
+from txnbuffer.service.log_readers import merged
 
 COUNT, EACH = 600, 5
 CELLS = 10_000

@@ -15,12 +15,12 @@ from service_setup import engine_on, on_a_loop_for
 from bench.pulsar_broker import DRIVER
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from broker_io.errors import StorageError
 from broker_io.port import Broker
 from broker_io.testing.standalone import NoPulsar, Standalone
 from txnbuffer import CommittedReader
+from txnbuffer.errors import ReplayStalled
+from txnbuffer.follow import follower
 from txnbuffer.model import Outcome
-from txnbuffer.recovery import followed_topic
 
 SECONDS = 120.0
 QUIET = 1.0
@@ -98,9 +98,9 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
                 await run(other.do, "abort")
                 assert await run(read, broker, 3) == [first, second, third]
         with patch.context() as impatient:
-            impatient.setattr(followed_topic, "REPLAY_TIMEOUT", QUIET)
+            impatient.setattr(follower, "REPLAY_TIMEOUT", QUIET)
             problem = await problem_at_start(own)
-        assert isinstance(problem, StorageError)
+        assert isinstance(problem, ReplayStalled)
         assert "does not end with native Pulsar transactions" in str(problem)
         with broker.writer("orders") as writer:
             writer.append(Batch.of([Message(None, b"behind")])).result(SECONDS)

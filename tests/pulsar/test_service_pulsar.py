@@ -65,7 +65,7 @@ async def session_at(port: int, *topics: str) -> RawSession:
 
 
 def has_come(tail: FollowedTopic, aborts: int, seqno: int) -> bool:
-    return len(tail.buffer.aborted) == aborts and tail.sequencing.sequencer.next_seqno == seqno
+    return len(tail.buffer.aborted) == aborts and tail.numbered.next_seqno == seqno
 
 
 def owners(broker: Broker) -> list[Owner]:

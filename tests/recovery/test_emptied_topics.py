@@ -79,10 +79,10 @@ def test_a_snapshot_of_nothing_but_an_open_transaction(broker: Broker, restarts:
 
 def test_what_outgrows_memory_is_read_again_from_the_ledger_that_is_left(broker: Broker) -> None:
     owner, writer = emptied(broker)
-    owner.followed(T).sequencing.held_limit = 0
+    owner.followed(T).limit_held(0)
     writer.records(2, "e", "f")
     owner.pump()
-    assert owner.followed(T).sequencing.lagging
+    assert owner.followed(T).lagging
     writer.commit(2)
     owner.pump()
     assert owner.problems == {}

@@ -241,9 +241,9 @@ def test_row_u8_a_deletion_finishes_after_a_failure():
 
 def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
     """After a long transaction the log is read again instead of being held in memory."""
-    from txnbuffer.recovery import followed_topic
+    from txnbuffer.follow import decided
 
-    monkeypatch.setattr(followed_topic, "HELD_BYTES", 1000)
+    monkeypatch.setattr(decided, "HELD_BYTES", 1000)
     broker = MemoryBroker(ledger_entries=50)
     between = Interfering(broker)
     owner, writer = registered(between)
@@ -253,12 +253,12 @@ def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
         abort_some(writer, *range(turn * 5 + 1, turn * 5 + 5))
         writer.plain("b", "c")
         owner.pump()
-        assert owner._followed[T].sequencing._held_bytes <= 1000
+        assert owner._followed[T].decided._held_bytes <= 1000
     assert owner.sequencer(T).next_seqno == 2
     writer.commit(500)
     owner.pump()
     assert_true(owner, broker, T)
-    assert not owner._followed[T].sequencing.lagging
+    assert not owner._followed[T].lagging
     writer.plain("d")
     owner.pump()
     assert_true(owner, broker, T)

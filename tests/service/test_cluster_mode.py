@@ -350,14 +350,14 @@ async def test_snapshots_are_written_and_seqnos_continue_over_owners(cluster):
             txn = next(app.ids)
             await app.write("a", [txn], size=2)
             assert await app.commit(txn, "a", size=2) is Outcome.COMMIT
-        await eventually(lambda: followed(engine, "a").sequencing.sequencer.next_seqno == 11)
+        await eventually(lambda: followed(engine, "a").numbered.next_seqno == 11)
         await engine.snapshots.snapshot(["a"])
         assert engine.snapshots.problem is None
     async with cluster_engine(cluster) as (engine, _):
-        assert followed(engine, "a").sequencing.sequencer.next_seqno == 11
+        assert followed(engine, "a").numbered.next_seqno == 11
         app = App(cluster, RawSession(InProcess(engine)), range(0))
         await app.session.hello()
         (txn,) = await app.session.lease(1)
         await app.write("a", [txn])
         assert await app.commit(txn, "a") is Outcome.COMMIT
-        await eventually(lambda: followed(engine, "a").sequencing.sequencer.next_seqno == 12)
+        await eventually(lambda: followed(engine, "a").numbered.next_seqno == 12)

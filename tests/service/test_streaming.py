@@ -169,13 +169,13 @@ async def test_a_topic_that_nobody_streams_has_no_manager(monkeypatch):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
         assert engine.streams.feeds == {}
-        assert engine.topics.get("t").followed.sequencing.on_sequenced is None
+        assert engine.topics.get("t").followed.on_sequenced is None
         stream = client.stream("t")
         await stream.next(timeout=120.0)
         assert set(engine.streams.feeds) == {"t"}
         await stream.close()
         await eventually(lambda: not engine.streams.feeds)
-        assert engine.topics.get("t").followed.sequencing.on_sequenced is None
+        assert engine.topics.get("t").followed.on_sequenced is None
         assert engine.streams.budget.account.bytes == 0
         again = Follower(client.stream("t"))
         await again.until(1)

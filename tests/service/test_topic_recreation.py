@@ -303,7 +303,7 @@ async def test_a_topic_that_only_seemed_to_be_gone_continues_where_it_was(cluste
         ask_visible(app, txn, "a")
         assert await answer(app) is Outcome.COMMIT
         first = engine.topics.get("a").followed
-        await eventually(lambda: first.sequencing.sequencer.next_seqno == 2)
+        await eventually(lambda: first.numbered.next_seqno == 2)
         broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
         await eventually(lambda: engine.topics.get("a").followed not in (None, first))
         await followed_again(engine, cluster, "a")
@@ -311,5 +311,5 @@ async def test_a_topic_that_only_seemed_to_be_gone_continues_where_it_was(cluste
         ask_visible(app, later, "a")
         assert await answer(app) is Outcome.COMMIT
         followed = engine.topics.get("a").followed
-        await eventually(lambda: followed.sequencing.sequencer.next_seqno == 3)
+        await eventually(lambda: followed.numbered.next_seqno == 3)
         assert followed.failover.versions == first.failover.versions

@@ -20,6 +20,7 @@ from txnbuffer.cli.output import Row, instant, output_option, show_record, show_
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.config import Config
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
 from txnbuffer.recovery.load import LoadedTopic, load
@@ -127,9 +128,8 @@ def inspect_buffer(
 
 
 def _apply_rest(broker: Broker, loaded: LoadedTopic) -> None:
-    with broker.reader(loaded.topic, loaded.resume, inclusive=False) as reader:
-        while (placed := reader.read()) is not None:
-            loaded.buffer.apply_batch(placed)
+    with LogFollower(broker, loaded.topic, loaded.buffer, loaded.resume) as log:
+        log.replay()
 
 
 def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:

@@ -17,17 +17,16 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, Reader
+from broker_io.port import Broker
 from broker_io.position import NO_INDEX
-from snapshots.records import reaches
 from txnbuffer.buffer.sets import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
-from txnbuffer.errors import LogReplaced, LogTruncated, ProtocolStopped, ReplayStalled
+from txnbuffer.errors import LogReplaced, LogTruncated
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions
 from txnbuffer.pipeline.ranges import LedgerSize, RangeAnchor, after
-from txnbuffer.recovery.followed_topic import TopicSequencer
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 
 MESSAGE_TIMEOUT = 60.0
@@ -71,8 +70,7 @@ class TopicView:
         self._isolated = isolated
         self._numbered = numbered
         self._loaded: LoadedTopic | None = None
-        self._reader: Reader | None = None
-        self._sequencer: TopicSequencer | None = None
+        self._log: LogFollower | None = None
 
     def pin(self, snapshots: SnapshotLoader | None = None) -> PinnedTopic:
         """Pin the topic as it is now, until the next call; `snapshots` are those of several topics, read together.
@@ -101,20 +99,18 @@ class TopicView:
             if not loaded.registered:
                 return self._without_transactions(loaded.incarnation, end)
             self._open(loaded)
-        return self._replayed()
+        return self._replayed(self._loaded, self._log)
 
     def _open(self, loaded: LoadedTopic) -> None:
         self._loaded = loaded
-        self._reader = self._broker.reader(self._topic, loaded.resume, inclusive=False)
-        if self._numbered:
-            self._sequencer = TopicSequencer(
-                self._broker,
-                self._topic,
-                loaded.buffer,
-                loaded.sequencer,
-                sequenced=loaded.sequenced,
-                resume=loaded.resume,
-            )
+        self._log = LogFollower(
+            self._broker,
+            self._topic,
+            loaded.buffer,
+            loaded.resume,
+            decided_after=loaded.sequenced if self._numbered else None,
+            sequencer=loaded.sequencer if self._numbered else None,
+        )
 
     def _is_old(self, loaded: LoadedTopic) -> bool:
         """Whether the topic was created again, or the buffer has aborts of ledgers that were trimmed since."""
@@ -124,11 +120,12 @@ class TopicView:
         parts = loaded.buffer.segments.summaries
         return first > loaded.first_ledger and bool(parts) and parts[0].last_ledger < first
 
-    def _replayed(self) -> PinnedTopic:
-        loaded = self._loaded
-        if loaded is None:
+    def _replayed(self, loaded: LoadedTopic | None, log: LogFollower | None) -> PinnedTopic:
+        if loaded is None or log is None:
             raise AssertionError("the topic is not open")
-        self._replay(loaded, self._broker.last_position(self._topic))
+        log.replay(timeout=MESSAGE_TIMEOUT)
+        if self._numbered:
+            log.sequence_all()
         sequencer = loaded.sequencer
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}
         numbered = loaded.sequenced if sequencer.position is None else sequencer.position
@@ -138,25 +135,6 @@ class TopicView:
         visibility = PinnedVisibility.of(loaded.buffer)
         last = visibility.max_read_position
         return PinnedTopic(self._topic, loaded.incarnation, True, visibility, after(last), last, ledgers, anchors)
-
-    def _replay(self, loaded: LoadedTopic, end: Position | None) -> None:
-        buffer, reader = loaded.buffer, self._reader
-        buffer.replay_until(end)
-        while reader is not None and not reaches(buffer.applied, end):
-            placed = reader.read(timeout=MESSAGE_TIMEOUT)
-            if placed is None:
-                raise ReplayStalled(
-                    f"topic {self._topic}: no message arrived although the log goes up to {end}; try again"
-                )
-            try:
-                buffer.apply_batch(placed)
-            except ProtocolStopped as error:
-                raise error.of_topic(self._topic) from None
-            buffer.take_sealed()
-            if self._sequencer is not None:
-                self._sequencer.applied(placed)
-        if self._sequencer is not None:
-            self._sequencer.advance()
 
     def _without_transactions(self, incarnation: str, last: Position | None) -> PinnedTopic:
         visibility = PinnedVisibility(AbortedSet(), SuppressedRanges(), last)
@@ -170,10 +148,9 @@ class TopicView:
 
     def close(self) -> None:
         """Release everything; the next `pin` starts from the snapshot."""
-        for resource in (self._reader, self._sequencer):
-            if resource is not None:
-                resource.close()
-        self._loaded = self._reader = self._sequencer = None
+        if self._log is not None:
+            self._log.close()
+        self._loaded = self._log = None
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from snapshots.errors import SnapshotMissing
 from snapshots.records import reaches
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
 from txnbuffer.errors import LogTruncated, ReplayStalled
+from txnbuffer.follow.records import visible_records
 from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_log_end, check_same
 from txnbuffer.pipeline.ranges import RecordRange, after
 from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, transaction_codes
@@ -166,8 +167,8 @@ def _filtered(placed: PlacedBatch, record_filter: RecordFilter, seqno: int | Non
         outcomes = _outcomes(records, record_filter.visibility)
         visible = outcomes == RecordOutcome.COMMITTED
     elif RECORDS in placed.messages.properties:
-        records = expand(placed.take(visible_counts(placed, record_filter.visibility) > 0))
-        visible = ~record_filter.visibility.suppressed.mask(records.positions)
+        records = visible_records(placed, record_filter.visibility)
+        visible = np.ones(len(records), np.bool_)
     else:
         records, visible = placed, visible_counts(placed, record_filter.visibility) > 0
     count = int(np.count_nonzero(visible))

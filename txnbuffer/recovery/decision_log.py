@@ -22,6 +22,7 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.takeover import data_loss_evidence, missing_owner_evidence, recovery_entries
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.recovery.load import load
 from txnbuffer.recovery.restore import restored_topics
 
@@ -158,9 +159,7 @@ def _buffers(broker: Broker, shard: Shard) -> Buffers:
         loaded = load(broker, name)
         if not loaded.registered:
             continue
-        with broker.reader(name, loaded.resume, inclusive=False) as reader:
-            while (placed := reader.read()) is not None:
-                loaded.buffer.apply_batch(placed)
-                loaded.buffer.take_sealed()
+        with LogFollower(broker, name, loaded.buffer, loaded.resume) as log:
+            log.replay()
         buffers[name] = loaded.buffer
     return buffers

@@ -72,7 +72,7 @@ class FollowedTopicFactory:
         followed = self._whole(topic, TopicEntries(), epoch, ledgers)
         try:
             if any(ledger.entries for ledger in ledgers):
-                followed.replay()
+                followed.catch_up()
             if followed.buffer.transactional and deleted != followed.writer.incarnation:
                 raise SnapshotMissing(topic, LOST)
         except Error:
@@ -89,7 +89,7 @@ class FollowedTopicFactory:
         """Let readers of a topic whose log was folded again resume where its history is unchanged."""
         incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
         uuid = followed.failover.current.uuid
-        kept = kept_history(followed.topic, incarnation, former, ledgers, followed.sequencing.sequencer, uuid)
+        kept = kept_history(followed.topic, incarnation, former, ledgers, followed.numbered, uuid)
         if kept is not None:
             followed.failover, followed.cursors = kept
 
@@ -150,7 +150,7 @@ def replay_topic(
     except Error as error:
         return error
     try:
-        return ReplayedTopic(followed, followed.replay(), restored.notes)
+        return ReplayedTopic(followed, followed.catch_up(), restored.notes)
     except Error as error:
         followed.close()
         return error
@@ -212,7 +212,7 @@ class SnapshotManager:
         return self._followed_topic(topic).buffer
 
     def sequencer(self, topic: str) -> Sequencer:
-        return self._followed_topic(topic).sequencing.sequencer
+        return self._followed_topic(topic).numbered
 
     # Actions
 
@@ -442,7 +442,7 @@ class SnapshotManager:
                 effects.setdefault(topic, []).extend(found)
                 timeout = 0.0
             if topic in self._followed:
-                self._guarded(topic, followed.sequencing.advance)
+                self._guarded(topic, followed.sequence_all)
         return effects
 
     # A snapshot in steps, for an owner that must not block: `settle` and `write` may run in another thread; everything
@@ -477,7 +477,7 @@ class SnapshotManager:
             return
         self.settle()
         for followed in followed_topics:
-            followed.sequencing.advance()
+            followed.sequence_all()
         captured = [followed.capture(self._owned().epoch) for followed in followed_topics]
         self.write(captured)
         self.finish(captured)
@@ -500,7 +500,7 @@ class SnapshotManager:
     def _begin(self, followed: FollowedTopic, former: TopicEntries | None = None) -> None:
         """Follow a topic once its snapshot is durable. It continues the history in the entries `former`."""
         try:
-            followed.replay()
+            followed.catch_up()
             if former is not None:
                 self._make.keep_history(followed, former)
             self._write([followed])

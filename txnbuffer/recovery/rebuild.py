@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from broker_io.errors import StorageError, TopicNotFound
+from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.errors import SnapshotError
@@ -25,6 +25,7 @@ from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, decided_rows, visible_counts
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.recovery.codec import (
     BufferSegmentPayload,
     EncodedSegment,
@@ -35,11 +36,8 @@ from txnbuffer.recovery.codec import (
     encode_state,
 )
 from txnbuffer.recovery.load import LoadedTopic, load
-from txnbuffer.recovery.restore import before_ledger, fresh, kept_history
-from txnbuffer.recovery.verify import diff_states, rebuild
-
-MAX_WAIT = 60.0
-"""Seconds within which a message that exists must be read."""
+from txnbuffer.recovery.restore import fresh, kept_history
+from txnbuffer.recovery.verify import diff_states, from_start, rebuild
 
 _ANY_EPOCH = 1
 """The epoch of encoded segments until the owner writes them with its own."""
@@ -80,20 +78,11 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
     loaded, problem = from_snapshot(broker, topic)
     end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
     segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
-    buffer, sequencer, segments = TransactionBuffer(segment_size), Sequencer(), []
-    start = before_ledger(origin)
-    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
-        while end is not None and (buffer.applied is None or buffer.applied < end):
-            placed = reader.read(timeout=MAX_WAIT)
-            if placed is None:
-                raise StorageError(
-                    f"topic {topic}: its log ends at {end}, but no message after {buffer.applied} arrived"
-                )
-            buffer.apply_batch(placed.take(slice(placed.positions.search(end, right=True))))
-            segments += buffer.take_sealed()
-        while (placed := second.read()) is not None:
-            if sequencer.advance(placed, buffer).stop < len(placed):
-                break
+    with from_start(broker, topic, segment_size, keeps_sealed=True) as log:
+        if end is not None:
+            log.replay(end, exactly=True)
+        log.sequence_all()
+    buffer, sequencer, segments = log.buffer, log.numbered, log.buffer.take_sealed()
     state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
     written = encode_state(state), tuple(_encoded(topic, segment) for segment in segments)
     differences, trimmed = _differences(broker, loaded, buffer)
@@ -125,10 +114,8 @@ def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
         return None, str(error)
     if not loaded.registered:
         return None, "the topic has no snapshot"
-    with broker.reader(topic, loaded.resume, inclusive=False) as reader:
-        while (placed := reader.read()) is not None:
-            loaded.buffer.apply_batch(placed)
-    loaded.buffer.take_sealed()
+    with LogFollower(broker, topic, loaded.buffer, loaded.resume) as log:
+        log.replay()
     return loaded, ""
 
 

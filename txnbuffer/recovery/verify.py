@@ -29,6 +29,7 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.recovery.codec import TopicState, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
 from txnbuffer.recovery.restore import (
@@ -248,13 +249,11 @@ def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Findin
     buffer = snapshot.buffer
     resume, _ = resume_positions(topic, snapshot.state, broker.ledgers(topic))
     problems: list[Finding] = []
-    with broker.reader(topic, resume, inclusive=False) as reader:
-        try:
-            while (placed := reader.read()) is not None:
-                buffer.apply_batch(placed)
-                buffer.take_sealed()
-        except Error as error:
-            problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
+    try:
+        with LogFollower(broker, topic, buffer, resume) as log:
+            log.replay()
+    except Error as error:
+        problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
     for txn, position, expected, accepted in buffer.damage:
         what = f"transaction {txn} committed at {position} with {expected} records, but the topic has {accepted}"
         problems.append(Finding(Level.ERROR, topic, what))
@@ -270,20 +269,23 @@ def rebuild(
 
     Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
     """
-    buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     first = broker.ledgers(topic)[0].ledger
-    start = before_ledger(first)
-    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
-        while until is not None and (buffer.applied is None or buffer.applied < until):
-            placed = reader.read()
-            if placed is None:
+    with from_start(broker, topic, segment_size) as log:
+        if until is not None:
+            if not reaches(broker.last_position(topic), until):
                 raise AppliedPositionTrimmed(topic, until, first)
-            buffer.apply_batch(placed.take(slice(placed.positions.search(until, right=True))))
-        buffer.take_sealed()
-        while (placed := second.read()) is not None:
-            if sequencer.advance(placed, buffer).stop < len(placed):
-                break
-    return buffer, sequencer
+            log.replay(until, exactly=True)
+        log.sequence_all()
+        return log.buffer, log.numbered
+
+
+def from_start(broker: Broker, topic: str, segment_size: int, *, keeps_sealed: bool = False) -> LogFollower:
+    """A follower that builds the state of a topic from its log alone."""
+    start = before_ledger(broker.ledgers(topic)[0].ledger)
+    buffer = TransactionBuffer(segment_size)
+    return LogFollower(
+        broker, topic, buffer, start, decided_after=start, sequencer=Sequencer(), keeps_sealed=keeps_sealed
+    )
 
 
 def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:

@@ -142,7 +142,7 @@ class ServiceAdmin:
         buffer = topic.followed.buffer
         return answer | {
             "applied": _text(buffer.applied),
-            "next_seqno": topic.followed.sequencing.sequencer.next_seqno,
+            "next_seqno": topic.followed.numbered.next_seqno,
             "segments": len(buffer.segments.summaries),
             "counters": buffer.counters._asdict(),
             "transactions": [

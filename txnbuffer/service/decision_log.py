@@ -26,7 +26,7 @@ from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.takeover import missing_owner_evidence
 from txnbuffer.errors import DecisionsLost, LogDeleted
-from txnbuffer.service.log_followers import OWN_BATCH_DELAY, LogFollower, LogFollowers
+from txnbuffer.service.log_readers import OWN_BATCH_DELAY, LogReader, LogReaders
 
 MAX_WAIT = 0.25
 """Seconds without a message after which the rest of the compacted part counts as empty."""
@@ -178,7 +178,7 @@ def as_log_deleted(error: Error) -> Error:
 
 
 def follow_decisions(
-    followers: LogFollowers,
+    followers: LogReaders,
     broker: Broker,
     decisions: str,
     at: Position,
@@ -192,7 +192,7 @@ def follow_decisions(
         if epoch is not None:
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
-    followers.follow(LogFollower(broker, decisions, at, decisions_came, fail)).batch_delay = OWN_BATCH_DELAY
+    followers.follow(LogReader(broker, decisions, at, decisions_came, fail)).batch_delay = OWN_BATCH_DELAY
 
 
 async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[BaseException], None]) -> None:

@@ -37,7 +37,7 @@ from txnbuffer.service.cluster_topics import FirstRecords
 from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.decision_log import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
 from txnbuffer.service.effects import EffectExecutor
-from txnbuffer.service.log_followers import LogFollower, LogFollowers
+from txnbuffer.service.log_readers import LogReader, LogReaders
 from txnbuffer.service.registration import TopicRegistrar
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
 from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks
@@ -76,7 +76,7 @@ class Engine:
         self.appends: Appends
         self.streams: Streams
         self.notes: list[str] = []
-        self.followers: LogFollowers | None = None
+        self.followers: LogReaders | None = None
         self._decisions: ServiceTopic
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: set[SessionConnection] = set()
@@ -155,7 +155,7 @@ class Engine:
         decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
         decisions.writer, decisions.held = opened.decisions, False
         if cluster_mode:
-            self.followers = LogFollowers(loop, self.wake)
+            self.followers = LogReaders(loop, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
             self.broker, manager, self._applied, create=create, executor=work, followers=self.followers, shard=shard
@@ -193,7 +193,7 @@ class Engine:
         self.run(self._watch_time())
         self.wake()
 
-    def _read_others(self, followers: LogFollowers, at: Position, inbox: Position | None) -> None:
+    def _read_others(self, followers: LogReaders, at: Position, inbox: Position | None) -> None:
         """Follow the decision log after `at` and the messages of other shards after `inbox`."""
         broker, effects, decisions = self.broker, self.effects, self._decisions.name
         self.registrar.first_records = FirstRecords(broker, self.coordinator.epoch_marker)
@@ -204,7 +204,7 @@ class Engine:
         self.run(watch_log(broker, decisions, self.log, self.fail))
         if effects.shard_messages is not None:
             topic = self.topics.shard.topic(SHARD_MESSAGES)
-            followers.follow(LogFollower(broker, topic, inbox or EARLIEST, effects.shard_messages.take, self.fail))
+            followers.follow(LogReader(broker, topic, inbox or EARLIEST, effects.shard_messages.take, self.fail))
 
     # Clients and operators
 

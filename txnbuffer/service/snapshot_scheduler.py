@@ -58,12 +58,12 @@ class SnapshotScheduler:
         for topic in [*self._topics.by_name.values()]:
             if topic.followed is None:
                 continue
-            sequencing = topic.followed.sequencing
-            if not sequencing.has_backlog:
-                sequencing.step()
+            followed = topic.followed
+            if not followed.has_backlog:
+                followed.sequence_held()
                 continue
             try:
-                await self._topics.exclusively([topic.name], sequencing.step)
+                await self._topics.exclusively([topic.name], followed.sequence_held)
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:

@@ -18,12 +18,13 @@ from broker_io.port import Ledger
 from broker_io.position import NO_INDEX, Int64s, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
-from txnbuffer.errors import MutationsTrimmed, SeqnoGap, StreamTrimmed, TooManyCursors, UnknownCursor
+from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
+from txnbuffer.follow.records import visible_records
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
 from txnbuffer.mutations.manager import BACKFILL_BYTES
 from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
 from txnbuffer.protocol import RESERVED
-from txnbuffer.recordset import batch_slices, expand
+from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import before_ledger
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
@@ -64,8 +65,8 @@ class Feed:
 
     def attach(self) -> int:
         """Receive messages sequenced from now on; return the last seqno before them. Sequencing must be paused."""
-        self.followed.sequencing.on_sequenced = self._on_sequenced
-        return self.followed.sequencing.sequencer.next_seqno - 1
+        self.followed.on_sequenced = self._on_sequenced
+        return self.followed.numbered.next_seqno - 1
 
     def begin(self, high: int, budget: MemoryBudget) -> None:
         """Manage the mutations after `high`, within a memory budget."""
@@ -114,7 +115,7 @@ class Feed:
 
     def close(self) -> None:
         """Close the feed; its cursors must be closed."""
-        self.followed.sequencing.on_sequenced = None
+        self.followed.on_sequenced = None
         self.take()
         self.persist()
         self._budget.remove(self.name)
@@ -123,7 +124,7 @@ class Feed:
 
     def read_start(self, request: ReadLog) -> SeqnoAnchor:
         """The last known position at or before a request's first seqno. Raises MutationsTrimmed."""
-        ledgers = [*self.followed.sequencing.sequencer.first_seqnos.items()]
+        ledgers = [*self.followed.numbered.first_seqnos.items()]
         places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
@@ -164,7 +165,7 @@ class Feed:
 
 def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
     """The seqno of the first mutation that a topic still has if its log begins with `first_ledger`."""
-    sequencer = followed.sequencing.sequencer
+    sequencer = followed.numbered
     firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
     return min(firsts, default=sequencer.next_seqno)
 
@@ -190,15 +191,7 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
 
     Raises UndecodableRecordSet, and SeqnoGap if a record set contains another number of records than it declares.
     """
-    if not counts.all():
-        placed = placed.take(np.flatnonzero(counts))
-    records = expand(placed)
-    if records is not placed:
-        records = records.take(~buffer.suppressed.mask(records.positions))
-    if len(records) != int(counts.sum()):
-        raise SeqnoGap(
-            f"{len(records)} records were read from {placed.positions.first} on, {counts.sum()} were expected"
-        )
+    records = visible_records(placed, buffer, counts)
     messages = records.messages
     properties = {name: column for name, column in messages.properties.items() if not name.startswith(RESERVED)}
     return MutationBatch(
@@ -287,9 +280,9 @@ class Cursors:
         for name, topic in sorted(self._topics.by_name.items()):
             if topic.followed is None:
                 continue
-            high = topic.followed.sequencing.sequencer.next_seqno - 1
+            high = topic.followed.numbered.next_seqno - 1
             for cursor, seqno in sorted(topic.followed.cursors.items()):
-                needed = first_needed(seqno, dict(topic.followed.sequencing.sequencer.first_seqnos))
+                needed = first_needed(seqno, dict(topic.followed.numbered.first_seqnos))
                 held = {"seqno": seqno, "items_remaining": max(high - seqno, 0), "first_ledger": needed}
                 rows.append({"topic": name, "cursor": cursor, **held})
         return rows
@@ -302,7 +295,7 @@ class Cursors:
         found = self._topics.get(topic)
         if found is None or (followed := found.followed) is None:
             return None
-        firsts = dict(followed.sequencing.sequencer.first_seqnos)
+        firsts = dict(followed.numbered.first_seqnos)
         kept: dict[str, int] = {}
         floor: int | None = None
         for name, seqno in followed.cursors.items():

@@ -391,7 +391,7 @@ class Streams:
             task.cancel()
         self.backfills.close()
         for feed in self.feeds.values():
-            feed.followed.sequencing.on_sequenced = None
+            feed.followed.on_sequenced = None
 
     # For connections
 
@@ -540,7 +540,7 @@ class Streams:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
         trimmed = oldest_seqno(followed, ledgers[0].ledger) - 1
-        high = followed.sequencing.sequencer.next_seqno - 1
+        high = followed.numbered.next_seqno - 1
         return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
 
     def _check_feed(self, feed: Feed) -> None:

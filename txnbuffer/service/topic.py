@@ -35,7 +35,7 @@ from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.connection import CELL_BYTES, MIB
-from txnbuffer.service.log_followers import LogFollower, LogFollowers
+from txnbuffer.service.log_readers import LogReader, LogReaders
 
 FLIGHT_BYTES = 8 * 1024 * 1024
 """Approximate maximum size of one append."""
@@ -88,7 +88,7 @@ class ServiceTopic:
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
         self.write_problem: Error | None = None
-        self.follower: LogFollower | None = None
+        self.follower: LogReader | None = None
         self.waiting: deque[AppendPart] = deque()
         self.flights: deque[AppendInFlight] = deque()
         self.checks: dict[int, None] = {}
@@ -196,7 +196,7 @@ class Topics:
         *,
         create: bool,
         executor: ThreadPoolExecutor,
-        followers: LogFollowers | None = None,
+        followers: LogReaders | None = None,
         shard: Shard = ONLY,
     ) -> None:
         self.broker = broker
@@ -326,8 +326,8 @@ class Topics:
         if effects is None:
             self._stopped(topic)
             return
-        if self.followers is None or not followed.sequencing.has_backlog:
-            followed.sequencing.step()
+        if self.followers is None or not followed.has_backlog:
+            followed.sequence_held()
         self._applied(topic, effects)
 
     def _stopped(self, topic: ServiceTopic) -> None:
@@ -394,18 +394,16 @@ class Topics:
             reader.close()
         else:
             take, fail = partial(self._received, topic), partial(self._reading_failed, topic)
-            follower = LogFollower(
-                self.broker, topic.name, followed.at, take, fail, followed.writer.incarnation, reader
-            )
+            follower = LogReader(self.broker, topic.name, followed.at, take, fail, followed.writer.incarnation, reader)
             topic.follower = self.followers.follow(follower)
         self._followed_count += 1
         if self._followed_count > GROWTH * self._divided_by:
             self._divide_memory()
-        followed.sequencing.held_limit = self._held_limit
+        followed.limit_held(self._held_limit)
 
     def _divide_memory(self) -> None:
         followed_topics = [topic.followed for topic in self.by_name.values() if topic.followed is not None]
         self._followed_count = self._divided_by = len(followed_topics)
         self._held_limit = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
         for followed in followed_topics:
-            followed.sequencing.held_limit = self._held_limit
+            followed.limit_held(self._held_limit)

@@ -15,8 +15,8 @@ from broker_io.errors import Closed, Damaged, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.service import log_followers
-from txnbuffer.service.log_followers import LogFollower, LogFollowers, merged
+from txnbuffer.service import log_readers
+from txnbuffer.service.log_readers import LogReader, LogReaders, merged
 
 
 class Taker:
@@ -26,7 +26,7 @@ class Taker:
         self.values: list[bytes | None] = []
         self.batches = 0
         self.failures: list[BaseException] = []
-        self.followers = LogFollowers(asyncio.get_running_loop(), self.turn)
+        self.followers = LogReaders(asyncio.get_running_loop(), self.turn)
         self.broker = broker
         self.holding = False
 
@@ -35,7 +35,7 @@ class Taker:
             self.followers.take()
 
     def follow(self, topic: str, at: Position = EARLIEST, *of: object):
-        return self.followers.follow(LogFollower(self.broker, topic, at, self.take, self.failures.append, *of))
+        return self.followers.follow(LogReader(self.broker, topic, at, self.take, self.failures.append, *of))
 
     def take(self, placed: PlacedBatch) -> None:
         self.batches += 1
@@ -104,9 +104,9 @@ async def test_a_reader_of_a_recreated_topic_is_not_continued(broker):
 
 @on_a_loop
 async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "HELD_BYTES", 1)
-    monkeypatch.setattr(log_followers, "LEAST_HELD", 2000)
-    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_readers, "HELD_BYTES", 1)
+    monkeypatch.setattr(log_readers, "LEAST_HELD", 2000)
+    monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
     follower = taker.follow("a")
@@ -123,9 +123,9 @@ async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
 
 @on_a_loop
 async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "HELD_BYTES", 1)
-    monkeypatch.setattr(log_followers, "LEAST_HELD", 1)
-    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_readers, "HELD_BYTES", 1)
+    monkeypatch.setattr(log_readers, "LEAST_HELD", 1)
+    monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
     follower = taker.follow("a")
@@ -136,7 +136,7 @@ async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch
 
 @on_a_loop
 async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "FIRST_CHECK", 10.0)
+    monkeypatch.setattr(log_readers, "FIRST_CHECK", 10.0)
     reader = broker.reader("a")
     taker = Taker(broker)
     with patch.object(reader, "read", wraps=reader.read) as read:
@@ -153,8 +153,8 @@ async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypa
 
 @on_a_loop
 async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "FIRST_CHECK", 10.0)
-    monkeypatch.setattr(log_followers, "BATCH_DELAY", 0.2)
+    monkeypatch.setattr(log_readers, "FIRST_CHECK", 10.0)
+    monkeypatch.setattr(log_readers, "BATCH_DELAY", 0.2)
     taker = Taker(broker)
     taker.follow("a")
     began = time.monotonic()
@@ -179,7 +179,7 @@ async def test_a_topic_that_is_slow_to_open_delays_no_other(broker):
     put(broker, b"1")
     await eventually(lambda: taker.values == [b"1"])
     broker.reader = slowly
-    for number in range(3 * (log_followers.THREADS + log_followers.SLOW_THREADS)):
+    for number in range(3 * (log_readers.THREADS + log_readers.SLOW_THREADS)):
         broker.create_topic(f"slow {number}")
         taker.follow(f"slow {number}")
     try:
@@ -193,7 +193,7 @@ async def test_a_topic_that_is_slow_to_open_delays_no_other(broker):
 
 @on_a_loop
 async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     before = threading.active_count()
     taker = Taker(broker)
     names = [f"t{number}" for number in range(1000)]
@@ -207,7 +207,7 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
             writer.append(Batch.of([Message(None, name.encode())])).result()
     await eventually(lambda: {name.encode() for name in names} <= {*taker.values})
     assert (
-        threading.active_count() - before <= log_followers.THREADS + log_followers.SLOW_THREADS + 2
+        threading.active_count() - before <= log_readers.THREADS + log_readers.SLOW_THREADS + 2
     )  # one knows the time, one is asyncio's
     await taker.stop()
     assert not any(thread.name.startswith("txnbuffer-followers") for thread in threading.enumerate())
@@ -228,7 +228,7 @@ class Deaf:
 
 @on_a_loop
 async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "QUIET", 0.0)
+    monkeypatch.setattr(log_readers, "QUIET", 0.0)
     opened, deaf = broker.reader, [True]
     broker.reader = lambda topic, *where, **how: (Deaf if deaf[0] else lambda it: it)(opened(topic, *where, **how))
     taker = Taker(broker)

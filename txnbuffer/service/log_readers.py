@@ -35,7 +35,7 @@ SLOW_THREADS = 4
 Task = Callable[[], None]
 
 
-class FollowerPool:
+class ReaderPool:
     """Thread pools and a timer thread for the tasks of all followers; no task starts after `stop`."""
 
     def __init__(self, name: str) -> None:
@@ -129,7 +129,7 @@ Take = Callable[[PlacedBatch], None]
 Fail = Callable[[BaseException], None]
 
 
-class LogFollower:
+class LogReader:
     """Reads one topic after `at`, in one thread at a time.
 
     On the loop `take` is called with the messages, and `fail` with the error that ended the follower. `problem`: the
@@ -173,10 +173,10 @@ class LogFollower:
         self._notified = False  # whether new messages were reported while it was busy
         self._full = False  # whether it waits until something is taken
         self._ended = False
-        self._notify: Callable[[LogFollower], None]
-        self._pool: FollowerPool
+        self._notify: Callable[[LogReader], None]
+        self._pool: ReaderPool
 
-    def start(self, notify: Callable[[LogFollower], None], pool: FollowerPool) -> None:
+    def start(self, notify: Callable[[LogReader], None], pool: ReaderPool) -> None:
         """Start to read; `notify` is called in a thread when there is something to take."""
         self._notify, self._pool = notify, pool
         pool.submit_slow(self._turn)
@@ -340,25 +340,25 @@ class LogFollower:
         self.close()
 
 
-class LogFollowers:
+class LogReaders:
     """All followers of one loop; `wake` makes the loop call `take`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], Any]) -> None:
         self.wake = wake
         self._loop = loop
-        self._followers: list[LogFollower] = []
-        self._notified: deque[LogFollower] = deque()
+        self._followers: list[LogReader] = []
+        self._notified: deque[LogReader] = deque()
         self._woken = False
-        self._pool = FollowerPool("txnbuffer-followers")
+        self._pool = ReaderPool("txnbuffer-followers")
 
-    def follow(self, follower: LogFollower) -> LogFollower:
+    def follow(self, follower: LogReader) -> LogReader:
         """Start a follower."""
         self._followers.append(follower)
         self._divide_limits()
         follower.start(self._notify, self._pool)
         return follower
 
-    def leave(self, follower: LogFollower) -> None:
+    def leave(self, follower: LogReader) -> None:
         """Stop and remove a follower."""
         if follower in self._followers:
             self._followers.remove(follower)
@@ -386,7 +386,7 @@ class LogFollowers:
             follower.close()
         self._followers.clear()
 
-    def _take(self, follower: LogFollower) -> None:
+    def _take(self, follower: LogReader) -> None:
         for placed in follower.taken():
             follower.take(placed)
         if follower.failure is not None and follower in self._followers:
@@ -399,7 +399,7 @@ class LogFollowers:
         for follower in self._followers:
             follower.max_held, follower.max_check_interval = share, interval
 
-    def _notify(self, follower: LogFollower) -> None:
+    def _notify(self, follower: LogReader) -> None:
         """Called in a pool thread."""
         self._notified.append(follower)
         if not self._woken:

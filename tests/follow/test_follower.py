@@ -1,0 +1,120 @@
+"""The log follower: what is decided comes in order and once, whatever is held, shed and read again; its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from writing import TopicWriter
+
+from broker_io.memory import MemoryBroker
+from broker_io.memory.handles import MemoryReader
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.visibility import Sequencer
+from txnbuffer.errors import ReplayStalled
+from txnbuffer.follow.follower import LogFollower
+from txnbuffer.model import EARLIEST, Position
+
+T = "orders"
+steps = st.lists(
+    st.tuples(st.sampled_from(["begin", "end", "plain", "read", "take", "take one", "replay"]), st.integers(0, 3)),
+    max_size=60,
+)
+
+
+@contextmanager
+def follower_of(
+    broker: MemoryBroker, held_limit: int = 2**20, sequencer: Sequencer | None = None
+) -> Iterator[LogFollower]:
+    buffer = TransactionBuffer()
+    with LogFollower(broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=sequencer) as log:
+        log.limit_held(held_limit)
+        yield log
+
+
+AHEAD = ["plain", "read", "plain", "take one", "take one", "read", "read", "take"]
+HELD_AHEAD = ["plain", "plain", "plain", "read", "plain", "take", "read", "take"]
+"""The reader that reads again is ahead of what is applied."""
+
+
+@given(steps, st.sampled_from([0, 300, 2**20]), st.integers(1, 6))
+@example([(step, 0) for step in AHEAD], 0, 3)
+@example([(step, 0) for step in HELD_AHEAD], 300, 50)
+def test_decided_messages_come_in_order_and_once(
+    history: list[tuple[str, int]], held_limit: int, ledger_entries: int
+) -> None:
+    broker = MemoryBroker(ledger_entries=ledger_entries)
+    writer = TopicWriter(broker, T)
+    positions: list[Position] = []
+    taken: list[Position] = []
+    running: dict[int, int] = {}
+    begun = 0
+    with follower_of(broker, held_limit) as log:
+        assert log.decided is not None
+        for step, number in history:
+            if step == "begin" and number not in running:
+                running[number] = begun = begun + 1
+                positions += writer.records(begun, "r")
+            elif step == "end" and number in running:
+                positions.append(writer.commit(running.pop(number)))
+            elif step == "plain":
+                positions += writer.plain("p", "q")
+            elif step == "read":
+                log.read()
+            elif step == "replay":
+                log.replay()
+            elif step == "take one" and (found := log.decided.take(1)) is not None:
+                taken += found.positions
+            elif step == "take":
+                while (found := log.decided.take()) is not None:
+                    taken += found.positions
+            limit = log.buffer.max_read_position
+            assert taken == [one for one in positions if one <= (taken or [EARLIEST])[-1]]
+            assert not taken or (limit is not None and taken[-1] <= limit)
+        for least in running.values():
+            positions.append(writer.abort(least))
+        log.replay()
+        while (found := log.decided.take(2)) is not None:
+            taken += found.positions
+        assert taken == positions
+        assert not log.lagging
+
+
+def test_messages_that_are_read_again_get_the_same_numbers() -> None:
+    broker = MemoryBroker(ledger_entries=3)
+    writer = TopicWriter(broker, T)
+    for number in range(1, 30):
+        writer.records(number, "a", "b")
+        writer.plain("c")
+        (writer.commit if number % 2 else writer.abort)(number)
+    with follower_of(broker, 2**20, Sequencer()) as one, follower_of(broker, 0, Sequencer()) as other:
+        for log in (one, other):
+            log.replay()
+            log.sequence_all()
+        assert one.numbered.next_seqno == other.numbered.next_seqno == 1 + 29 + 2 * 15
+        assert one.numbered.first_seqnos == other.numbered.first_seqnos
+
+
+def test_a_replay_ends_exactly_where_it_is_told_and_continues_there() -> None:
+    broker = MemoryBroker()
+    writer = TopicWriter(broker, T)
+    middle = writer.plain("a", "b").last
+    writer.plain("c")
+    with follower_of(broker) as log:
+        log.replay(middle, exactly=True)
+        assert log.at == middle
+        log.replay(middle, exactly=True)
+        assert log.at == middle
+        assert log.read() is not None
+        assert log.at == broker.last_position(T)
+
+
+def test_a_reader_that_returns_nothing_before_the_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = MemoryBroker()
+    TopicWriter(broker, T).plain("a")
+    monkeypatch.setattr(MemoryReader, "read", lambda *_, **__: None)
+    with follower_of(broker) as log, pytest.raises(ReplayStalled, match=r"nothing came after .* within 7 s"):
+        log.replay(timeout=7.0)

@@ -1,0 +1,202 @@
+"""The log follower: the only code that replays the log of a topic into its transaction buffer and detects its end.
+
+A log is replayed up to an end that was taken before: messages up to it exist, so a reader that returns none has not
+reached the end, but is slow or dead. After the replay the follower applies what its reader or its caller gives it. An
+owner on the embedded log passes on the messages that it appended, with their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from broker_io.batch import PlacedBatch
+from broker_io.port import Broker, Reader
+from broker_io.position import Position
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import Effect
+from txnbuffer.buffer.visibility import Sequenced, Sequencer
+from txnbuffer.errors import ProtocolStopped, ReplayStalled
+from txnbuffer.follow.decided import DecidedLog, passed
+
+REPLAY_TIMEOUT = 30.0
+"""Seconds within which a message before the end of the log must be read."""
+
+OnSequenced = Callable[[PlacedBatch, Sequenced], None]
+
+
+class LogFollower:
+    """Follows the log of a topic after `resume`, up to which its buffer was restored.
+
+    `decided` has the decided messages after `decided_after`; None if that is None. `sequencer`, which has numbered
+    those before, numbers them, and `on_sequenced` is called with them. `reader`: an open reader at `resume`; None opens
+    one when it is needed. `keeps_sealed`: the caller takes the segments that the buffer seals, else they are dropped.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        buffer: TransactionBuffer,
+        resume: Position,
+        *,
+        decided_after: Position | None = None,
+        sequencer: Sequencer | None = None,
+        reader: Reader | None = None,
+        keeps_sealed: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.buffer = buffer
+        self.sequencer = sequencer
+        self.decided: DecidedLog | None = None
+        if decided_after is not None:
+            self.decided = DecidedLog(broker, topic, buffer, at=decided_after, applied=resume)
+        self.on_sequenced: OnSequenced | None = None
+        self._broker = broker
+        self._resume = resume
+        self._reader = reader
+        self._keeps_sealed = keeps_sealed
+
+    @property
+    def at(self) -> Position:
+        """The position after which to continue reading: everything up to it is applied."""
+        applied = self.buffer.applied
+        return self._resume if applied is None else max(applied, self._resume)
+
+    def read(self, timeout: float = 0.0, limit: int = 65_536) -> list[Effect] | None:
+        """Apply the next messages; return their effects, or None if none came in `timeout` seconds.
+
+        Raises ProtocolStopped, PositionTrimmed, Damaged: then the topic can't be followed any further.
+        """
+        placed = self._opened().read(limit=limit, timeout=timeout)
+        return None if placed is None else self.apply(placed)
+
+    def apply(self, placed: PlacedBatch) -> list[Effect]:
+        """Apply messages that follow the applied ones. Raises ProtocolStopped, which names the topic."""
+        try:
+            effects = self.buffer.apply_batch(placed)
+        except ProtocolStopped as error:
+            self._hold(placed.take(slice(placed.positions.search(error.position))))
+            raise error.of_topic(self.topic) from None
+        self._hold(placed)
+        if not self._keeps_sealed:
+            self.buffer.take_sealed()
+        return effects
+
+    def replay(
+        self, end: Position | None = None, *, exactly: bool = False, timeout: float | None = None
+    ) -> list[Effect]:
+        """Apply everything up to `end`, by default the present end of the log; nothing is visible before.
+
+        `exactly`: apply nothing that is after it. Raises as `read`, and ReplayStalled if a message before the end does
+        not come within `timeout` seconds (None: `REPLAY_TIMEOUT`).
+        """
+        timeout = REPLAY_TIMEOUT if timeout is None else timeout
+        end = self._broker.last_position(self.topic) if end is None else end
+        effects: list[Effect] = []
+        if end is None or passed(self.at, end):
+            return effects
+        self.buffer.replay_until(end)
+        while not passed(self.at, end):
+            placed = self._opened().read(timeout=timeout)
+            if placed is None:
+                raise ReplayStalled(
+                    f"topic {self.topic}: the log ends at {end}, but nothing came after {self.at} within {timeout:.0f} "
+                    "s: check the broker, and that the log does not end with native Pulsar transactions, and try again"
+                )
+            within = placed.positions.search(end, right=True) if exactly else len(placed)
+            effects += self.apply(placed.take(slice(within)))
+            if within < len(placed):
+                self._close_reader()  # another one reads the rest again
+        return effects
+
+    # Sequence numbers
+
+    @property
+    def numbered(self) -> Sequencer:
+        """The sequencer of a follower that has one."""
+        if self.sequencer is None:
+            raise AssertionError(f"the follower of topic {self.topic} has no sequencer")
+        return self.sequencer
+
+    def sequence(self) -> bool:
+        """Number one batch of decided messages; return False if no more are decided."""
+        placed = None if self.decided is None else self.decided.take()
+        if placed is None:
+            return False
+        sequenced = self.numbered.advance(placed, self.buffer)
+        if self.on_sequenced is not None and sequenced.stop > sequenced.start:
+            self.on_sequenced(placed, sequenced)
+        return True
+
+    def sequence_held(self) -> None:
+        """Number the decided messages in memory; if they have to be read from the log again, one batch of them."""
+        while self.sequence() and not self.lagging:
+            pass
+
+    def sequence_all(self) -> None:
+        """Number all messages that are decided by now."""
+        while self.sequence():
+            pass
+
+    @property
+    def lagging(self) -> bool:
+        """Whether messages to number are read from the log again."""
+        return self.decided is not None and self.decided.lagging
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether decided messages have to be read from the log again to be numbered."""
+        return self.decided is not None and self.decided.has_backlog
+
+    def continued_in(self, ledger: int) -> None:
+        """The log continues in this ledger after all applied messages; once these are numbered, number from there.
+
+        Then the ledger before may be trimmed, however long later messages stay undecided.
+        """
+        decided, sequencer = self.decided, self.numbered
+        if decided is not None and sequencer.position is not None and decided.continued_in(ledger):
+            sequencer.position = decided.at
+
+    def limit_held(self, size: int) -> None:
+        """Hold at most about `size` bytes of undecided messages in memory."""
+        if self.decided is not None:
+            self.decided.held_limit = size
+
+    def take_reader(self) -> Reader:
+        """Hand over the reader, which continues after `at`: from now on the caller passes messages to `apply`."""
+        reader, self._reader = self._opened(), None
+        return reader
+
+    def close(self) -> None:
+        self._close_reader()
+        if self.decided is not None:
+            self.decided.close()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _opened(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._broker.reader(self.topic, self.at, inclusive=False)
+        return self._reader
+
+    def _hold(self, placed: PlacedBatch) -> None:
+        if self.decided is None:
+            return
+        self.decided.applied(placed)
+        if self.decided.overfull and self.sequencer is not None:
+            self.sequence_all()
+        if self.decided.overfull:
+            self.decided.shed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
