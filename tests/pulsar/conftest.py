@@ -32,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> None:
     """End a private broker after its last test: an idle one takes a twentieth of a CPU."""
+    if nextitem is None:
+        return  # the session has ended, and its brokers with it
     for name in ("mortal", "odd_broker"):
         if name in item.funcargs and name not in getattr(nextitem, "fixturenames", ()):
             item.funcargs[name].kill()
