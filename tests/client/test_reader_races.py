@@ -361,7 +361,7 @@ def test_reader_drops_aborts_in_trimmed_ledgers(broker: MemoryBroker, monkeypatc
         assert loads == []  # nothing is gone, so there is nothing to be had
         (followed,) = reader._followers
         assert isinstance(followed, follower.CommittedFollower)
-        assert len(followed._buffer.aborted) == 8
+        assert len(followed._log.buffer.aborted) == 8
         owner.pump()
         for _ in range(2):
             owner.snapshot(T)
@@ -370,5 +370,5 @@ def test_reader_drops_aborts_in_trimmed_ledgers(broker: MemoryBroker, monkeypatc
         assert drain(reader) == [(5, "e")]
         assert loads == [T]
         # The newest part is of ledger 2 and not sealed: the owner keeps it for now, and so does a reader.
-        assert followed._buffer.aborted.ids() == owner.buffer(T).aborted.ids()
-        assert len(followed._buffer.aborted) < 8
+        assert followed._log.buffer.aborted.ids() == owner.buffer(T).aborted.ids()
+        assert len(followed._log.buffer.aborted) < 8

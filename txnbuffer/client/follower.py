@@ -1,20 +1,18 @@
-"""Reading one topic for a committed reader: one position for transaction state, an earlier one for delivery
+"""Reading one topic for a committed reader, from any position: visible records in log order, with their seqnos
 
-The fold reads the log from the position of the snapshot and applies it to the transaction buffer. Delivery returns
-records up to maxReadPosition. Until delivery has reached the fold, it reads the log with a second reader. From then on
-both share what the fold reads ("joined"); if a long transaction makes that too much for memory, they separate again.
+The log is applied from the position of the snapshot on, which may be after the position where reading starts: what is
+before it is read from the log a second time, by the visibility of the buffer.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, Reader
+from broker_io.port import Broker
 from broker_io.position import NO_INDEX, Int64s
 from snapshots.errors import SnapshotMissing
 from snapshots.records import reaches
@@ -22,10 +20,11 @@ from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import ProtocolStopped, ReplayStalled, UndecodableRecordSet
+from txnbuffer.follow.follower import LogFollower
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import any_transactional
-from txnbuffer.recordset import expand, rows_within
-from txnbuffer.recovery.load import load
+from txnbuffer.recordset import expand
+from txnbuffer.recovery.load import LoadedTopic, load
 from txnbuffer.recovery.restore import LOST
 
 MAX_WAIT = 10.0
@@ -99,7 +98,6 @@ class CommittedFollower:
         self._blocked = False
         self._rest: tuple[PlacedBatch, Int64s | None] | None = None
         self._unapplied: PlacedBatch | None = None
-        self._delivery: Reader | None = None
         self._open()
 
     def _open(self) -> None:
@@ -107,17 +105,13 @@ class CommittedFollower:
         while True:
             loaded = load(self._broker, self.topic)
             self._registered = loaded.registered
-            self._buffer = loaded.buffer
             self._first_ledger = loaded.first_ledger
             self._seqno, self._at = loaded.anchor(self._start.position)
             if not loaded.registered:
                 self._at = loaded.resume
-            self._queue: deque[PlacedBatch] = deque()
-            self._queued_bytes = 0
-            self._joined = reaches(self._at, loaded.resume)
             try:
                 self._check_start()
-                self._fold = self._broker.reader(self.topic, loaded.resume, inclusive=False)
+                self._log = self._follow(loaded)
             except PositionTrimmed:
                 if not self._attempts:
                     raise
@@ -125,6 +119,12 @@ class CommittedFollower:
             else:
                 self._opened = True
                 return
+
+    def _follow(self, loaded: LoadedTopic) -> LogFollower:
+        reader = self._broker.reader(self.topic, loaded.resume, inclusive=False)
+        log = LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume, decided_after=self._at, reader=reader)
+        log.limit_held(MAX_BUFFERED_BYTES)
+        return log
 
     def _check_start(self) -> None:
         """Raises PositionTrimmed if records after the start were trimmed: continuing would skip them."""
@@ -139,11 +139,11 @@ class CommittedFollower:
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        return tuple(state.epoch for state in self._buffer.coordinators.values())
+        return tuple(state.epoch for state in self._log.buffer.coordinators.values())
 
     @property
     def decided_position(self) -> Position:
-        return self._buffer.max_read_position or EARLIEST
+        return self._log.buffer.max_read_position or EARLIEST
 
     def poll(self, limit: int) -> RecordBatch | None:
         while self._rest is None:
@@ -167,7 +167,7 @@ class CommittedFollower:
             self._open()
             return True
         try:
-            placed = None if self._stopped is not None else self._unapplied or self._fold.read(timeout=timeout)
+            placed = None if self._stopped is not None else self._unapplied or self._log.fetch(timeout)
         except PositionTrimmed as error:
             self._restart(error)
             return True
@@ -184,22 +184,15 @@ class CommittedFollower:
                 return True
         self._unapplied = None
         try:
-            self._buffer.apply_batch(placed)
+            self._log.apply(placed)
         except ProtocolStopped as error:
-            self._stopped = error.of_topic(self.topic)
-            placed = placed.take(slice(placed.positions.search(error.position)))
-        self._buffer.take_sealed()
-        if self._joined and len(placed):
-            self._enqueue(placed)
-            self._joined = self._queued_bytes <= MAX_BUFFERED_BYTES
-        if len(placed) and placed.positions.first.ledger > self._first_ledger:
+            self._stopped = error
+        if placed.positions.first.ledger > self._first_ledger:
             self._forget_trimmed()
         return True
 
     def close(self) -> None:
-        self._fold.close()
-        if self._delivery is not None:
-            self._delivery.close()
+        self._log.close()
 
     def _restart(self, error: PositionTrimmed) -> None:
         """Restart at the new beginning of the log, if no record was delivered yet. Raises `error` otherwise."""
@@ -207,7 +200,7 @@ class CommittedFollower:
             raise error
         self._attempts -= 1
         self.close()
-        self._delivery, self._opened = None, False  # if this fails, the next read retries it
+        self._opened = False  # if this fails, the next read retries it
         self._open()
 
     def _take(self, decided: PlacedBatch) -> None:
@@ -229,13 +222,14 @@ class CommittedFollower:
 
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
         """Return the visible records. A record set that cannot be unpacked stops the topic; return those before it."""
-        messages = decided.take(visible_mask(decided, self._buffer))
+        buffer = self._log.buffer
+        messages = decided.take(visible_mask(decided, buffer))
         records, broken = unpacked(messages)
         if broken is not None:
             self._stopped, self._blocked = broken, True
         if records is messages:
             return messages
-        return records.take(~self._buffer.suppressed.mask(records.positions))
+        return records.take(~buffer.suppressed.mask(records.positions))
 
     def _learn_seqno(self) -> None:
         """Find the next seqno when the first transactions of a topic appear.
@@ -255,47 +249,17 @@ class CommittedFollower:
                         f"topic {self.topic!r}: no message after {at}, although {self._at} was read: try again"
                     )
                 passed = placed.take(slice(placed.positions.search(self._at, right=True)))
-                seqno += int(visible_counts(passed, self._buffer).sum())
+                seqno += int(visible_counts(passed, self._log.buffer).sum())
                 at = placed.positions.last
         self._registered, self._seqno = True, seqno
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
         """Return the next messages, all of them decided, with markers and invisible records."""
-        while not self._queue and not self._joined:
+        while True:
             try:
-                self._read_for_delivery(limit)
-                break
+                return self._log.take(limit)
             except PositionTrimmed as error:
                 self._restart(error)
-        if not self._queue or self._buffer.max_read_position is None:
-            return None
-        head = self._queue[0]
-        count = min(head.positions.search(self._buffer.max_read_position, right=True), rows_within(head, limit))
-        if count == 0:
-            return None
-        self._queue.popleft()
-        if count < len(head):
-            self._queue.appendleft(head.take(slice(count, None)))
-            return head.take(slice(count))
-        self._queued_bytes -= _weight(head)
-        return head
-
-    def _read_for_delivery(self, limit: int) -> None:
-        """Read the log between delivery and fold; join the two when delivery reaches the fold."""
-        applied = self._buffer.applied
-        if applied is None or reaches(self._at, applied):
-            self._join()
-            return
-        if self._delivery is None:
-            self._delivery = self._broker.reader(self.topic, self._at, inclusive=False)
-        placed = self._delivery.read(limit=limit)
-        if placed is None:
-            return
-        count = placed.positions.search(applied, right=True)
-        if count:
-            self._enqueue(placed.take(slice(count)))
-        if count < len(placed) or reaches(placed.positions.last, applied):
-            self._join()
 
     def _forget_trimmed(self) -> None:
         """Drop aborts whose ledgers were trimmed: replace the buffer by one loaded from the newest snapshot.
@@ -305,29 +269,18 @@ class CommittedFollower:
         """
         self._first_ledger = self._broker.ledgers(self.topic)[0].ledger
         floor = reader_floor(self._first_ledger, self._at)
-        parts = self._buffer.segments.summaries
+        parts = self._log.buffer.segments.summaries
         if not parts or parts[0].last_ledger >= floor or floor < self._first_ledger:
             return
         loaded = load(self._broker, self.topic)
-        target = self._buffer.applied
-        with self._broker.reader(self.topic, loaded.resume, inclusive=False) as reader:
-            while not reaches(loaded.buffer.applied, target):
-                placed = reader.read(timeout=MAX_WAIT)
-                if placed is None or target is None:
-                    return
-                loaded.buffer.apply_batch(placed.take(slice(placed.positions.search(target, right=True))))
+        target = self._log.buffer.applied
+        with LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume) as newest:
+            try:
+                newest.replay(target, exactly=True, timeout=MAX_WAIT)
+            except ReplayStalled:
+                return
         if loaded.buffer.applied == target:
-            self._buffer = loaded.buffer
-
-    def _enqueue(self, placed: PlacedBatch) -> None:
-        self._queue.append(placed)
-        self._queued_bytes += _weight(placed)
-
-    def _join(self) -> None:
-        self._joined = True
-        if self._delivery is not None:
-            self._delivery.close()
-            self._delivery = None
+            self._log.replace_buffer(loaded.buffer)
 
 
 def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:
@@ -341,7 +294,3 @@ def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:
             except UndecodableRecordSet:
                 return expand(messages.take(slice(row))), error
         raise
-
-
-def _weight(placed: PlacedBatch) -> int:
-    return len(placed.messages.values.data) + len(placed.messages.keys.data) + 64 * len(placed)

@@ -34,7 +34,7 @@ class DecidedLog:
         self.held_limit = HELD_BYTES
         self._broker = broker
         self._topic = topic
-        self._buffer = buffer
+        self.buffer = buffer
         self._held: deque[PlacedBatch] = deque()
         self._held_bytes = 0
         self._read_to = at
@@ -44,7 +44,7 @@ class DecidedLog:
     @property
     def has_backlog(self) -> bool:
         """Whether decided messages have to be read from the log again."""
-        return self.lagging and not passed(self._read_to, self._buffer.max_read_position)
+        return self.lagging and not passed(self._read_to, self.buffer.max_read_position)
 
     @property
     def overfull(self) -> bool:
@@ -77,7 +77,7 @@ class DecidedLog:
 
     def continued_in(self, ledger: int) -> bool:
         """The log continues in this ledger after all applied messages: continue there if all of them were taken."""
-        if not passed(self.at, self._buffer.applied):
+        if not passed(self.at, self.buffer.applied):
             return False
         self.at = self._read_to = max(self.at, Position(ledger, -1))
         return True
@@ -91,7 +91,7 @@ class DecidedLog:
         if not self._held:
             return None
         head = self._held[0]
-        count = decided_rows(head, self._buffer)
+        count = decided_rows(head, self.buffer)
         if limit is not None and count:
             count = min(count, rows_within(head, limit))
         if not count:
@@ -101,7 +101,7 @@ class DecidedLog:
             taken = head.take(slice(count))
             self._held.appendleft(head.take(slice(count, None)))
         self._held_bytes -= weight(taken)
-        self.at = end_of(taken.positions.last, self._buffer.max_read_position)
+        self.at = end_of(taken.positions.last, self.buffer.max_read_position)
         return taken
 
     def _hold(self, placed: PlacedBatch) -> None:
@@ -110,11 +110,11 @@ class DecidedLog:
 
     def _read(self) -> bool:
         """Read on while more is decided; return whether anything was read. Stop lagging once all applied is read."""
-        applied = self._buffer.applied
+        applied = self.buffer.applied
         if applied is None or passed(self._read_to, applied):
             self._caught_up()
             return False
-        if passed(self._read_to, self._buffer.max_read_position):
+        if passed(self._read_to, self.buffer.max_read_position):
             return False
         if self._reader is None:
             self._reader = self._broker.reader(self._topic, self._read_to, inclusive=False)

@@ -29,9 +29,10 @@ OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 class LogFollower:
     """Follows the log of a topic after `resume`, up to which its buffer was restored.
 
-    `decided` has the decided messages after `decided_after`; None if that is None. `sequencer`, which has numbered
-    those before, numbers them, and `on_sequenced` is called with them. `reader`: an open reader at `resume`; None opens
-    one when it is needed. `keeps_sealed`: the caller takes the segments that the buffer seals, else they are dropped.
+    `take` returns the decided messages after `decided_after`; if that is None they are not kept. `sequencer`, which
+    has numbered those before, numbers them, and `on_sequenced` is called with them. `reader`: an open reader at
+    `resume`; None opens one when it is needed. `keeps_sealed`: the caller takes the segments that the buffer seals,
+    else they are dropped.
     """
 
     def __init__(
@@ -69,8 +70,12 @@ class LogFollower:
 
         Raises ProtocolStopped, PositionTrimmed, Damaged: then the topic can't be followed any further.
         """
-        placed = self._opened().read(limit=limit, timeout=timeout)
+        placed = self.fetch(timeout, limit)
         return None if placed is None else self.apply(placed)
+
+    def fetch(self, timeout: float = 0.0, limit: int = 65_536) -> PlacedBatch | None:
+        """Return the next messages, which the caller then applies; None if none came. Raises as `read`."""
+        return self._opened().read(limit=limit, timeout=timeout)
 
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         """Apply messages that follow the applied ones. Raises ProtocolStopped, which names the topic."""
@@ -99,7 +104,7 @@ class LogFollower:
             return effects
         self.buffer.replay_until(end)
         while not passed(self.at, end):
-            placed = self._opened().read(timeout=timeout)
+            placed = self.fetch(timeout)
             if placed is None:
                 raise ReplayStalled(
                     f"topic {self.topic}: the log ends at {end}, but nothing came after {self.at} within {timeout:.0f} "
@@ -111,7 +116,17 @@ class LogFollower:
                 self._close_reader()  # another one reads the rest again
         return effects
 
-    # Sequence numbers
+    def replace_buffer(self, buffer: TransactionBuffer) -> None:
+        """Continue with another buffer that has applied the same messages."""
+        self.buffer = buffer
+        if self.decided is not None:
+            self.decided.buffer = buffer
+
+    # Decided messages, and their sequence numbers
+
+    def take(self, limit: int | None = None) -> PlacedBatch | None:
+        """The next decided messages, as `DecidedLog.take`."""
+        return None if self.decided is None else self.decided.take(limit)
 
     @property
     def numbered(self) -> Sequencer:
@@ -122,7 +137,7 @@ class LogFollower:
 
     def sequence(self) -> bool:
         """Number one batch of decided messages; return False if no more are decided."""
-        placed = None if self.decided is None else self.decided.take()
+        placed = self.take()
         if placed is None:
             return False
         sequenced = self.numbered.advance(placed, self.buffer)
