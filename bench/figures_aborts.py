@@ -10,7 +10,7 @@ from bench.fresh import fresh, resident_bytes
 from bench.harness import figure
 from broker_io.position import Int64s
 from txnbuffer.buffer.buffer import SEGMENT_SIZE
-from txnbuffer.buffer.sets import AbortedSet
+from txnbuffer.buffer.state import AbortedSet
 from txnbuffer.model import TxnId
 
 MILLION = 1_000_000

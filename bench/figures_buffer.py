@@ -12,7 +12,7 @@ from bench.workload import end_of, one_record_each, records
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.position import Positions
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.visibility import visible_mask
+from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import transactional
 
@@ -76,5 +76,5 @@ def visible() -> float:
         buffer.apply_batch(batch)
     start = time.perf_counter()
     for batch in log:
-        visible_mask(batch, buffer)
+        visible_counts(batch, buffer)
     return BATCHES * BATCH / (time.perf_counter() - start)

@@ -175,7 +175,7 @@ def session() -> SparkSession:
 
 def export(spark: SparkSession, address: str, directory: str, form: str = PARQUET) -> float:
     from txnbuffer.pipeline.jobs.export import Export
-    from txnbuffer.pipeline.jobs.running import reading_options
+    from txnbuffer.pipeline.options import reading_options
 
     to = target(directory, VERSIONS, form)
     start = time.perf_counter()

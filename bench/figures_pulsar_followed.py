@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -73,23 +71,6 @@ def status(pid: int, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
 
 
-async def takeover(address: str, pid: int, options: Options) -> float:
-    """Seconds from the kill of the active service to the commit of a transaction begun then."""
-    from txnbuffer import connect
-
-    async with connect(address, broker_options=options) as client:
-        await commit_to(client, "topic-0")
-        began = time.perf_counter()
-        os.kill(pid, signal.SIGKILL)
-        async with client.transaction() as txn:
-            await txn.send("topic-1", VALUE)
-        return time.perf_counter() - began
-
-
-def run_takeover(address: str, pid: int, options: Options) -> float:
-    return asyncio.run(takeover(address, pid, options))
-
-
 @figure("pulsar.visible_ms.10", unit="ms")
 def visible_of_few() -> float:
     return 1000 * followed(FEW).visible_seconds
@@ -116,5 +97,5 @@ def takeover_of_many() -> float:
     address = followed(MANY).address
     with service(address) as (active, _), service(address, "--standby", event="standing by"):
         options = {"admin_url": broker().admin}
-        result: float = fresh("bench.figures_pulsar_followed", "run_takeover", address, active.pid, options)
+        result: float = fresh("bench.figures_pulsar_recovery", "run_takeover", address, active.pid, options, "topic-0")
     return result

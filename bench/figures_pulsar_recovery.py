@@ -103,12 +103,12 @@ def load_many_aborts() -> Pair:
     return load(ABORTS)
 
 
-async def takeover(address: str, pid: int, options: Options) -> float:
-    """Seconds from the kill of the active service to the commit of a transaction begun then."""
+async def takeover(address: str, pid: int, options: Options, topic: str) -> float:
+    """Seconds from the kill of the active service to the commit of a transaction in a topic, begun then."""
     from txnbuffer import Transaction, connect
 
     async def write(txn: Transaction) -> None:
-        await txn.send("a", VALUE)
+        await txn.send(topic, VALUE)
 
     async with connect(address, broker_options=options) as client:
         await client.run(write)
@@ -118,8 +118,8 @@ async def takeover(address: str, pid: int, options: Options) -> float:
         return time.perf_counter() - start
 
 
-def run_takeover(address: str, pid: int, options: Options) -> float:
-    return asyncio.run(takeover(address, pid, options))
+def run_takeover(address: str, pid: int, options: Options, topic: str) -> float:
+    return asyncio.run(takeover(address, pid, options, topic))
 
 
 @figure("pulsar.takeover_seconds", unit="s", goal="<= 5")
@@ -127,5 +127,5 @@ def take_over() -> float:
     address = f"{broker().url}/{broker().namespace()}"
     with service(address) as (active, _), service(address, "--standby", event="standing by"):
         options = {"admin_url": broker().admin}
-        result: float = fresh("bench.figures_pulsar_recovery", "run_takeover", address, active.pid, options)
+        result: float = fresh("bench.figures_pulsar_recovery", "run_takeover", address, active.pid, options, "a")
     return result

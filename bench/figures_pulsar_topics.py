@@ -32,7 +32,7 @@ async def registering(address: str, count: int, options: Options) -> dict[str, f
             began = time.perf_counter()
             await asyncio.gather(*map(engine.registrar.register_now, names))
             elapsed = time.perf_counter() - began
-            followed = [topic for topic in map(engine.topics.get, names) if topic is not None and topic.follower]
+            followed = [topic for topic in map(engine.topics.get, names) if topic is not None and topic.reader]
             if len(followed) < count:
                 raise RuntimeError(f"{len(followed)} of {count} topics were registered")
             return {"per_second": count / elapsed, "threads": threading.active_count()}

@@ -21,6 +21,8 @@ Which: TypeAlias = "NDArray[np.bool_] | NDArray[np.intp] | slice"
 """A choice of rows: a mask, a column of row numbers, or a slice."""
 
 ABSENT = -1
+ROW_BYTES = 64
+"""Approximate memory of a message in addition to its key, value and properties."""
 NO_TIME = 0
 
 
@@ -297,6 +299,11 @@ class Batch:
             {name: column.take(which) for name, column in self.properties.items()},
             None if self.event_times is None else self.event_times[which],
         )
+
+    @property
+    def weight(self) -> int:
+        """Approximate memory in bytes, without properties."""
+        return len(self.keys.data) + len(self.values.data) + ROW_BYTES * len(self)
 
     def sizes(self) -> Int64s:
         """Bytes of each message as the size limit counts them: key, value, and properties as UTF-8."""

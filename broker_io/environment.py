@@ -1,20 +1,38 @@
-"""The world as ports: clock, disk and randomness.
+"""The world as ports: clock, disk, randomness, threads and network of the current environment.
 
-The embedded log reaches the operating system only through these ports, so that a deterministic simulator can
-drive the same code. The `System…` classes use the operating system; `broker_io.testing` has a simulated disk.
+Everything but the edges of a program reaches the operating system only through these ports, so that a deterministic
+simulator can drive the same code. `current` is the environment of the running code: the real machine of
+`broker_io.system`, or the one of `use`. Threads, executors and tasks inherit it from the code that starts them.
+
+asyncio is not among the ports: the event loop is one itself, with its time, its sleeps and its worker threads.
+`broker_io.testing` has a simulated disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
-import time
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from broker_io.system import (
+    SystemClock,
+    SystemDisk,
+    SystemNetwork,
+    SystemRandomness,
+    SystemThreads,
+    process_id,
+)
+
+if TYPE_CHECKING:
+    import socket
+
+T = TypeVar("T")
+Sent = TypeVar("Sent")
 
 
 class Clock(Protocol):
@@ -31,6 +49,12 @@ class Randomness(Protocol):
     def token(self, size: int) -> bytes:
         """`size` unpredictable bytes."""
 
+    def below(self, end: int) -> int:
+        """A number from 0 to before `end`; it may be predictable."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number from `low` to `high`; it may be predictable."""
+
 
 class ReadableFile(Protocol):
     """One open file. Every call raises OSError as the operating system does."""
@@ -41,15 +65,6 @@ class ReadableFile(Protocol):
     def size(self) -> int: ...
 
     def close(self) -> None: ...
-
-
-def disable_grpc_fork_handlers() -> None:
-    """Call this before gRPC is first used.
-
-    Its fork handlers are for programs that use gRPC in the child. They sometimes crash it, and a child that only starts
-    another program, such as Spark's JVM, must not depend on them.
-    """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def read_file(file: ReadableFile) -> bytes:
@@ -80,6 +95,9 @@ class Disk(Protocol):
     def locked(self, path: str) -> bool:
         """Whether a process holds the lock of a file; a missing file is not locked. May disturb `lock` for a moment."""
 
+    def read(self, path: str) -> bytes:
+        """All bytes of a file, which may be a pipe."""
+
     def exists(self, path: str) -> bool: ...
 
     def identity(self, path: str) -> tuple[int, int, int]:
@@ -100,159 +118,146 @@ class Disk(Protocol):
     def free_bytes(self, path: str) -> int: ...
 
 
-class SystemClock:
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+class Mutex(Protocol):
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    def release(self) -> None: ...
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def __enter__(self) -> bool: ...
 
-
-class SystemRandomness:
-    def token(self, size: int) -> bytes:
-        return secrets.token_bytes(size)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
-WRITEV_MAX = 1024
-"""Chunks that one system call accepts on every known platform."""
+class Condition(Mutex, Protocol):
+    """A condition with a reentrant lock of its own."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+    def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T: ...
+
+    def notify(self, n: int = 1) -> None: ...
+
+    def notify_all(self) -> None: ...
 
 
-class SystemFile:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+class ThreadEvent(Protocol):
+    def is_set(self) -> bool: ...
 
-    def read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
-        if len(data) == size or not data:
-            return data
-        chunks = [data]
-        missing = size - len(data)
-        while missing and (data := os.pread(self._descriptor, missing, offset + size - missing)):
-            chunks.append(data)
-            missing -= len(data)
-        return b"".join(chunks)
+    def set(self) -> None: ...
 
-    def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        for start in range(0, len(chunks), WRITEV_MAX):
-            group = list(chunks[start : start + WRITEV_MAX])
-            length = sum(map(len, group))
-            written = os.pwritev(self._descriptor, group, offset)
-            if written < length:
-                rest = memoryview(b"".join(group))
-                while written < length:
-                    written += os.pwrite(self._descriptor, rest[written:], offset + written)
-            offset += length
+    def clear(self) -> None: ...
 
-    def sync(self) -> None:
-        os.fdatasync(self._descriptor)
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
-
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
-class SystemLock(SystemFile):
-    """A file that this process has locked. A forked child closes it, or the lock would outlive this process."""
+class ThreadQueue(Protocol[Sent]):
+    """A queue without a limit; `queue.Empty` as in the standard library."""
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
-        _LOCKS.add(self)
+    def put(self, item: Sent) -> None: ...
 
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+    def get(self, block: bool = True, timeout: float | None = None) -> Sent: ...
+
+    def get_nowait(self) -> Sent: ...
 
 
-_LOCKS: weakref.WeakSet[SystemLock] = weakref.WeakSet()
+class Thread(Protocol):
+    def start(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_current(self) -> bool:
+        """Whether the calling code runs in this thread."""
+
+
+class Timer(Protocol):
+    def start(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+class Threads(Protocol):
+    """Threads run in a copy of the context in which they, or the executor that they belong to, were started."""
+
+    def thread(self, work: Callable[[], object], *, name: str | None = None, daemon: bool = False) -> Thread:
+        """A thread that is not started yet."""
+
+    def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """A daemon thread that calls something some seconds after its start."""
+
+    def executor(self, workers: int, name: str) -> Executor: ...
+
+    def lock(self) -> Mutex: ...
+
+    def reentrant_lock(self) -> Mutex: ...
+
+    def condition(self) -> Condition: ...
+
+    def event(self) -> ThreadEvent: ...
+
+    def queue(self) -> ThreadQueue[Any]: ...
+
+
+class Network(Protocol):
+    """Sockets that neither asyncio nor a client library opens. The calls raise OSError."""
+
+    def host_name(self) -> str: ...
+
+    def probe(self, host: str, port: int, seconds: float) -> None:
+        """Return if the address accepts connections."""
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        """A socket that listens at an address."""
+
+    def check_free(self, host: str, port: int) -> None:
+        """Return if a server can listen at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """All ports; the defaults are the real machine."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    disk: Disk = field(default_factory=SystemDisk)
+    randomness: Randomness = field(default_factory=SystemRandomness)
+    threads: Threads = field(default_factory=SystemThreads)
+    network: Network = field(default_factory=SystemNetwork)
+    process: str = field(default_factory=process_id)
+    """The text that identifies the process on its host, also in lock files: the process id."""
+
+
+_machine = Environment()
+_current: ContextVar[Environment | None] = ContextVar("environment", default=None)
+
+
+def current() -> Environment:
+    """The environment of the running code. What lives for long asks once, when it is created."""
+    return _current.get() or _machine
+
+
+@contextlib.contextmanager
+def use(environment: Environment) -> Iterator[None]:
+    """Make an environment the current one for a block, and for all that is started there."""
+    token = _current.set(environment)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def _forked() -> None:
-    for lock in _LOCKS:
-        lock.close()
+    global _machine
+    _machine = Environment()
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
-class SystemDisk:
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> SystemFile:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return SystemFile(os.open(path, flags, 0o644))
+def disable_grpc_fork_handlers() -> None:
+    """Call this before gRPC is first used.
 
-    def lock(self, path: str) -> SystemLock | None:
-        import fcntl
-
-        descriptor = os.open(path, os.O_CLOEXEC | os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return None
-            raise
-        return SystemLock(descriptor)
-
-    def locked(self, path: str) -> bool:
-        import fcntl
-
-        try:
-            descriptor = os.open(path, os.O_CLOEXEC | os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
-
-    def exists(self, path: str) -> bool:
-        return os.path.exists(path)
-
-    def identity(self, path: str) -> tuple[int, int, int]:
-        status = os.stat(path)
-        return status.st_dev, status.st_ino, status.st_mtime_ns
-
-    def list(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
-
-    def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
-
-    def rename(self, source: str, target: str) -> None:
-        os.rename(source, target)
-
-    def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
-
-    def sync_directory(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def free_bytes(self, path: str) -> int:
-        return shutil.disk_usage(path).free
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The ports of the embedded log; the defaults are the real machine."""
-
-    clock: Clock = field(default_factory=SystemClock)
-    disk: Disk = field(default_factory=SystemDisk)
-    randomness: Randomness = field(default_factory=SystemRandomness)
-    process: str = field(default_factory=lambda: str(os.getpid()))
-    """The text that a lock file holds about its owner: the process id."""
+    Its fork handlers are for programs that use gRPC in the child. They sometimes crash it, and a child that only starts
+    another program, such as Spark's JVM, must not depend on them.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

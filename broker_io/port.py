@@ -150,7 +150,8 @@ class NotifyingReader(Protocol):
         """Call `callback` once, in any thread, when `read` may return messages or fail; at once if it may now.
 
         The callback must neither block nor read. It replaces a callback that was not called yet. A reader that is dead
-        without knowing it calls nothing, so poll it from time to time as well.
+        without knowing it calls nothing, so poll it from time to time as well. From the first call on `read` without a
+        timeout never waits, not even for messages that exist: one thread can read many topics.
         """
 
 

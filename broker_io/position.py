@@ -50,6 +50,11 @@ LATEST = Position(2**63 - 1, 2**63 - 1, -1)
 """Above every message."""
 
 
+def before_ledger(ledger: int) -> Position:
+    """The position after which the messages of a ledger begin."""
+    return Position(ledger, -1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
     """Ascending positions as three columns of one length.

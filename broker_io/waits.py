@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import tenacity
 
+from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable
 
 LONG_SECONDS = 3.0
@@ -42,7 +42,8 @@ class Wait:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._since: float | None = time.monotonic()
+        self._monotonic = current().clock.monotonic
+        self._since: float | None = self._monotonic()
         self._reason = ""
         self._logged = False
 
@@ -53,7 +54,7 @@ class Wait:
 
     def resume(self) -> None:
         """Continue the wait, counting from now."""
-        self._since = time.monotonic()
+        self._since = self._monotonic()
 
     def pause(self) -> None:
         """Suspend the wait until `resume`."""
@@ -70,7 +71,7 @@ class Wait:
     def current(self) -> LongWait | None:
         """The wait as it is shown; None if it has not lasted long enough."""
         since = self._since
-        seconds = 0.0 if since is None else time.monotonic() - since
+        seconds = 0.0 if since is None else self._monotonic() - since
         return LongWait(self._what, seconds, self._reason) if seconds > LONG_SECONDS else None
 
 
@@ -93,15 +94,16 @@ def end(wait: Wait) -> None:
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Wait]:
     """Show a wait while the block runs, and for some time longer if the block raises a retryable error."""
+    monotonic = current().clock.monotonic
     before, until = _failed.pop(what, (None, 0.0))
-    wait = Wait(what) if before is None or time.monotonic() > until else before
+    wait = Wait(what) if before is None or monotonic() > until else before
     _waits[wait] = None
     try:
         yield wait
     except Error as error:
         if error.retryable:
             wait.failed(error)
-            _failed[what] = wait, time.monotonic() + KEPT_SECONDS
+            _failed[what] = wait, monotonic() + KEPT_SECONDS
         raise
     finally:
         end(wait)
@@ -109,7 +111,7 @@ def waiting(what: str) -> Iterator[Wait]:
 
 def long_waits() -> list[LongWait]:
     """The waits that have lasted `LONG_SECONDS`, longest first."""
-    now = time.monotonic()
+    now = current().clock.monotonic()
     for what, (_, until) in [*_failed.items()]:
         if now > until:
             _failed.pop(what, None)
@@ -120,6 +122,7 @@ def long_waits() -> list[LongWait]:
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+_highest_pause = tenacity.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
 
 
 class RetryPolicy:
@@ -133,15 +136,17 @@ class RetryPolicy:
         self.seconds = seconds
         self._check = check
         self._from_start = from_start
+        self._environment = current()
 
     def __call__(self, what: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`; `what` names the wait. Raises the last ServiceUnavailable."""
-        began = time.monotonic() if self._from_start else None
+        clock, randomness = self._environment.clock, self._environment.randomness
+        began = clock.monotonic() if self._from_start else None
 
         def is_over(_: tenacity.RetryCallState) -> bool:
             nonlocal began
             self._check()
-            now = time.monotonic()
+            now = clock.monotonic()
             began = now if began is None else began
             return now - began >= self.seconds
 
@@ -152,7 +157,8 @@ class RetryPolicy:
 
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ServiceUnavailable),
-                wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+                sleep=clock.sleep,
+                wait=lambda state: randomness.uniform(0.0, _highest_pause(state)),
                 stop=is_over,
                 before_sleep=failed,
                 reraise=True,

@@ -2,21 +2,17 @@
 
 A scan decides nothing but which writers count. Whether the entries of a topic fit together is checked when it is
 restored, topic by topic, so that a bad topic stops no other.
-
-End-of-topic detection: a reader of a compacted topic may get no message before the end that the broker reported,
-because compaction dropped the rest, or because the cluster is slow. On a cluster compaction leaves the raw log as it
-is, so `read_log_rest` reads the rest there; applying it leads to the same state. Elsewhere nothing is left to read.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from broker_io.batch import PlacedBatch, PropertyColumn
-from broker_io.errors import PositionTrimmed, ServiceUnavailable, StorageError
-from broker_io.port import Broker, PolicyBroker, Reader
+from broker_io.compacted import CompactedReader
+from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from snapshots.format import (
     EPOCH_PROPERTY,
@@ -29,42 +25,7 @@ from snapshots.format import (
     Stored,
 )
 
-MESSAGE_TIMEOUT = 30.0
-"""Seconds within which a message that is in the log must be read."""
-
-
-def read_log_rest(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
-    """The messages of a raw log after `at`, at least up to `end`; none if they are trimmed or the log is compacted.
-
-    Raises ServiceUnavailable if they do not come in time.
-    """
-    if at >= end or not isinstance(broker, PolicyBroker):
-        return
-    if not any(ledger.ledger == end.ledger and ledger.entries > end.entry for ledger in broker.ledgers(topic)):
-        return
-    try:
-        reader = broker.reader(topic, at, inclusive=False)
-    except PositionTrimmed:
-        return
-    with reader:
-        while at < end:
-            placed = reader.read(timeout=MESSAGE_TIMEOUT)
-            if placed is None:
-                raise ServiceUnavailable(
-                    f"topic {topic!r} ends at {end}, but nothing came after {at} within {MESSAGE_TIMEOUT:.0f} s: check "
-                    "the broker, and try again"
-                )
-            at = placed.positions.last
-            yield placed
-
-
-END_TIMEOUT = 0.25
-"""Seconds without a message after which the rest counts as compacted away."""
-
 EPOCH_DIGITS = 18
-
-OWN_WRITE_TIMEOUT = 30.0
-"""Seconds within which an acknowledged message of this process must be read back."""
 
 HISTORY_KEPT = 8
 
@@ -171,50 +132,18 @@ class Scan:
         self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: Set[str] | None = None, *, raw: bool = False
     ) -> None:
         self._broker = broker
-        self._topic = topic
-        self._compacted = not raw
-        self._reader: Reader = broker.reader(topic, compacted=not raw)
+        self._reader = CompactedReader(broker, topic, compacted=not raw)
         self.table = SnapshotTable(only, history={} if raw else None)
 
     def read_to_end(self) -> None:
         """Read to the current end. Raises ServiceUnavailable if messages before it do not come."""
-        end = self._broker.last_position(self._topic)
-        while not self._read(lambda: end is None or self.table.position >= end, END_TIMEOUT):
-            if end is not None and not self._continue_with_new_reader():
-                for placed in read_log_rest(self._broker, self._topic, self.table.position, end):
-                    self.table.feed(placed)
-                return
-
-    def _continue_with_new_reader(self) -> bool:
-        """Continue with another reader if it finds messages.
-
-        A reader without messages may be at the end of what compaction left, or dead; only another one can show which.
-        """
-        reader = self._broker.reader(self._topic, self.table.position, inclusive=False, compacted=self._compacted)
-        placed = reader.read(timeout=END_TIMEOUT)
-        if placed is None:
-            reader.close()
-            return False
-        self._reader.close()
-        self._reader = reader
-        self.table.feed(placed)
-        return True
+        for placed in self._reader.read_to_end(self._broker.last_position(self._reader.topic)):
+            self.table.feed(placed)
 
     def read_to(self, position: Position) -> None:
-        """Read up to a message that this process has just written."""
-        if not self._read(lambda: self.table.position >= position, OWN_WRITE_TIMEOUT):
-            raise StorageError(
-                f"{self._topic}: the message written at {position} did not come back within "
-                f"{OWN_WRITE_TIMEOUT:.0f} s: check the broker and start again"
-            )
-
-    def _read(self, done: Callable[[], bool], timeout: float) -> bool:
-        while not done():
-            placed = self._reader.read(timeout=timeout)
-            if placed is None:
-                return False
+        """Read up to a message that this process has just written. Raises ServiceUnavailable if it does not come."""
+        for placed in self._reader.read_to(position):
             self.table.feed(placed)
-        return True
 
     def close(self) -> None:
         self._reader.close()

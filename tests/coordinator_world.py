@@ -17,7 +17,7 @@ from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import Damage, EpochRaised, TransactionEnded
-from txnbuffer.buffer.visibility import visible_mask
+from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import Owner as OwnerEntry
 from txnbuffer.coordinator.decisions import decode
@@ -121,7 +121,7 @@ class Reading:
         self.ongoing = [entry.txn for entry in buffer.ongoing]
         last = buffer.max_read_position
         if last is not None and len(placed):
-            for seen, message in zip(visible_mask(placed, buffer).tolist(), log.messages, strict=True):
+            for seen, message in zip((visible_counts(placed, buffer) > 0).tolist(), log.messages, strict=True):
                 if seen and "tb.marker" not in message.properties:
                     self.values.append(message.value or b"")
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from broker_io.batch import PlacedBatch
-from broker_io.memory import MemoryBroker
-from broker_io.port import Reader
+from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
 
 
@@ -33,15 +32,18 @@ class CutShort:
 
 
 def cut_short(
-    patch: pytest.MonkeyPatch, broker: MemoryBroker, given: int, *, which: Callable[[bool], bool] = bool
+    patch: pytest.MonkeyPatch, broker: Broker, *given: int, which: Callable[[bool], bool] = bool, honest: bool = False
 ) -> None:
-    """Limit readers, chosen by `which` from their `compacted`: the first returns some messages, the others none."""
-    opened, left = broker.reader, [given]
+    """Limit readers, chosen by `which` from their `compacted`, to the messages given; later ones return none.
+
+    `honest`: later ones return all.
+    """
+    opened, left = broker.reader, [*given]
 
     def reader(topic: str, start: Position = EARLIEST, **options: Any) -> Any:
         made = opened(topic, start, **options)
-        if not which(options.get("compacted", False)):
+        if not which(options.get("compacted", False)) or (honest and not left):
             return made
-        return CutShort(made, left.pop() if left else 0)
+        return CutShort(made, left.pop(0) if left else 0)
 
     patch.setattr(broker, "reader", reader)

@@ -18,7 +18,7 @@ from txnbuffer.cli.app import app
 from txnbuffer.client.records import Record
 from txnbuffer.pipeline.exports import LATEST
 from txnbuffer.pipeline.jobs import running
-from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.manager import SnapshotManager
 
 TOPICS = ("orders", "stock")

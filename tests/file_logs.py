@@ -20,7 +20,7 @@ class World:
     def __init__(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or SimulatedDisk()
         self.clock = SimulatedClock()
-        self.environment = Environment(self.clock, self.disk, SeededRandomness(1), "4711")
+        self.environment = Environment(self.clock, self.disk, SeededRandomness(1), process="4711")
 
     def own(self, **options: Any) -> FileBroker:
         return FileBroker.open(DIRECTORY, self.environment, **{"committer": False, "compacted_prefix": "", **options})

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pipeline_world import Row, rows_of_batch
 
-from broker_io.environment import Clock, SystemClock
+from broker_io.environment import Clock
 from broker_io.memory import MemoryBroker
+from broker_io.system import SystemClock
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark import source, tasks
 from txnbuffer.pipeline.spark.source import StreamReader

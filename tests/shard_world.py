@@ -78,9 +78,7 @@ class Shards:
         return tail.buffer
 
     def shard_messages(self, number: int) -> ShardMessages:
-        letters = self.engine(number).effects.shard_messages
-        assert letters is not None
-        return letters
+        return self.engine(number).effects.shard_messages
 
     def broker(self, number: int) -> MemoryBroker:
         """The broker handle of an engine, for faults."""

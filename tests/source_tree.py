@@ -82,6 +82,29 @@ class Module:
             if isinstance(node, ast.Call) and (name := _dotted(node.func)):
                 yield name, node.lineno
 
+    def uses(self) -> Iterator[tuple[str, int]]:
+        """What the code uses of other modules at run time, as dotted names with the lines: names and their attributes.
+
+        What a call like `importlib.import_module("a.b")` imports counts as used.
+        """
+        names: dict[str, str] = {}
+        for node in _at_run_time(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    package = alias.name.partition(".")[0]
+                    names[alias.asname or package] = alias.name if alias.asname else package
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    names[alias.asname or alias.name] = imported = f"{self._absolute(node)}.{alias.name}"
+                    yield imported, node.lineno
+        for node in _at_run_time(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and (dotted := _dotted(node)):
+                first, dot, rest = dotted.partition(".")
+                if first in names:
+                    yield f"{names[first]}{dot}{rest}", node.lineno
+            elif isinstance(node, ast.Call) and (name := _imported_by_call(node)):
+                yield name, node.lineno
+
     def has_tests(self) -> bool:
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
@@ -110,6 +133,15 @@ def tracked_files() -> list[str] | None:
 def within(name: str, *packages: str) -> bool:
     """Whether a dotted name is one of these packages or inside of one."""
     return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one, without imports for types; a dotted name counts as one node."""
+    for child in ast.iter_child_nodes(node):
+        if not _for_types_only(child):
+            yield child
+            if not _dotted(child):
+                yield from _at_run_time(child)
 
 
 def _for_types_only(node: ast.AST) -> bool:

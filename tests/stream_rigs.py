@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.failover import FailoverLog, Version
+from txnbuffer.streams.failover import FailoverLog, ResumeToken, Version
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
@@ -21,7 +21,6 @@ from txnbuffer.streams.messages import (
     StreamRequest,
 )
 from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
-from txnbuffer.streams.token import ResumeToken
 
 W = Version(0x10, 0)
 LOG = FailoverLog((W,))

@@ -18,7 +18,7 @@ from txnbuffer.rpc.stream_frames import (
     encode_stream_server_frame,
 )
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.failover import FailoverLog
+from txnbuffer.streams.failover import FailoverLog, ResumeToken
 from txnbuffer.streams.messages import (
     CaughtUp,
     ClientEvent,
@@ -35,7 +35,6 @@ from txnbuffer.streams.messages import (
     StreamOpened,
 )
 from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
-from txnbuffer.streams.token import ResumeToken
 
 Row = tuple[bytes | None, bytes | None]
 Table = dict[object, bytes]

@@ -21,28 +21,27 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 PURE = (
-    "broker_io.batch", "broker_io.block", "broker_io.decoding", "broker_io.errors", "broker_io.partitions",
-    "broker_io.position",
-    "snapshots.errors", "snapshots.format", "snapshots.policy", "snapshots.records", "snapshots.shards",
+    "broker_io.batch", "broker_io.block", "broker_io.errors", "broker_io.partitions", "broker_io.position",
+    "snapshots.errors", "snapshots.format", "snapshots.shards",
     "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors",
     "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.pipeline.ranges", "txnbuffer.protocol",
     "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.client_frames", "txnbuffer.rpc.columns",
     "txnbuffer.rpc.frames", "txnbuffer.rpc.server_frames", "txnbuffer.rpc.stream_frames", "txnbuffer.streams",
 )  # fmt: skip
-PORTS = ("broker_io.port", "broker_io.environment")
+PORTS = ("broker_io.compacted", "broker_io.port", "broker_io.environment")
 LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""
-WORLDLESS = (*PURE, "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
+WORLDLESS = (*PURE, "broker_io.compacted", "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
 """Modules that use clocks, files, threads and networks through ports only."""
 SHELLS = (
     "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
     "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
 ORDER = (
-    ("broker_io.environment", "broker_io.errors", "broker_io.position"),
-    ("broker_io.batch", "broker_io.partitions", "broker_io.waits"),
-    ("broker_io.block", "broker_io.port"),
-    ("broker_io.decoding", "broker_io.memory", "broker_io.pulsar", "broker_io.testing"),
+    ("broker_io.errors", "broker_io.position", "broker_io.system"),
+    ("broker_io.batch", "broker_io.environment", "broker_io.partitions"),
+    ("broker_io.block", "broker_io.port", "broker_io.waits"),
+    ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
@@ -64,6 +63,34 @@ WORLD = (
     "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
     "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
 )  # fmt: skip
+MACHINE = (
+    "broker_io.system", "concurrent", "datetime.date.today", "datetime.datetime.now", "datetime.datetime.today",
+    "datetime.datetime.utcnow", "fcntl", "glob", "mmap", "multiprocessing", "numpy.random", "os", "pathlib", "queue",
+    "random", "secrets", "select", "selectors", "shutil", "socket", "subprocess", "tempfile", "threading", "time",
+    "uuid",
+)  # fmt: skip
+"""What is used through the ports of `broker_io.environment` only, so that a simulator can take its place."""
+VALUES = (
+    "concurrent.futures.CancelledError", "concurrent.futures.Executor", "concurrent.futures.Future",
+    "concurrent.futures.wait", "os.PathLike", "os._exit", "os.devnull", "os.environ", "os.fspath", "os.path.dirname",
+    "os.path.join", "os.register_at_fork", "queue.Empty",
+)  # fmt: skip
+"""What is allowed of it: values, names, and calls about this process and its forks."""
+EDGES = {
+    "broker_io.environment": "the ports",
+    "broker_io.system": "the real machine behind them",
+    "broker_io.pulsar.threads": "threads between Python and Pulsar's library, which no simulator runs",
+    "broker_io.testing": "edge of a program: a test",
+    "txnbuffer.cli": "edge of a program: the terminal, signals, exit codes",
+    "txnbuffer.demo": "edge of a program: starts and kills processes",
+    "txnbuffer.pipeline.delta": "files of Spark's tasks and of delta-rs",
+    "txnbuffer.pipeline.exports": "files of Spark's tasks",
+    "txnbuffer.pipeline.jobs": "drives Spark's processes",
+    "txnbuffer.pipeline.spark": "runs in Spark's processes",
+    "txnbuffer.sinks.sqlite": "files of SQLite",
+    "txnbuffer.testing": "edge of a program: a test",
+}
+"""Modules that use the machine directly, with the reasons."""
 CLOCK_CALLS = (".now", ".utcnow", ".today")
 BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
@@ -204,6 +231,19 @@ def worldly_calls(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line} calls {name}"
 
 
+def uses_of_the_machine(module: Module) -> Iterator[str]:
+    """What a module uses of the machine directly, not through the ports."""
+    for name, line in module.uses():
+        if within(name, *MACHINE) and not within(name, *VALUES):
+            yield f"{module.path}:{line} uses {name}"
+    for name, line in module.calls():
+        if name == "open":
+            yield f"{module.path}:{line} calls open"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and re.search(r"\brun_in_executor\(None\b", ast.unparse(node)):
+            yield f"{module.path}:{node.lineno} drops the context: use asyncio.to_thread"
+
+
 def test_modules_belong_to_one_layer() -> None:
     names = [module.name for module in PRODUCT if not within(module.name, "broker_io")]
     assert [name for name in names if len(layers_of(name)) != 1] == []
@@ -296,6 +336,72 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
 def test_dependency_rule_lets_pass(path: str, text: str) -> None:
     module = Module(path, text)
     assert [*forbidden_imports(module), *worldly_calls(module)] == []
+
+
+def test_the_machine_is_used_through_ports() -> None:
+    inside = [module for module in PRODUCT if not within(module.name, *EDGES)]
+    assert [text for module in inside for text in uses_of_the_machine(module)] == []
+
+
+def test_exemptions_from_the_ports_are_needed() -> None:
+    using = [module.name for module in PRODUCT if [*uses_of_the_machine(module)]]
+    assert [edge for edge in EDGES if not any(within(name, edge) for name in using)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\ntime.monotonic()",
+        "import time as clock\nnow = clock.time",
+        "from time import sleep",
+        "def f():\n    from threading import Lock",
+        "import threading\nclass A(threading.Thread): ...",
+        "import concurrent.futures\nconcurrent.futures.ThreadPoolExecutor(1)",
+        "from concurrent.futures import Future, ThreadPoolExecutor",
+        "from concurrent.futures.thread import ThreadPoolExecutor",
+        "from queue import SimpleQueue",
+        "import random\nrandom.random()",
+        "from uuid import uuid4",
+        "import socket\nsocket.gethostname()",
+        "import os\nos.remove('x')",
+        "import os\nstart = [os.path.exists]",
+        "import os.path\nos.path.exists('x')",
+        "from os import urandom",
+        "import os\nmachine = os",
+        "import os\nos.open('x', 0).real",
+        "from pathlib import Path",
+        "from shutil import *",
+        "open('x').read()",
+        "from datetime import datetime as now\nnow.now()",
+        "import datetime\ndatetime.date.today()",
+        "import numpy as np\nnp.random.default_rng()",
+        "import importlib\nimportlib.import_module('time')",
+        "from broker_io.system import SystemClock",
+        "from broker_io import system",
+        "self.loop.run_in_executor(None, work)",
+    ],
+)
+def test_uses_of_the_machine_are_seen(text: str) -> None:
+    assert [*uses_of_the_machine(Module("txnbuffer/service/x.py", text))] != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import asyncio\nasyncio.get_running_loop().time()",
+        "await asyncio.to_thread(work)\nawait loop.run_in_executor(executor, work)",
+        "from concurrent.futures import Executor, Future",
+        "import os\nos.register_at_fork(after_in_child=print)\nos.environ['x']",
+        "import os\ndef f(path: str | os.PathLike[str]) -> str:\n    return os.path.join(os.fspath(path), 'x')",
+        "from queue import Empty",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import socket\ndef f() -> socket.socket: ...",
+        "from broker_io.environment import current\ncurrent().clock.sleep(1)\ncurrent().disk.open('x')",
+        "time = clock.monotonic\ntime()\nself.random.uniform(0, 1)\nself.open()",
+        "from datetime import datetime\ndatetime.fromisoformat('2024-01-01')\nengine.now()",
+    ],
+)
+def test_uses_of_ports_pass(text: str) -> None:
+    assert [*uses_of_the_machine(Module("txnbuffer/service/x.py", text))] == []
 
 
 def test_no_module_imports_itself_through_others() -> None:

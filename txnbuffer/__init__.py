@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         UsedAfterFork,
     )
     from txnbuffer.model import Outcome, Position, TxnId
-    from txnbuffer.streams.token import ResumeToken
+    from txnbuffer.streams.failover import ResumeToken
 
 __all__ = [
     "AlreadyCommitted",
@@ -169,7 +169,7 @@ _HOMES = {
         "Position",
         "TxnId",
     ),
-    "txnbuffer.streams.token": ("ResumeToken",),
+    "txnbuffer.streams.failover": ("ResumeToken",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

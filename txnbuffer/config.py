@@ -76,9 +76,9 @@ import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from broker_io.environment import current
 from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.errors import InvalidConfiguration
 
@@ -229,7 +229,7 @@ def _from_file(path: str | None) -> Iterator[_Setting]:
     if path is None:
         return
     try:
-        tables = tomllib.loads(Path(path).read_text())
+        tables = tomllib.loads(current().disk.read(path).decode())
     except OSError as error:
         raise InvalidConfiguration(f"cannot read configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

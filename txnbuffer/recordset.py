@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
-from broker_io.block import HEADER_BYTES, BadBlock, encode_block, open_block, parse_header
-from broker_io.decoding import check_columns, decode_blocks
+from broker_io.block import HEADER_BYTES, BadBlock, check_columns, decode_blocks, encode_block, open_block, parse_header
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId

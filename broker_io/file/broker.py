@@ -8,7 +8,6 @@ flush takes all of them.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from types import TracebackType
 from typing import Literal, Never, Self, TypeVar, overload
 
 from broker_io.batch import Batch
-from broker_io.environment import Environment
+from broker_io.environment import Environment, Thread, current
 from broker_io.errors import CallerError, Closed, Error, Fenced, ReadOnly, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.compaction import Rewrite, compact_ledgers
@@ -169,15 +168,16 @@ class FileBroker(ReadingBroker):
         self._environment = environment
         self._directory = directory
         self._options = options
-        self._work = threading.RLock()
-        self._queue = threading.Condition()
-        self._compacting = threading.Lock()
+        threads = environment.threads
+        self._work = threads.reentrant_lock()
+        self._queue = threads.condition()
+        self._compacting = threads.lock()
         self._fences: defaultdict[int, Fence] = defaultdict(Fence)
         self._idle = False
         self._closing = False
-        self._committer: threading.Thread | None = None
+        self._committer: Thread | None = None
         if committer:
-            self._committer = threading.Thread(target=self._commit_loop, name=f"commit {directory}", daemon=True)
+            self._committer = threads.thread(self._commit_loop, name=f"commit {directory}", daemon=True)
             self._committer.start()
 
     @overload
@@ -222,7 +222,7 @@ class FileBroker(ReadingBroker):
         Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and CallerError for an invalid
         option.
         """
-        environment = environment or Environment()
+        environment = environment or current()
         if read_only:
             return FollowingBroker(environment, directory)
         if compression not in (None, "zstd"):

@@ -19,8 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs
-from broker_io.block import EncodedBlock, encode_block
-from broker_io.decoding import Decoded, absent_values, decode_blocks, decode_hashes, decode_keys
+from broker_io.block import (
+    Decoded,
+    EncodedBlock,
+    absent_values,
+    decode_blocks,
+    decode_hashes,
+    decode_keys,
+    encode_block,
+)
 from broker_io.environment import Disk
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry

@@ -13,8 +13,18 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from broker_io.batch import PlacedBatch, Width
-from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
-from broker_io.decoding import block_entries, block_publish_times, decode_blocks, property_names
+from broker_io.block import (
+    HEADER_BYTES,
+    BadBlock,
+    Header,
+    RawBlock,
+    block_entries,
+    block_publish_times,
+    decode_blocks,
+    open_block,
+    parse_header,
+    property_names,
+)
 from broker_io.environment import ReadableFile
 from broker_io.errors import Closed, Damaged, PositionTrimmed, UnsupportedFormat
 from broker_io.file import layout

@@ -8,11 +8,10 @@ So it sees all that was acknowledged, even if a crash of the machine lost segmen
 from __future__ import annotations
 
 import bisect
-import threading
 from typing import NamedTuple, Protocol
 
 from broker_io.block import HEADER_BYTES, BadBlock, parse_header
-from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
+from broker_io.environment import Disk, Environment, File, Mutex, ReadableFile, read_file
 from broker_io.errors import Closed, Damaged, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.journal import read_journal
@@ -97,9 +96,9 @@ MAX_OPEN_FILES = 64
 class OpenFiles:
     """Count of the files that readers keep open."""
 
-    def __init__(self) -> None:
+    def __init__(self, mutex: Mutex) -> None:
         self._count = 0
-        self._mutex = threading.Lock()
+        self._mutex = mutex
 
     def take(self) -> bool:
         """Count one more file, if that is allowed."""
@@ -155,7 +154,7 @@ class FileFollower:
     def __init__(self, environment: Environment, directory: str) -> None:
         self.environment = environment
         self.directory = directory
-        self.open_files = OpenFiles()
+        self.open_files = OpenFiles(environment.threads.lock())
         self._disk: Disk = environment.disk
         self._path = layout.join(directory, layout.MANIFEST)
         self._file: File | None = None
@@ -165,7 +164,7 @@ class FileFollower:
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, TopicEntry] = {}
         self._closed = False
-        self._mutex = threading.Lock()
+        self._mutex = environment.threads.lock()
         self._load()
 
     def _load(self) -> None:
@@ -326,8 +325,8 @@ class EngineSource:
         self.environment = environment
         self.directory = directory
         self.closed = False
-        self.open_files = OpenFiles()
-        self.grew = threading.Condition()
+        self.open_files = OpenFiles(environment.threads.lock())
+        self.grew = environment.threads.condition()
         self._log = log
         self._waits = committer
 

@@ -6,27 +6,18 @@ that name in this process.
 
 from __future__ import annotations
 
-import threading
-
-from broker_io.environment import SystemClock
-from broker_io.memory.broker import LEDGER_ENTRIES, MemoryBroker
+from broker_io.memory.broker import LEDGER_ENTRIES, MemoryBroker, MemoryLog, MemoryReader, MemoryWriter
 from broker_io.memory.faults import Faults, Held
-from broker_io.memory.handles import MemoryLog, MemoryReader, MemoryWriter
 from broker_io.port import MAX_MESSAGE_BYTES
 
 __all__ = ["Faults", "Held", "MemoryBroker", "MemoryLog", "MemoryReader", "MemoryWriter", "open_memory"]
 
 _named: dict[str, MemoryLog] = {}
-_lock = threading.Lock()
 
 
 def open_memory(name: str = "") -> MemoryBroker:
     """A handle on the shared topics of a name; topics without a name are never shared."""
     if not name:
         return MemoryBroker()
-    with _lock:
-        if name not in _named:
-            _named[name] = MemoryLog(
-                clock=SystemClock(), ledger_entries=LEDGER_ENTRIES, max_message_bytes=MAX_MESSAGE_BYTES
-            )
-        return MemoryBroker(log=_named[name])
+    log = MemoryLog(ledger_entries=LEDGER_ENTRIES, max_message_bytes=MAX_MESSAGE_BYTES)
+    return MemoryBroker(log=_named.setdefault(name, log))

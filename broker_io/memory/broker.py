@@ -8,18 +8,260 @@ trimming of the raw ledgers below it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
 from typing import Self
 
-from broker_io.batch import Batch
-from broker_io.environment import Clock, SystemClock
-from broker_io.errors import Closed, Fenced, StillHeld
-from broker_io.memory.faults import Faults
-from broker_io.memory.handles import MemoryConnection, MemoryLog, MemoryReader, MemoryWriter
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.environment import Clock, current
+from broker_io.errors import Closed, Fenced, PositionTrimmed, StillHeld, TopicNotFound
+from broker_io.memory.faults import AppendFault, Faults, Held
 from broker_io.memory.topic import TopicLog
-from broker_io.partitions import Hashing, partition_name
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
+from broker_io.partitions import Hashing, partition_name, partitioned
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_batch, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, LATEST, Position, Positions
+
+POLL_SECONDS = 0.01
+
+
+class MemoryLog:
+    """The topics and their writers, shared by all handles."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        ledger_entries: int,
+        max_message_bytes: int,
+        compacted_prefix: str = OWN_PREFIX,
+    ) -> None:
+        environment = current()
+        self.clock = clock or environment.clock
+        self.max_message_bytes = max_message_bytes
+        self.compacted_prefix = compacted_prefix
+        self.topics: dict[str, TopicLog] = {}
+        self.writers: dict[TopicLog, list[MemoryWriter]] = {}
+        self.partitions: dict[str, int] = {}
+        self.deleted: set[str] = set()
+        self.changed = environment.threads.condition()
+        self._own_time = self.clock is not environment.clock
+        self._ledger_entries = ledger_entries
+        self._ledgers = count(1)
+        self._incarnations = count(1)
+
+    def create(self, name: str) -> None:
+        if name in self.partitions:
+            raise partitioned(name)
+        if name not in self.topics:
+            incarnation = f"memory-{id(self):x}-{next(self._incarnations)}"
+            log = TopicLog(incarnation, lambda: next(self._ledgers), self._ledger_entries)
+            if name in self.deleted:  # a position of the deleted topic exists in no later one
+                log.lost = Position(log.ledgers[0].number, -1)
+            self.topics[name] = log
+            self.writers[log] = []
+
+    def topic(self, name: str) -> TopicLog:
+        log = self.topics.get(check_topic_name(name))
+        if name in self.partitions:
+            raise partitioned(name)
+        if log is None:
+            raise TopicNotFound(f"there is no topic {name!r}: create it first")
+        return log
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an append or a timeout; the caller holds the lock."""
+        if self._own_time:
+            self.clock.sleep(min(seconds, POLL_SECONDS))
+        else:
+            self.changed.wait(seconds)
+
+
+@dataclass(slots=True, eq=False)
+class MemoryConnection:
+    """The state that the readers and writers of one broker handle share."""
+
+    log: MemoryLog
+    faults: Faults
+    closed: bool = False
+
+
+class MemoryReader:
+    """Reads one incarnation of a topic after `cursor`; messages that were trimmed up to `floor` are not missing."""
+
+    def __init__(
+        self,
+        connection: MemoryConnection,
+        topic: str,
+        log: TopicLog,
+        cursor: Position,
+        floor: Position,
+        *,
+        compacted: bool,
+    ) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._log = log
+        self._cursor = cursor
+        self._floor = floor
+        self._compacted = compacted
+        self._closed = False
+
+    def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
+        log = self._connection.log
+        with log.changed:
+            if (fault := self._connection.faults.take_read(self._topic)) is not None:
+                raise fault.error
+            deadline = log.clock.monotonic() + timeout
+            while True:
+                self._check()
+                batch = self._log.read(self._cursor, max(limit, 1), compacted=self._compacted)
+                if batch is not None:
+                    self._cursor = batch.positions.last
+                    return batch
+                if (missing := deadline - log.clock.monotonic()) <= 0:
+                    return None
+                log.wait(missing)
+
+    def notify_when_readable(self, callback: Callable[[], None]) -> None:
+        with self._connection.log.changed:
+            ended = self._closed or self._connection.closed or self._log.deleted
+            if ended or self._log.read(self._cursor, 1, compacted=self._compacted) is not None:
+                callback()
+            else:
+                self._log.waiting[self] = callback
+
+    def close(self) -> None:
+        with self._connection.log.changed:
+            self._closed = True
+            self._log.waiting.pop(self, None)
+            self._connection.log.changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._closed or self._connection.closed:
+            raise Closed(f"this reader of topic {self._topic!r} is closed: open another one")
+        if self._log.deleted:
+            raise TopicNotFound(f"topic {self._topic!r} was deleted: open a reader of the new one")
+        if self._log.lost > self._floor and self._log.lost_after(self._cursor, compacted=self._compacted):
+            raise PositionTrimmed(
+                f"topic {self._topic!r}: messages after {self._cursor} were trimmed up to {self._log.lost}:"
+                " start at EARLIEST or later"
+            )
+
+
+class MemoryWriter:
+    """Appends to one incarnation of a topic. Closing does not wait for appends that `faults.hold` holds back."""
+
+    def __init__(self, connection: MemoryConnection, topic: str, log: TopicLog, *, exclusive: bool) -> None:
+        self.connection = connection
+        self.topic = topic
+        self.exclusive = exclusive
+        self._log = log
+        self._dead: Exception | None = None
+
+    def append(self, batch: Batch) -> Future[Positions]:
+        future: Future[Positions] = Future()
+        with self.connection.log.changed:
+            check_batch(batch, self.connection.log.max_message_bytes)
+            outcome = self._append(batch, future)
+        if outcome is not None:
+            _resolve(future, outcome)
+        return future
+
+    def write(self, held: Held) -> None:
+        with self.connection.log.changed:
+            if held.positions is None and not held.future.done():
+                mine = [other for other in self.connection.faults.held if other.writer is self]
+                waiting = [other for other in mine if other.positions is None]
+                if waiting[0] is not held:
+                    raise ValueError("an earlier append of this writer is not written yet: write that first")
+                held.positions = self._write(held.batch)
+
+    def settle(self, held: Held, outcome: Positions | Exception) -> None:
+        with self.connection.log.changed:
+            self.connection.faults.held.remove(held)
+            if isinstance(outcome, Exception):
+                self._fail(outcome)
+        _resolve(held.future, outcome)
+
+    def fence(self, error: Fenced) -> None:
+        """Fail all held and later appends: another exclusive writer was opened."""
+        with self.connection.log.changed:
+            self._dead = error
+            self._leave()
+            for held in [held for held in self.connection.faults.held if held.writer is self]:
+                self.settle(held, error)
+
+    def close(self) -> None:
+        with self.connection.log.changed:
+            self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
+            self._leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, batch: Batch, future: Future[Positions]) -> Positions | Exception | None:
+        """Append and return the outcome, or None if the acknowledgement is held back."""
+        if self._dead is not None:
+            return self._dead
+        if self._log.deleted:
+            return TopicNotFound(f"topic {self.topic!r} was deleted: open a writer of the new one")
+        faults = self.connection.faults
+        if (fault := faults.take_append(self.topic)) is not None:
+            return self._append_badly(batch, fault)
+        if (written := faults.holding(self.topic)) is not None:
+            faults.held.append(Held(self, batch, future, self._write(batch) if written else None))
+            return None
+        return self._write(batch)
+
+    def _append_badly(self, batch: Batch, fault: AppendFault) -> Positions | Exception:
+        written = batch if fault.written is None else batch.take(slice(0, fault.written))
+        for _ in range(fault.copies):
+            positions = self._write(written)
+        if fault.error is None:
+            return positions
+        self._fail(fault.error)
+        return fault.error
+
+    def _write(self, batch: Batch) -> Positions:
+        positions = self._log.append(batch, self.connection.log.clock.now_ms())
+        self.connection.log.changed.notify_all()
+        return positions
+
+    def _fail(self, error: Exception) -> None:
+        if not getattr(error, "retryable", False):
+            self._dead = self._dead or error
+            if isinstance(error, Fenced):
+                self._leave()
+
+    def _leave(self) -> None:
+        writers = self.connection.log.writers.get(self._log, [])
+        if self in writers:
+            writers.remove(self)
+            self.connection.log.changed.notify_all()
+
+
+def _resolve(future: Future[Positions], outcome: Positions | Exception) -> None:
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
 
 LEDGER_ENTRIES = 100_000
 
@@ -41,7 +283,7 @@ class MemoryBroker:
         log: MemoryLog | None = None,
     ) -> None:
         self.log = log or MemoryLog(
-            clock=clock or SystemClock(),
+            clock=clock,
             ledger_entries=ledger_entries,
             max_message_bytes=max_message_bytes,
             compacted_prefix=compacted_prefix,

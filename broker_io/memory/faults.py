@@ -6,12 +6,12 @@ Pulsar, a failed append ends its writer: later appends fail with the same error,
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from broker_io.batch import Batch
+from broker_io.environment import Condition
 from broker_io.errors import DiskFailed, Fenced
 from broker_io.position import Positions
 
@@ -80,7 +80,7 @@ class Held:
 class Faults:
     """The faults of one broker handle; `lock` is the lock under which its writers append."""
 
-    lock: threading.Condition
+    lock: Condition
     held: list[Held] = field(default_factory=list)
     appends: list[AppendFault] = field(default_factory=list)
     reads: list[ReadFault] = field(default_factory=list)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from typing import Any
 from urllib.parse import urlsplit
 
+from broker_io.environment import current
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import AnswerKind, classify_status
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.waits import RetryPolicy
 
 CALL_SECONDS = 30.0
-"""Timeout of one request; shorter if `max_unavailable` is shorter."""
+"""Timeout of one request that changes something; shorter if `max_unavailable` is shorter."""
+QUERY_SECONDS = 10.0
+"""Timeout of one query, which is repeated: a broker whose machine vanished never closes the connections to it."""
 LEAST_SECONDS = 2.0
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
@@ -35,7 +37,7 @@ class AdminClient:
         self._bearer = Bearer(credentials)
         self._tls = credentials.tls_context() if parts.scheme == "https" else None
         self._credentials = credentials
-        self._lock = threading.Lock()
+        self._lock = current().threads.lock()
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
 
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
@@ -90,6 +92,7 @@ class AdminClient:
         headers = {"Content-Type": "application/json", "Accept": "*/*", **self._bearer.headers()}
         connection, used = self._connection(parts.scheme, parts.netloc)
         while True:
+            _limit(connection, min(self._call_seconds, QUERY_SECONDS if method == "GET" else CALL_SECONDS))
             try:
                 connection.request(method, target, data, headers)
                 response = connection.getresponse()
@@ -97,6 +100,9 @@ class AdminClient:
                 break
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                if isinstance(error, TimeoutError):
+                    self.close()  # all kept ones may be dead
+                    used = False
                 if not used:
                     raise ServiceUnavailable(
                         f"no admin interface answers at {parts.scheme}://{parts.netloc} ({error!r}): is the cluster "
@@ -123,6 +129,13 @@ class AdminClient:
             context = self._tls or self._credentials.tls_context()
             return http.client.HTTPSConnection(netloc, timeout=self._call_seconds, context=context)
         return http.client.HTTPConnection(netloc, timeout=self._call_seconds)
+
+
+def _limit(connection: http.client.HTTPConnection, seconds: float) -> None:
+    """Limit the time of the next request, also on a connection that was kept."""
+    connection.timeout = seconds
+    if connection.sock is not None:
+        connection.sock.settimeout(seconds)
 
 
 def _reason(content: bytes) -> str:

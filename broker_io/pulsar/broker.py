@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -109,8 +107,9 @@ class PulsarBroker:
         self._schemas = dict(schemas or {})
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._limit_asked = self._limit_answered = False
-        self._lock = threading.Lock()
-        self._policy_locks = [threading.Lock() for _ in range(POLICY_LOCKS)]
+        threads = self._cluster.environment.threads
+        self._lock = threads.lock()
+        self._policy_locks = [threads.lock() for _ in range(POLICY_LOCKS)]
         self._upkeep = LedgerUpkeep(self._cluster)
         try:
             self._cluster.retry(f"the cluster at {address}", partial(self._greet, address))
@@ -380,12 +379,13 @@ class PulsarBroker:
 
     def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, unbatched: bool) -> PulsarWriter:
         """A writer that fences no other. Raises StillHeld."""
-        deadline = time.monotonic() + seconds
+        clock = self._cluster.environment.clock
+        deadline = clock.monotonic() + seconds
         while True:
             try:
                 return self._writer(topic, incarnation, Modes.Exclusive, unbatched=unbatched)
             except Fenced:
-                missing = deadline - time.monotonic()
+                missing = deadline - clock.monotonic()
             if missing <= 0:
                 raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
-            time.sleep(min(missing, LOOK_SECONDS))
+            clock.sleep(min(missing, LOOK_SECONDS))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +16,7 @@ from urllib.parse import quote
 
 import pulsar
 
+from broker_io.environment import current
 from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
@@ -113,6 +112,7 @@ class Cluster:
         max_message_bytes: int,
         log: str | None,
     ) -> None:
+        self.environment = current()
         self.service = address.service
         self.namespace = address.namespace
         self.closed = False
@@ -148,7 +148,7 @@ class Cluster:
         for host in self.service.partition("://")[2].split(","):
             name, _, port = host.rpartition(":")
             try:
-                socket.create_connection((name.strip("[]"), int(port)), self._attempt).close()
+                self.environment.network.probe(name.strip("[]"), int(port), self._attempt)
             except OSError as error:
                 missing.append(f"{host} ({error})")
             else:
@@ -205,7 +205,7 @@ class Cluster:
             return 0
 
     def new_mark(self) -> str:
-        return uuid.uuid4().hex
+        return self.environment.randomness.token(16).hex()
 
     def opened(self, topic: str, what: str, opening: Callable[[], T]) -> T:
         """The reader or writer that `opening` opens with the client library, with retries."""

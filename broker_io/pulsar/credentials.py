@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from typing import Any
 
 import pulsar
 
+from broker_io.environment import current
 from broker_io.errors import CallerError, NotAuthorized, ServiceUnavailable
 
 OAUTH2_SECONDS = 20.0
@@ -52,8 +51,7 @@ class Credentials:
         if self.token_file is None:
             return self.token
         try:
-            with open(self.token_file, encoding="ascii") as file:
-                return file.read().strip()
+            return current().disk.read(self.token_file).decode("ascii").strip()
         except (OSError, UnicodeError) as error:
             raise CallerError(f"the token file {self.token_file} can't be read ({error})") from None
 
@@ -83,7 +81,9 @@ class Bearer:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._lock = threading.Lock()
+        environment = current()
+        self._monotonic = environment.clock.monotonic
+        self._lock = environment.threads.lock()
         self._token: str | None = None
         self._until = 0.0
 
@@ -93,9 +93,9 @@ class Bearer:
 
     def _fetched(self) -> str:
         with self._lock:
-            if self._token is None or time.monotonic() > self._until:
+            if self._token is None or self._monotonic() > self._until:
                 self._token, seconds = _fetch_token(self._credentials.oauth2 or {})
-                self._until = time.monotonic() + max(seconds - RENEW_EARLY, 1.0)
+                self._until = self._monotonic() + max(seconds - RENEW_EARLY, 1.0)
             return self._token
 
 
@@ -131,5 +131,4 @@ def _get_json(url: str, form: bytes | None = None) -> Any:
 def _content(place: str) -> bytes:
     if place.startswith("data:"):
         return base64.b64decode(place.partition(",")[2])
-    with open(place.removeprefix("file://").removeprefix("file:"), "rb") as file:
-        return file.read()
+    return current().disk.read(place.removeprefix("file://").removeprefix("file:"))

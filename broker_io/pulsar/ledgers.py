@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +107,7 @@ class LedgerUpkeep:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._clock = cluster.environment.clock
 
     def roll(self, topic: str) -> None:
         """Unload the topic: it is loaded again with a new ledger, and its readers and writers reconnect."""
@@ -172,7 +172,7 @@ class LedgerUpkeep:
                 raise
         status = self._cluster.ask("GET", topic, "compaction")
         while status["status"] == "RUNNING":
-            time.sleep(LOOK_SECONDS)
+            self._clock.sleep(LOOK_SECONDS)
             self._cluster.check()
             status = self._cluster.ask("GET", topic, "compaction")
         if self._horizon(topic_state(self._cluster, topic)) < end:
@@ -184,8 +184,8 @@ class LedgerUpkeep:
         return state.cursors.get(COMPACTION, Position(-1, -1))
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = self._clock.monotonic() + seconds
         pause = LOOK_SECONDS
-        while not done() and time.monotonic() < deadline:
-            time.sleep(pause)
+        while not done() and self._clock.monotonic() < deadline:
+            self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -9,8 +9,6 @@ A `MessageSource` is one reader of the client library; a `PulsarReader` opens an
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -21,6 +19,7 @@ import numpy as np
 import pulsar
 
 from broker_io.batch import PlacedBatch, Width
+from broker_io.environment import current
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 from broker_io.pulsar import threads
@@ -105,7 +104,7 @@ class MessageSource:
     def has_more(self) -> bool | None:
         """Whether the library knows of more messages; None if it does not answer."""
         said: list[bool] = []
-        heard = threading.Event()
+        heard = current().threads.event()
 
         def hear(result: Any, more: bool) -> None:
             if result == pulsar.Result.Ok:
@@ -178,6 +177,7 @@ class PulsarReader(Handle):
         self.topic = topic
         self.compacted = compacted
         self._cluster = cluster
+        self._monotonic = cluster.environment.clock.monotonic
         self._ahead = ahead
         self._dead: Error | None = None
         self._incarnation = cluster.incarnation(topic)
@@ -200,9 +200,10 @@ class PulsarReader(Handle):
         self._check_interval = FIRST_CHECK_SECONDS
         self._broken = False  # whether the source failed: another one continues after it
         self._more_never_came = False  # whether the library reports more messages that do not come
+        self._notifies = False  # whether a callback reports what comes later, so that no read waits for it
         self._source = self._new_source(start)
         self._asked_after = EARLIEST
-        self._idle_since = time.monotonic()
+        self._idle_since = self._monotonic()
 
     @property
     def position(self) -> Position:
@@ -211,8 +212,8 @@ class PulsarReader(Handle):
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         limit = max(limit, 1)
-        deadline = time.monotonic() + timeout
-        max_unavailable = max(deadline, time.monotonic() + RECONNECT_SECONDS)
+        deadline = self._monotonic() + timeout
+        max_unavailable = max(deadline, self._monotonic() + RECONNECT_SECONDS)
         wait = 0.0
         while True:
             self._check()
@@ -220,16 +221,16 @@ class PulsarReader(Handle):
             if batch is not None:
                 self._check_interval, self._idle_since, self._more_never_came = (
                     FIRST_CHECK_SECONDS,
-                    time.monotonic(),
+                    self._monotonic(),
                     False,
                 )
                 return batch
-            now = time.monotonic()
+            now = self._monotonic()
             if now - self._idle_since > self._check_interval:
                 self._ask_cluster()
             if now < deadline:
                 wait = min(deadline - now, SLICE_SECONDS)
-            elif now < max_unavailable and self._may_have_more():
+            elif now < max_unavailable and not self._notifies and self._may_have_more():
                 wait = min(max_unavailable - now, SLICE_SECONDS)
             else:
                 self._more_never_came |= (
@@ -238,6 +239,7 @@ class PulsarReader(Handle):
                 return None
 
     def notify_when_readable(self, callback: Callable[[], None]) -> None:
+        self._notifies = True
         if self._held is not None or self._broken or self._dead is not None:
             callback()
         else:
@@ -412,16 +414,19 @@ class PulsarReader(Handle):
 
     def _ask_cluster(self) -> None:
         """Compare an idle reader with the end of the topic: the reader may have died silently."""
-        self._idle_since = time.monotonic()
+        self._idle_since = self._monotonic()
         self._check_interval = min(2 * self._check_interval, LONGEST_CHECK_SECONDS)
         try:
-            self._check_topic(retry=False)
             state = topic_state(self._cluster, self.topic, retry=False)
+            if state.find(self._last.ledger) is None:  # ledger numbers are unique in a cluster
+                self._check_topic(retry=False)
         except ServiceUnavailable:
             return  # while the cluster is unavailable nothing comes, which is no error
         if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
             if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
                 self._known_successor = (self._last.ledger, state.newest)
+            if not self._source.is_connected():  # after an outage the library waits for up to a minute
+                self._open_source()
             return
         if self.compacted and self._tries_at(state.last) > COMPACTED_TRIES:
             return  # the rest was compacted away
@@ -445,7 +450,7 @@ class PulsarReader(Handle):
         self._source.close()
         self._source, self._start, self._inclusive = source, start, inclusive
         self._start_reached = self._broken = False
-        self._idle_since = time.monotonic()
+        self._idle_since = self._monotonic()
 
     def _new_source(self, start: Position) -> MessageSource:
         return MessageSource(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)

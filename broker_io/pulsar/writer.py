@@ -15,7 +15,6 @@ may share an entry.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
@@ -156,8 +155,8 @@ class PulsarWriter(Handle):
         self._incarnation = incarnation
         self._limit = max_message_bytes
         self._batching = Batching(mode, max_message_bytes, enabled=batching, schema=schema)
-        self._lock = threading.Lock()
-        self._closing = threading.Lock()
+        self._threads = cluster.environment.threads
+        self._lock, self._closing = self._threads.lock(), self._threads.lock()
         self._closed = False
         self._dead: Error | None = None
         self._failed: Error | None = None
@@ -222,7 +221,7 @@ class PulsarWriter(Handle):
     def detach(self, why: Error) -> None:
         self._dead, self._closed = why, True
         waits.end(self._wait)
-        self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have held them
+        self._lock, self._closing = self._threads.lock(), self._threads.lock()  # another thread may have held them
         threads.keep(self._producer)
 
     def end(self, error: Error) -> None:

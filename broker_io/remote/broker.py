@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from types import TracebackType
 from typing import Self
 
+from broker_io.environment import current
 from broker_io.errors import NotSupported, UnsupportedFormat
 from broker_io.port import Ledger, check_topic_name
 from broker_io.position import EARLIEST, Position
@@ -32,7 +32,7 @@ class RemoteBroker:
     ) -> None:
         self._connection = RemoteConnection(target, root_certificates, max_unavailable)
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = current().threads.lock()
         try:
             version, self.max_message_bytes, self._max_append_bytes = self._ask("Hello").numbers
             if version != VERSION:

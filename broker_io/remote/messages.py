@@ -48,8 +48,7 @@ import numpy as np
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.block import BadBlock, encode_block
-from broker_io.decoding import Decoded, decode_foreign_block
+from broker_io.block import BadBlock, Decoded, decode_foreign_block, encode_block
 from broker_io.errors import ERROR_SCHEMA, Error, MalformedMessage, error_from_fields, error_to_fields
 from broker_io.position import NO_INDEX, Position, Positions
 

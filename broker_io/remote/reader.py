@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
 from broker_io.batch import PlacedBatch
+from broker_io.environment import ThreadQueue, current
 from broker_io.errors import Closed, ServiceUnavailable
 from broker_io.position import LATEST, Position
 from broker_io.remote import messages
@@ -29,6 +28,7 @@ class RemoteReader:
     def __init__(
         self, connection: RemoteConnection, topic: str, start: Position, *, inclusive: bool, compacted: bool
     ) -> None:
+        self._monotonic = current().clock.monotonic
         self._connection = connection
         self._opening = OpenReader(topic, "", start, inclusive, compacted)
         self._stream: _Stream | None = None
@@ -38,9 +38,9 @@ class RemoteReader:
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         limit = max(limit, 1)
-        deadline = time.monotonic() + timeout
+        deadline = self._monotonic() + timeout
         while True:
-            remaining = max(deadline - time.monotonic(), 0.0)
+            remaining = max(deadline - self._monotonic(), 0.0)
             if self._rest is None:
                 wait = min(remaining, LONGEST_ASK)
                 answer = self._retry(lambda stream, wait=wait: stream.ask(limit, wait))  # type: ignore[misc]  # mypy knows no default of a lambda
@@ -110,7 +110,7 @@ class _Stream:
     """One stream of requests and answers. If the service has more, the next request is sent ahead."""
 
     def __init__(self, connection: RemoteConnection, opening: OpenReader) -> None:
-        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._requests: ThreadQueue[bytes | None] = current().threads.queue()
         self._requests.put(messages.encode_open_reader(opening))
         self._answers: Any = connection.stream("Read", iter(self._requests.get, None))
         self._ahead = False

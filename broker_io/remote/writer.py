@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import Empty
 from types import TracebackType
 from typing import Self
 
 import grpc
 
 from broker_io.batch import Batch
+from broker_io.environment import ThreadQueue, current
 from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, ServiceUnavailable
 from broker_io.port import check_batch
 from broker_io.position import Positions
@@ -34,8 +34,9 @@ class RemoteWriter:
         self._connection = connection
         self._topic = topic
         self._limits = limits
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
-        self._changed = threading.Condition()
+        threads = current().threads
+        self._queue: ThreadQueue[bytes | None] = threads.queue()
+        self._changed = threads.condition()
         self._pending: deque[tuple[Future[Positions], int]] = deque()
         self._pending_bytes = 0
         self._dead: Error | None = None
@@ -48,7 +49,7 @@ class RemoteWriter:
             raise connection.to_error(error) from None
         except StopIteration:
             raise ServiceUnavailable(f"{connection.target} ended the stream of a writer") from None
-        self._thread = threading.Thread(target=self._take_answers, name=f"answers {topic}", daemon=True)
+        self._thread = threads.thread(self._take_answers, name=f"answers {topic}", daemon=True)
         self._thread.start()
 
     def append(self, batch: Batch) -> Future[Positions]:
@@ -77,7 +78,7 @@ class RemoteWriter:
     def close(self) -> None:
         with self._changed:
             self._die(Closed(f"this writer of topic {self._topic!r} is closed: open another one"))
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_current():
             self._thread.join()
 
     def __enter__(self) -> Self:

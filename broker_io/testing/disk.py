@@ -15,6 +15,7 @@ import posixpath
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -389,6 +390,10 @@ class SimulatedDisk:
                 found = self._tree.create(path)
             return SimulatedFile(self, path, found, writable=write)
 
+    def read(self, path: str) -> bytes:
+        with closing(self.open(path)) as file:
+            return file.read(0, file.size())
+
     def lock(self, path: str) -> SimulatedFile | None:
         with self._mutex:
             file = self.open(path, write=True, create=True)
@@ -586,10 +591,16 @@ class SimulatedClock:
 
 
 class SeededRandomness:
-    """Tokens that are the same for the same seed."""
+    """Values that are the same for the same seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)  # noqa: S311 - it has to be deterministic
 
     def token(self, size: int) -> bytes:
         return self._random.randbytes(size)
+
+    def below(self, end: int) -> int:
+        return self._random.randrange(end)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._random.uniform(low, high)

@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 
 from broker_io import block as codec
 from broker_io.batch import Batch, Blobs, Labels, Message
-from broker_io.block import BadBlock, RawBlock, encode_block, hash_keys, open_block, parse_header
-from broker_io.decoding import absent_values, decode_blocks, decode_foreign_block, decode_hashes, decode_keys
+from broker_io.block import (
+    BadBlock,
+    RawBlock,
+    absent_values,
+    decode_blocks,
+    decode_foreign_block,
+    decode_hashes,
+    decode_keys,
+    encode_block,
+    hash_keys,
+    open_block,
+    parse_header,
+)
 from broker_io.errors import UnsupportedFormat
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

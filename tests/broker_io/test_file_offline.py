@@ -11,10 +11,10 @@ import pytest
 from file_logs import DIRECTORY, World, append, messages, numbered
 from log_history import Life, check_answers, content_of, live, open_log
 
-from broker_io.environment import SystemDisk
 from broker_io.errors import Damaged
 from broker_io.file import FileBroker
 from broker_io.position import LATEST, Position
+from broker_io.system import SystemDisk
 from broker_io.testing import SimulatedDisk, Unsynced
 
 SEGMENT = f"{DIRECTORY}/topics/1/1-0.log"

@@ -18,12 +18,13 @@ from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.errors import AppendUnknown, Fenced, InvalidMessage, MalformedMessage, TooManyStreams
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from broker_io.remote import messages, streams
+from broker_io.remote import messages
+from broker_io.remote import service as log_service
 from broker_io.remote import service as service_module
 from broker_io.remote import writer as writer_module
 from broker_io.remote.broker import RemoteBroker
 from broker_io.remote.messages import Ask, OpenReader
-from broker_io.remote.streams import ServedReader
+from broker_io.remote.service import ServedReader
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
     eventually,
@@ -81,7 +82,7 @@ def test_many_waiting_readers_block_no_other_call(place: Place, remote: RemoteBr
 
 
 def test_pending_appends_of_a_service_are_limited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "STREAM_BYTES", 20_000)
+    monkeypatch.setattr(log_service, "STREAM_BYTES", 20_000)
     monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
     message, sent = Message(b"k", b"v" * 900), []
@@ -106,7 +107,7 @@ def test_pending_appends_of_a_service_are_limited(place: Place, monkeypatch: pyt
 def test_client_that_vanishes_while_waiting_keeps_no_budget(
     place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "STREAM_BYTES", 1)
+    monkeypatch.setattr(log_service, "STREAM_BYTES", 1)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
     place.broker.faults.hold(written=False)
     gone = place.open()
@@ -155,7 +156,7 @@ def test_answer_is_limited_in_bytes_and_has_at_least_one_message(size: int) -> N
     reading, found = ServedReader(broker, opening()), []
     while (answer := reading.answer(Ask(1000, 0))).batch is not None:
         data = messages.encode_answer(answer)
-        assert len(answer.batch) == 1 or len(data) <= streams.ANSWER_BYTES + 100_000
+        assert len(answer.batch) == 1 or len(data) <= log_service.ANSWER_BYTES + 100_000
         assert answer.more == (len(found) + len(answer.batch) < len(rows))
         found += [placed.message for placed in answer.batch]
     assert found == rows

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from broker_io import waits
+from broker_io.environment import current, use
 from broker_io.errors import Closed, ServiceUnavailable, TopicNotFound
+from broker_io.testing import SimulatedClock
 from broker_io.waits import RetryPolicy
 
 
-class Clock:
+class Clock(SimulatedClock):
     """A clock that advances in `sleep` and on request only."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        super().__init__()
         self.pauses: list[float] = []
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.now += seconds
+        self.advance(seconds)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock() -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("broker_io.waits.time.monotonic", lambda: clock.now)
-    monkeypatch.setattr("broker_io.waits.time.sleep", clock.sleep)
-    return clock
+    with use(replace(current(), clock=clock)):
+        yield clock
 
 
 def failing(clock: Clock, *, first: float = 0.0) -> Callable[[], None]:
@@ -36,7 +38,7 @@ def failing(clock: Clock, *, first: float = 0.0) -> Callable[[], None]:
     left = [first]
 
     def attempt() -> None:
-        clock.now += left.pop() if left else 0.0
+        clock.advance(left.pop() if left else 0.0)
         raise ServiceUnavailable("it is away")
 
     return attempt
@@ -48,7 +50,7 @@ def nothing() -> None: ...
 def test_an_attempt_is_repeated_until_the_time_is_up(clock: Clock) -> None:
     with pytest.raises(ServiceUnavailable, match="it is away"):
         RetryPolicy(20.0, nothing)("it", failing(clock))
-    assert 20.0 <= clock.now - 100.0 <= 20.0 + waits.LONGEST_PAUSE
+    assert 20.0 <= clock.monotonic() <= 20.0 + waits.LONGEST_PAUSE
     assert max(clock.pauses) <= waits.LONGEST_PAUSE
     assert clock.pauses[0] <= waits.FIRST_PAUSE
 
@@ -78,12 +80,12 @@ def test_other_errors_end_it_at_once(clock: Clock) -> None:
 
 def test_retries_end_when_the_caller_closes(clock: Clock) -> None:
     def check() -> None:
-        if clock.now > 105.0:
+        if clock.monotonic() > 5.0:
             raise Closed("closed in this process")
 
     with pytest.raises(Closed):
         RetryPolicy(20.0, check)("it", failing(clock))
-    assert clock.now < 107.0
-    clock.now = 200.0
+    assert clock.monotonic() < 7.0
+    clock.advance(100.0)
     with pytest.raises(Closed):  # also if no time is left
         RetryPolicy(0.0, check)("it", failing(clock))

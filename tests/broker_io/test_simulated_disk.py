@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_io.environment import Disk, SystemDisk
+from broker_io.environment import Disk
+from broker_io.system import SystemDisk
 from broker_io.testing import Crash, Operation, SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 NAMES = st.sampled_from(["a", "b", "sub/a", "sub/deep/b", "sub", "nowhere/a"])
@@ -24,6 +25,7 @@ STEP = st.one_of(
     st.tuples(st.just("make_directory"), st.sampled_from(["sub", "sub/deep"])),
     st.tuples(st.just("list"), st.sampled_from(["", "sub", "sub/deep", "a", "nowhere"])),
     st.tuples(st.just("exists"), NAMES),
+    st.tuples(st.just("content"), NAMES),
     st.tuples(st.just("sync_directory"), st.sampled_from(["", "sub", "nowhere"])),
 )
 
@@ -33,6 +35,8 @@ def do(disk: Disk, root: str, step: tuple) -> object:
     place = f"{root}/{path}"
     if kind in ("exists", "list", "remove", "make_directory", "sync_directory"):
         return getattr(disk, kind)(place)
+    if kind == "content":
+        return disk.read(place)
     if kind == "rename":
         return disk.rename(place, f"{root}/{rest[0]}")
     file = disk.open(place, write=kind != "read", create=kind == "create")

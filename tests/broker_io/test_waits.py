@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from broker_io import waits
+from broker_io.environment import current, use
 from broker_io.errors import ServiceUnavailable
+from broker_io.testing import SimulatedClock
 from broker_io.waits import LongWait, RetryPolicy, long_waits, waiting
 
 
@@ -20,44 +23,44 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    now = [100.0]
-    monkeypatch.setattr("broker_io.waits.time.monotonic", lambda: now[0])
-    yield now
-    assert long_waits() == []
+def clock() -> Iterator[SimulatedClock]:
+    clock = SimulatedClock()
+    with use(replace(current(), clock=clock)):
+        yield clock
+        assert long_waits() == []
 
 
-def test_a_wait_is_shown_once_it_has_lasted_and_until_it_is_over(clock: list[float]) -> None:
+def test_a_wait_is_shown_once_it_has_lasted_and_until_it_is_over(clock: SimulatedClock) -> None:
     with waiting("the moon") as wait:
         assert long_waits() == []
-        clock[0] += 4
+        clock.advance(4)
         wait.failed(ServiceUnavailable("behind a cloud"))
-        clock[0] += 1
+        clock.advance(1)
         with waiting("a train"):
-            clock[0] += 4
+            clock.advance(4)
             assert long_waits() == [LongWait("the moon", 9.0, "behind a cloud"), LongWait("a train", 4.0, "")]
         assert [str(one) for one in long_waits()] == ["waiting for the moon for 9 s: behind a cloud"]
 
 
-def test_failed_wait_is_logged_once(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_wait_is_logged_once(clock: SimulatedClock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="txnbuffer.waits"), waiting("the moon") as wait:
         for _ in range(10):
-            clock[0] += 1
+            clock.advance(1)
             wait.failed(ServiceUnavailable("behind a cloud"))
     assert caplog.messages == ["waiting for the moon for 4 s: behind a cloud"]
 
 
-def test_paused_wait_is_not_shown(clock: list[float]) -> None:
+def test_paused_wait_is_not_shown(clock: SimulatedClock) -> None:
     wait = waits.begin("acknowledgements")
-    clock[0] += 4
+    clock.advance(4)
     assert len(long_waits()) == 1
     wait.resume()
     assert long_waits() == []
     wait.pause()
-    clock[0] += 4
+    clock.advance(4)
     assert long_waits() == []
     wait.resume()
-    clock[0] += 4
+    clock.advance(4)
     assert long_waits() == [LongWait("acknowledgements", 4.0, "")]
     waits.end(wait)
     waits.end(wait)
@@ -78,19 +81,19 @@ def test_retries_are_shown_as_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert long_waits() == []
 
 
-def test_next_attempt_continues_a_failed_wait(clock: list[float]) -> None:
+def test_next_attempt_continues_a_failed_wait(clock: SimulatedClock) -> None:
     for _ in range(3):
         with pytest.raises(ServiceUnavailable), waiting("the moon"):
-            clock[0] += 10
+            clock.advance(10)
             raise ServiceUnavailable("behind a cloud")
-        clock[0] += 1
+        clock.advance(1)
     assert long_waits() == [LongWait("the moon", 33.0, "behind a cloud")]
     with waiting("the moon"):
         assert len(long_waits()) == 1
     assert long_waits() == []
     with pytest.raises(ServiceUnavailable), waiting("the moon"):
         raise ServiceUnavailable("behind a cloud")
-    clock[0] += waits.KEPT_SECONDS + 1
+    clock.advance(waits.KEPT_SECONDS + 1)
     assert long_waits() == []
     with waiting("the moon"):
         assert long_waits() == []

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from broker_io import batch as batches
 from broker_io import open_broker
 from broker_io.batch import Batch, Message, PlacedBatch, Width
-from broker_io.block import encode_block, open_block, parse_header
-from broker_io.decoding import property_names
+from broker_io.block import encode_block, open_block, parse_header, property_names
 from broker_io.position import EARLIEST
 from txnbuffer.service.log_readers import merged
 

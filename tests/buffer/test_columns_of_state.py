@@ -13,16 +13,16 @@ from broker_io.batch import Labels
 from broker_io.position import Position, Positions
 from txnbuffer.buffer import Damage, TransactionBuffer
 from txnbuffer.buffer.buffer import DAMAGE_KEPT, BufferSegments
-from txnbuffer.buffer.sets import (
+from txnbuffer.buffer.state import (
     AbortedSet,
     CoordinatorState,
+    Items,
     Ongoing,
     OpenTxn,
     SuppressedRanges,
     coordinator_columns,
     coordinator_states,
 )
-from txnbuffer.buffer.state import Items
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 from txnbuffer.protocol import UNREADABLE, ids, used
 

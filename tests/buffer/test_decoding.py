@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Labels, Message, Numbers, PlacedBatch
 from broker_io.position import Position, Positions
-from txnbuffer.buffer.decoding import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
+from txnbuffer.buffer.buffer import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import Outcome, RecordSlice, TxnId, Undecodable
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION, encode_marker

@@ -88,8 +88,7 @@ def test_sync_transaction_aborted_before_it_began_rejects_sends(client: SyncClie
 def test_sync_run_retries_after_a_short_outage_of_the_cluster(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    routes = client.client.routes
-    parts, calls = routes.parts, []
+    parts, calls = client.client.parts, []
 
     async def sometimes(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
         calls.append(topic)
@@ -101,7 +100,7 @@ def test_sync_run_retries_after_a_short_outage_of_the_cluster(
         for value in (b"1", b"2", b"3"):
             txn.send("orders", value)
 
-    monkeypatch.setattr(routes, "parts", sometimes)
+    monkeypatch.setattr(client.client, "parts", sometimes)
     with pytest.raises(ServiceUnavailable), client.transaction() as txn:
         work(txn)
     calls.clear()
@@ -125,7 +124,7 @@ async def test_transaction_can_only_abort_after_a_partial_send_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(f"file:{tmp_path / 'log'}") as client:
-        parts, calls = client.routes.parts, []
+        parts, calls = client.parts, []
 
         async def second_is_cancelled(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
             calls.append(topic)
@@ -133,7 +132,7 @@ async def test_transaction_can_only_abort_after_a_partial_send_many(
                 raise asyncio.CancelledError
             return await parts(topic, rows, partition)
 
-        monkeypatch.setattr(client.routes, "parts", second_is_cancelled)
+        monkeypatch.setattr(client, "parts", second_is_cancelled)
         txn = await client.transaction().begin()
         with pytest.raises(asyncio.CancelledError):
             await txn.send_many("orders", [b"x"] * (CHUNK + 1))

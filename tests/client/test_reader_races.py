@@ -16,7 +16,7 @@ from broker_io.port import Broker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.client import follower
+from txnbuffer.client import reader as readers
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.errors import ReplayStalled
@@ -211,7 +211,7 @@ def test_reader_retries_if_messages_for_the_seqno_are_not_delivered(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
-    monkeypatch.setattr(follower, "MAX_WAIT", 0.01)
+    monkeypatch.setattr(readers, "MAX_WAIT", 0.01)
     log = TopicWriter(broker, T)
     log.plain("a")
     between = Interfering(broker)
@@ -227,7 +227,7 @@ def test_reader_retries_if_messages_for_the_seqno_are_not_delivered(
             silent.setattr(
                 broker, "reader", lambda topic, *at, **how: opened("silent" if topic == T else topic, *at, **how)
             )
-            with pytest.raises(ReplayStalled, match="no message after"):
+            with pytest.raises(ReplayStalled, match="nothing came after"):
                 drain(reader)
         assert drain(reader) == [(3, "c")]
 
@@ -311,13 +311,13 @@ def test_duplicate_record_sets_are_returned_once(broker: MemoryBroker) -> None:
 
 def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loads: list[str] = []
-    load = follower.load
+    load = readers.load
 
     def counting(broker: Broker, topic: str) -> object:
         loads.append(topic)
         return load(broker, topic)
 
-    monkeypatch.setattr(follower, "load", counting)
+    monkeypatch.setattr(readers, "load", counting)
     return loads
 
 
@@ -360,7 +360,7 @@ def test_reader_drops_aborts_in_trimmed_ledgers(broker: MemoryBroker, monkeypatc
             assert [found for _, found in drain(reader)] == [value]
         assert loads == []  # nothing is gone, so there is nothing to be had
         (followed,) = reader._followers
-        assert isinstance(followed, follower.CommittedFollower)
+        assert isinstance(followed, readers.CommittedFollower)
         assert len(followed._log.buffer.aborted) == 8
         owner.pump()
         for _ in range(2):

@@ -17,8 +17,7 @@ from session_model import CLOSED, POISON, ModelConnection, SessionModel
 from broker_io.errors import InvalidTopicName, MessageTooLarge
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction, SendColumns
-from txnbuffer.client.sending import MAX_IN_FLIGHT
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_core import MAX_IN_FLIGHT, SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame

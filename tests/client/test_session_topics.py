@@ -6,8 +6,7 @@ from core_setup import register, registered, rows, taken, welcomed
 
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction
-from txnbuffer.client.sending import MAX_IN_FLIGHT
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_core import MAX_IN_FLIGHT, SessionCore
 from txnbuffer.errors import Fenced, TransactionAborted, UnregisteredTopic
 from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
 

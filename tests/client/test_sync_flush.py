@@ -110,7 +110,7 @@ def test_send_during_the_commit_is_rejected(client: SyncClient, monkeypatch: pyt
 
 
 def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = client.client.routes.parts
+    parts = client.client.parts
     commits: list[asyncio.Task[None]] = []
 
     async def commits_meanwhile(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
@@ -123,7 +123,7 @@ def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkey
     async def committed() -> None:
         await commits[0]
 
-    monkeypatch.setattr(client.client.routes, "parts", commits_meanwhile)
+    monkeypatch.setattr(client.client, "parts", commits_meanwhile)
     txn = client.transaction()
     txn.send("target", b"taken")
     txn.send("target", b"as well")

@@ -10,8 +10,8 @@ from broker_io.errors import Error
 from txnbuffer.coordinator.decisions import LowWaterMark, Owner, OwnerEpoch, decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import SessionOpened
-from txnbuffer.coordinator.progress import Progress
 from txnbuffer.coordinator.takeover import Acquisition, first_transaction_id
+from txnbuffer.coordinator.transaction import Progress
 from txnbuffer.errors import UnknownTransaction
 from txnbuffer.model import MAX_LEAST, Outcome
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.decisions import DecisionRows, Row
-from txnbuffer.coordinator.progress import Progress
+from txnbuffer.coordinator.transaction import Progress
 from txnbuffer.model import MAX_LEAST, Outcome
 
 LOW_WATER_MARK = 20

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.core import Markers
+from txnbuffer.coordinator.core import DecisionJournal, Markers, TooLarge
 from txnbuffer.coordinator.decisions import (
     Consumers,
     EndedIds,
@@ -27,23 +27,23 @@ from txnbuffer.coordinator.decisions import (
     RegisteredTopic,
     Retired,
     Row,
+    consumers_bytes,
     decode,
     encode,
+    retired_blocks,
 )
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.journal import DecisionJournal, TooLarge
 from txnbuffer.coordinator.messages import (
+    SMALLEST_LIMIT,
     ConsumerPosition,
     CoordinatorConfig,
     GroupHeartbeat,
     Joined,
     MemberAssignments,
 )
-from txnbuffer.coordinator.progress import Progress, block
 from txnbuffer.coordinator.shard_messages import ShardMessage, encode_shard_message, pack_shard_messages
-from txnbuffer.coordinator.sizes import SMALLEST_LIMIT, consumers_bytes, retired_blocks
 from txnbuffer.coordinator.takeover import Acquisition
-from txnbuffer.coordinator.transaction import Retirement, TransactionState
+from txnbuffer.coordinator.transaction import Progress, Retirement, TransactionState, block
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import MAX_LEAST, Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.protocol import encode_marker

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from broker_io.position import Position
+from txnbuffer.coordinator.core import DecisionJournal
 from txnbuffer.coordinator.decisions import (
     Consumers,
     Group,
@@ -25,7 +26,6 @@ from txnbuffer.coordinator.decisions import (
     encode,
 )
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.journal import DecisionJournal
 from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.model import Outcome, TxnId
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from broker_io.memory.handles import MemoryReader
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.errors import ReplayStalled
 from txnbuffer.follow.follower import LogFollower
 from txnbuffer.model import EARLIEST, Position
 
@@ -96,25 +93,3 @@ def test_messages_that_are_read_again_get_the_same_numbers() -> None:
             log.sequence_all()
         assert one.numbered.next_seqno == other.numbered.next_seqno == 1 + 29 + 2 * 15
         assert one.numbered.first_seqnos == other.numbered.first_seqnos
-
-
-def test_a_replay_ends_exactly_where_it_is_told_and_continues_there() -> None:
-    broker = MemoryBroker()
-    writer = TopicWriter(broker, T)
-    middle = writer.plain("a", "b").last
-    writer.plain("c")
-    with follower_of(broker) as log:
-        log.replay(middle, exactly=True)
-        assert log.at == middle
-        log.replay(middle, exactly=True)
-        assert log.at == middle
-        assert log.read() is not None
-        assert log.at == broker.last_position(T)
-
-
-def test_a_reader_that_returns_nothing_before_the_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = MemoryBroker()
-    TopicWriter(broker, T).plain("a")
-    monkeypatch.setattr(MemoryReader, "read", lambda *_, **__: None)
-    with follower_of(broker) as log, pytest.raises(ReplayStalled, match=r"nothing came after .* within 7 s"):
-        log.replay(timeout=7.0)

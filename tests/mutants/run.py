@@ -4,7 +4,7 @@ Each `*.toml` beside this file holds tables
 
     [[mutant]]
     name = "what goes wrong, in a few words"
-    file = "txnbuffer/buffer/sets.py"      # from the root of the repository
+    file = "txnbuffer/buffer/state.py"      # from the root of the repository
     old = "text that stands exactly once in it"
     new = "text that takes its place"
     tests = ["tests/buffer/test_aborts.py"]  # paths or ids of tests, at least one of which must fail

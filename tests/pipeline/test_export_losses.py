@@ -14,8 +14,8 @@ from broker_io.errors import TopicNotFound
 from txnbuffer.errors import LogTruncated
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, ExportRun
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.pipeline.offsets import Offset
+from txnbuffer.pipeline.options import reading_options
 
 
 class Exports:

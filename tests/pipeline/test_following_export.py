@@ -13,7 +13,8 @@ from broker_io import open_broker
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import job_error, reading_options
+from txnbuffer.pipeline.jobs.running import job_error
+from txnbuffer.pipeline.options import reading_options
 
 
 def test_it_runs_until_it_is_stopped_or_fails_permanently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.profile import OUTCOMES, as_json, as_page, profile, slice_of
 from txnbuffer.pipeline.jobs.recover import recover
-from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.verify import Level, verify
 
 

@@ -23,8 +23,8 @@ from txnbuffer.pipeline import reading
 from txnbuffer.pipeline.pinned import PinnedTopic, pin_topics
 from txnbuffer.pipeline.ranges import RangePlanner, RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
-from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import LoadedTopic, SnapshotLoader, load
 
 TOPIC = "orders"
 

@@ -16,7 +16,7 @@ from txnbuffer.errors import LogReplaced, LogTruncated
 from txnbuffer.pipeline.delta import DELTA, PARQUET, target
 from txnbuffer.pipeline.exports import LATEST
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.options import reading_options
 
 
 class Exported:

@@ -14,16 +14,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from writing import TopicWriter
 
 from broker_io import open_broker
-from broker_io.environment import SystemClock
 from broker_io.memory import MemoryBroker
 from txnbuffer.errors import InvalidRequest, LogReplaced
 from txnbuffer.model import Position
 from txnbuffer.pipeline import pinned
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.pipeline.offsets import Offset, OffsetMark, ReadProgress
-from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.options import ReadOptions, reading_options
 from txnbuffer.pipeline.pinned import check_mark, mark_below, pin_topics
 from txnbuffer.pipeline.spark.source import StreamReader
 
@@ -169,7 +167,7 @@ def test_an_export_rejects_such_a_log(log: Log, tmp_path: Path, monkeypatch: pyt
     assert run(fail_on_data_loss="false").number == 3
 
 
-@pytest.mark.parametrize("make", [lambda log: open_broker(log.address), lambda _: MemoryBroker(clock=SystemClock())])
+@pytest.mark.parametrize("make", [lambda log: open_broker(log.address), lambda _: MemoryBroker()])
 def test_a_mark_is_the_message_before_a_position(log: Log, make: Callable[[Log], Any]) -> None:
     with make(log) as broker:
         for _ in range(3):

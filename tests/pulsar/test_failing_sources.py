@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker_io.batch import PlacedBatch
+from broker_io.environment import current
 from broker_io.errors import Closed, Error, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import reader as reader_module
@@ -58,6 +59,7 @@ class Topic:
     """A cluster with one topic, and its opened sources; `failures` are the results of the next calls."""
 
     closed = False
+    environment = current()
 
     def __init__(self) -> None:
         self.messages = [Received(1, entry) for entry in range(3)] + [Received(2, entry) for entry in range(2)]
@@ -66,6 +68,8 @@ class Topic:
         self.opening: list[Error | None] = []
         self.opened: list[Position] = []
         self.hidden: set[Position] = set()
+        self.waits: list[int] = []
+        self.away = False
 
     def check(self) -> None: ...
 
@@ -92,6 +96,7 @@ class Source:
         self._dead: Error | None = None
 
     def next(self, milliseconds: int) -> Received | None:
+        self._topic.waits.append(milliseconds)
         if self._dead is None and self._topic.failures:
             self._dead = self._topic.failures.pop(0)
         if self._dead is not None:
@@ -99,10 +104,12 @@ class Source:
         return self._left.pop(0) if self._left else None
 
     def is_connected(self) -> bool:
-        return self._dead is None
+        return self._dead is None and not self._topic.away
 
     def has_more(self) -> bool:
         return bool(self._left)
+
+    def notify_when_readable(self, callback: object) -> None: ...
 
     def close(self) -> None:
         self._dead = Closed("closed")
@@ -197,3 +204,28 @@ def test_nothing_is_skipped_if_a_second_source_fails(topic: Topic) -> None:
     topic.hidden = set()
     found += read_on(reader)
     assert found == [(1, 1), (1, 2), (2, 0), (2, 1)]
+
+
+def test_reader_that_notifies_never_waits_for_a_cluster_that_is_away(topic: Topic) -> None:
+    """A few threads read all topics of a service: after an outage each topic would occupy one of them."""
+    reader = reader_of(topic)
+    assert len(read_on(reader)) == 5
+    topic.away = True
+    assert (reader.read(), any(topic.waits)) == (None, True)
+    topic.waits.clear()
+    reader.notify_when_readable(lambda: None)
+    assert (reader.read(), topic.waits) == (None, [0])
+
+
+def test_source_that_stays_disconnected_is_replaced_when_the_cluster_answers(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage the library waits for up to a minute until it reconnects."""
+    reader = reader_of(topic)
+    assert len(read_on(reader)) == 5
+    monkeypatch.setattr(reader, "_check_interval", 0.0)
+    assert (reader.read(), len(topic.opened)) == (None, 1)
+    topic.away = True
+    monkeypatch.setattr(reader, "_check_interval", 0.0)
+    reader.read()
+    assert {*topic.opened[1:]} == {Position(2, 1)}

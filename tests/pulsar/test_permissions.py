@@ -30,7 +30,7 @@ from txnbuffer import CommittedReader, connect
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.export import Export
-from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.options import reading_options
 from txnbuffer.rpc.discovery import ServiceDiscovery
 
 SECRET = bytes(range(32))

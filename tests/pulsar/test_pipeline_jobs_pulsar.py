@@ -15,7 +15,7 @@ from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.audit import audit
 from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.recover import recover
-from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.manager import SnapshotManager
 
 

@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import connect
-from txnbuffer.client.stream_connection import StreamSession
+from txnbuffer.client.streams import StreamSession
 from txnbuffer.streams.client import ClientConfig
 
 

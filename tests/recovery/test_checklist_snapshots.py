@@ -8,12 +8,11 @@ from broker_io.errors import Damaged, DiskFailed
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.format import SNAPSHOT_TOPIC
-from snapshots.policy import SnapshotPolicy
 from snapshots.scan import scan
-from txnbuffer.buffer import visible_mask
+from txnbuffer.follow.records import visible_records
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.load import load
-from txnbuffer.recovery.restore import read_snapshot
+from txnbuffer.recovery.followed_topic import SnapshotPolicy
+from txnbuffer.recovery.restore import load, read_snapshot
 
 T = "t"
 
@@ -30,7 +29,7 @@ def visible(broker, owner):
     found = []
     with broker.reader(T) as reader:
         while (placed := reader.read()) is not None:
-            found += placed.take(visible_mask(placed, owner.buffer(T))).messages.values.to_list()
+            found += visible_records(placed, owner.buffer(T)).messages.values.to_list()
     return found
 
 

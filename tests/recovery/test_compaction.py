@@ -10,7 +10,7 @@ from writing import TopicWriter
 from broker_io import open_broker
 from broker_io.errors import DiskFull
 from broker_io.memory import MemoryBroker
-from snapshots import owner as owner_module
+from snapshots import writer as writer_module
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.manager import SnapshotManager
@@ -26,7 +26,7 @@ def write_aborts(manager: SnapshotManager, log: TopicWriter, first: int, count: 
 
 
 def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "COMPACT_BYTES", 20_000)
+    monkeypatch.setattr(writer_module, "COMPACT_BYTES", 20_000)
     address = f"file:{tmp_path / 'log'}"
     with open_broker(address) as broker, SnapshotManager(broker, segment_size=10) as manager:
         manager.recover()
@@ -46,7 +46,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_compaction_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "COMPACT_BYTES", 1)
+    monkeypatch.setattr(writer_module, "COMPACT_BYTES", 1)
     with MemoryBroker() as broker, SnapshotManager(broker) as manager:
 
         def compact(topic: str) -> None:

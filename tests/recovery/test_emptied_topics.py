@@ -16,8 +16,8 @@ from broker_io.position import Position
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.load import load
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify
 
 T = "t"

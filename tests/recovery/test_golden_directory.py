@@ -8,9 +8,9 @@ from make_directory import TOPICS, make
 from snapshot_driver import manager_on
 
 from broker_io.file import FileBroker
-from txnbuffer.buffer import visible_mask
+from txnbuffer.follow.records import visible_records
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.load import load
+from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify
 
 
@@ -31,7 +31,7 @@ def check(topic, broker, buffer, next_seqno):
     rows = []
     with broker.reader(topic) as reader:
         while (placed := reader.read()) is not None:
-            rows += placed.take(visible_mask(placed, buffer)).messages
+            rows += visible_records(placed, buffer).messages
     expected = [(b"k", b"first"), (None, b"open"), (None, b"still open")]
     expected += [(f"key {txn}".encode(), f"value {txn}".encode()) for txn in range(3, 21, 3)]
     assert [(row.key, row.value) for row in rows] == [*expected, (b"k", None)]

@@ -10,8 +10,7 @@ from golden_files import committed
 from pyroaring import BitMap64
 
 from broker_io.position import Position, Positions
-from snapshots.format import EndEntry, Stored, chain_start, digest, owner_message
-from snapshots.records import BadRecord, record, schema
+from snapshots.format import BadRecord, EndEntry, Stored, chain_start, digest, owner_message, record, schema
 from txnbuffer.buffer import (
     BufferSegment,
     BufferState,
@@ -24,7 +23,7 @@ from txnbuffer.buffer import (
     SequencerState,
 )
 from txnbuffer.model import TxnId
-from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
 from txnbuffer.recovery.codec import (
     EncodedSegment,
     TopicState,

@@ -11,7 +11,7 @@ from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.recovery.load import load
+from txnbuffer.recovery.restore import load
 
 T = "t"
 

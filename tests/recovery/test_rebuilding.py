@@ -15,16 +15,14 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from snapshots.owner import acquire
 from snapshots.scan import scan
-from snapshots.writer import SnapshotWriter, commit
+from snapshots.writer import SnapshotWriter, acquire, commit
 from txnbuffer.buffer.state import Items
 from txnbuffer.recovery import rebuild
 from txnbuffer.recovery.codec import decode_state, encode_state
-from txnbuffer.recovery.load import LoadedTopic
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.rebuild import compare, fold_log, write
-from txnbuffer.recovery.restore import read_snapshot
+from txnbuffer.recovery.restore import LoadedTopic, read_snapshot
 from txnbuffer.recovery.verify import Level, verify
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from writing import TopicWriter
 
+from broker_io import compacted as compacted_topics
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from snapshots import scan
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.recovery.manager import SnapshotManager
 
@@ -20,7 +20,7 @@ T = "orders"
 def test_any_slice_of_the_last_write_may_be_in_the_topic_twice(
     monkeypatch: pytest.MonkeyPatch, first: int, count: int, compacted: bool
 ) -> None:
-    monkeypatch.setattr(scan, "END_TIMEOUT", 0.01)
+    monkeypatch.setattr(compacted_topics, "END_TIMEOUT", 0.01)
     with MemoryBroker() as broker:
         writer = TopicWriter(broker, T)
         manager = SnapshotManager(broker, segment_size=2)

@@ -1,4 +1,4 @@
-"""A reader that returns nothing before the end proves nothing: another one is opened before anything is concluded."""
+"""Snapshots and decision logs are read by the rules for the end of a log, which `end_rules` tests."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from cut_readers import cut_short
 from writing import TopicWriter
 
 from broker_io.batch import Batch
-from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from broker_io.memory.handles import MemoryReader
+from broker_io.memory.broker import MemoryReader
 from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.scan import scan
 from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import Lease, Owner, encode
 from txnbuffer.recovery.decision_log import read_decisions
-from txnbuffer.recovery.load import load
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import load
 
 
 def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,25 +66,6 @@ def test_what_a_slow_broker_keeps_back_is_read_from_the_log(monkeypatch: pytest.
         cut_short(monkeypatch, broker, given)
         assert scan(broker, SNAPSHOT_TOPIC).topics == whole
         assert load(broker, "payments").registered
-
-
-def test_existing_messages_that_do_not_arrive_are_a_retryable_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ClusterBroker() as broker:
-        registered(broker, "orders")
-        cut_short(monkeypatch, broker, 1, which=lambda _: True)
-        with pytest.raises(ServiceUnavailable, match=r"nothing came after .* try again"):
-            load(broker, "orders")
-
-
-def test_trimmed_messages_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ClusterBroker(ledger_entries=1) as broker:
-        registered(broker, "orders")
-        end = broker.last_position(SNAPSHOT_TOPIC)
-        assert end is not None
-        broker.roll(SNAPSHOT_TOPIC)
-        broker.trim(SNAPSHOT_TOPIC, end.ledger + 1)
-        cut_short(monkeypatch, broker, 0, which=lambda _: True)
-        assert not scan(broker, SNAPSHOT_TOPIC).topics
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])

@@ -8,9 +8,9 @@ from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered
 from snapshots.format import SNAPSHOT_TOPIC
-from snapshots.policy import SnapshotPolicy
 from txnbuffer.buffer import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import read_snapshot
 

@@ -77,7 +77,7 @@ def test_segments_that_wait_to_be_written_are_not_dropped():
 
 
 def test_the_snapshot_topic_is_compacted_once_it_has_grown(monkeypatch):
-    monkeypatch.setattr("snapshots.owner.COMPACT_BYTES", 2000)
+    monkeypatch.setattr("snapshots.writer.COMPACT_BYTES", 2000)
     between = Interfering(MemoryBroker())
     compactions = []
     between.before = lambda name, topic: compactions.append(topic) if name == "compact" else None

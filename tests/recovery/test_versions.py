@@ -8,7 +8,7 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position, Positions
 from broker_io.testing.disk import SimulatedClock
-from txnbuffer.mutations.index import IndexColumns
+from txnbuffer.mutations.manager import IndexColumns
 from txnbuffer.streams.failover import Version
 
 T = "t"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 from cluster_app import App, app_on
@@ -15,9 +16,10 @@ from broker_io.memory import MemoryBroker
 from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
-from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, TransactionAborted
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, SeqnoGap, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame
+from txnbuffer.service import snapshot_scheduler
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 
@@ -73,7 +75,7 @@ async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_become
 
 
 @on_a_loop
-async def test_waiting_for_visibility_waits_for_the_followers(cluster):
+async def test_waiting_for_visibility_waits_for_the_readers(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
@@ -151,7 +153,7 @@ async def test_a_topic_with_a_foreign_exclusive_writer_is_named_and_awaited(clus
 
 
 @on_a_loop
-async def test_a_follower_that_fails_for_a_while_is_reported_and_continues(cluster):
+async def test_a_reader_that_fails_for_a_while_is_reported_and_continues(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         for _ in range(3):
@@ -165,7 +167,7 @@ async def test_a_follower_that_fails_for_a_while_is_reported_and_continues(clust
 
 
 @on_a_loop
-async def test_a_follower_that_can_not_continue_stops_only_its_topic(cluster):
+async def test_a_reader_that_can_not_continue_stops_only_its_topic(cluster):
     async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         broker.faults.fail_read(Damaged("a", 5, "it is torn"), topic="a")
@@ -236,20 +238,20 @@ async def test_record_counts_are_verified_on_request(cluster, counted, outcome):
 
 
 @on_a_loop
-async def test_a_count_waits_until_the_follower_has_read_the_records(cluster):
+async def test_a_count_waits_until_the_reader_has_read_the_records(cluster):
     async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
-        follower = engine.topics.get("a").follower
-        follower.paused += 1
+        reader = engine.topics.get("a").reader
+        reader.paused += 1
         await app.write("a", [txn], size=3)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
-        await eventually(lambda: engine.effects.record_counts._waiting and follower._received)
+        await eventually(lambda: engine.effects.record_counts._waiting and reader._received)
         await app.session.lease(1)
         assert not followed(engine, "a").buffer.ongoing
         assert 1000 not in app.session.answers
-        follower.paused -= 1
-        engine.followers.wake()
+        reader.paused -= 1
+        engine.mode.readers.wake()
         await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
 
@@ -316,7 +318,7 @@ async def test_an_idle_zombie_learns_of_its_successor(cluster):
 async def test_a_zombie_can_not_write_snapshots(cluster):
     async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
-        zombie.followers.stop()  # as if it were stopped
+        zombie.mode.readers.stop()  # as if it were stopped
         await app.write("a", [next(app.ids)])
         async with cluster_engine(cluster) as (engine, _):
             before = cluster.last_position("__txnbuffer_snapshots")
@@ -361,3 +363,38 @@ async def test_snapshots_are_written_and_seqnos_continue_over_owners(cluster):
         await app.write("a", [txn])
         assert await app.commit(txn, "a") is Outcome.COMMIT
         await eventually(lambda: followed(engine, "a").numbered.next_seqno == 12)
+
+
+@on_a_loop
+async def test_an_error_in_sequencing_stops_one_topic_only(cluster):
+    async with cluster_engine(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        gap = SeqnoGap("2 records were read, 1 was expected")
+        with patch.object(followed(engine, "a"), "sequence_held", side_effect=gap):
+            await app.write("a", [next(app.ids)])
+            await eventually(lambda: engine.topics.get("a").problem is not None)
+        assert (engine.topics.get("a").problem, engine.topics.get("a").stopped) == (gap, True)
+        txn = next(app.ids)
+        await app.write("b", [txn])
+        assert await app.commit(txn, "b") is Outcome.COMMIT
+        assert not engine.ended.done()
+
+
+@pytest.mark.parametrize("backlog", [False, True], ids=["held", "read again"])
+@on_a_loop
+async def test_sequencing_that_waits_for_a_slow_cluster_is_repeated(cluster, backlog, monkeypatch):
+    monkeypatch.setattr(snapshot_scheduler, "AFTER_FAILURE", 0.01)
+    async with cluster_engine(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        slow = ServiceUnavailable("no answer")
+        with (
+            patch.object(type(followed(engine, "a")), "has_backlog", backlog),
+            patch.object(followed(engine, "a"), "sequence_held", side_effect=slow),
+        ):
+            txn = next(app.ids)
+            await app.write("a", [txn])
+            assert await app.commit(txn, "a") is Outcome.COMMIT
+            await eventually(lambda: engine.snapshots.problem is slow)
+        assert (engine.topics.get("a").problem, engine.ended.done()) == (None, False)
+        await eventually(lambda: followed(engine, "a").numbered.position is not None)
+        await eventually(lambda: engine.snapshots.problem is None)

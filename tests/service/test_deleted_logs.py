@@ -19,8 +19,8 @@ from snapshots.shards import ONLY
 from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.progress import IdSet, bitmap_of
 from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_low_water_mark
+from txnbuffer.coordinator.transaction import IdSet, bitmap_of
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import reset_decisions
@@ -144,7 +144,7 @@ async def test_ids_of_a_recreated_namespace_were_in_no_older_one(monkeypatch):
             again = next(app.ids)
             assert next(first) < again < next(first) + IDS_PER_SECOND  # the same log continues
         delete_all(cluster)
-        monkeypatch.setattr("broker_io.environment.SystemClock.now_ms", lambda _: (now + 2) * 1000)
+        monkeypatch.setattr("broker_io.system.SystemClock.now_ms", lambda _: (now + 2) * 1000)
         async with connected(cluster) as (_, app):
             late, txn = next(first), next(app.ids)
             assert txn > late + IDS_PER_SECOND // 2

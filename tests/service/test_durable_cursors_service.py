@@ -26,11 +26,7 @@ async def fill(client: Client, broker: MemoryBroker, first: int, last: int) -> N
 
 async def trim(engine: Engine) -> None:
     """Trim as much as possible."""
-    config = RetentionConfig(bytes=1)
-    cursors = engine.streams.cursors.floor
-    keep = LogRetention(
-        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumer_groups.floor, cursors
-    )
+    keep = LogRetention(engine.topics, engine.snapshots, RetentionConfig(bytes=1), engine.clock, engine.trim_floors)
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 

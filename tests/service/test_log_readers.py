@@ -1,4 +1,4 @@
-"""Followers: their messages are taken in batches, what they hold is limited, and a dead reader is replaced."""
+"""Log readers: their messages are taken in batches, what they hold is limited, and a dead reader is replaced."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from txnbuffer.service.log_readers import LogReader, LogReaders, merged
 
 
 class Taker:
-    """A loop's side of a follower: `following.take` runs as the engine's turn would."""
+    """A loop's side of log readers: `readers.take` runs as the engine's turn would."""
 
     def __init__(self, broker) -> None:
         self.values: list[bytes | None] = []
         self.batches = 0
         self.failures: list[BaseException] = []
-        self.followers = LogReaders(asyncio.get_running_loop(), self.turn)
+        self.readers = LogReaders(asyncio.get_running_loop(), self.turn)
         self.broker = broker
         self.holding = False
 
     def turn(self) -> None:
         if not self.holding:
-            self.followers.take()
+            self.readers.take()
 
     def follow(self, topic: str, at: Position = EARLIEST, *of: object):
-        return self.followers.follow(LogReader(self.broker, topic, at, self.take, self.failures.append, *of))
+        return self.readers.follow(LogReader(self.broker, topic, at, self.take, self.failures.append, *of))
 
     def take(self, placed: PlacedBatch) -> None:
         self.batches += 1
         self.values += placed.messages.values.to_list()
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self.followers.stop)
+        await asyncio.to_thread(self.readers.stop)
 
 
 def put(broker: MemoryBroker, *values: bytes) -> None:
@@ -109,12 +109,12 @@ async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
-    follower = taker.follow("a")
+    reader = taker.follow("a")
     for _ in range(50):
         put(broker, b"x" * 1000)
-    await eventually(lambda: follower._held >= 2000)
+    await eventually(lambda: reader._held >= 2000)
     await asyncio.sleep(0.1)
-    assert follower._held < 5000
+    assert reader._held < 5000
     taker.holding = False
     taker.turn()
     await eventually(lambda: len(taker.values) == 50)
@@ -122,15 +122,15 @@ async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
 
 
 @on_a_loop
-async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch):
+async def test_a_reader_that_waits_for_room_can_be_stopped(broker, monkeypatch):
     monkeypatch.setattr(log_readers, "HELD_BYTES", 1)
     monkeypatch.setattr(log_readers, "LEAST_HELD", 1)
     monkeypatch.setattr(log_readers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
-    follower = taker.follow("a")
+    reader = taker.follow("a")
     put(broker, b"1", b"2", b"3")
-    await eventually(lambda: follower._held > 0)
+    await eventually(lambda: reader._held > 0)
     await asyncio.wait_for(taker.stop(), 30)
 
 
@@ -210,7 +210,7 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
         threading.active_count() - before <= log_readers.THREADS + log_readers.SLOW_THREADS + 2
     )  # one knows the time, one is asyncio's
     await taker.stop()
-    assert not any(thread.name.startswith("txnbuffer-followers") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("txnbuffer-readers") for thread in threading.enumerate())
 
 
 class Deaf:
@@ -232,13 +232,13 @@ async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, m
     opened, deaf = broker.reader, [True]
     broker.reader = lambda topic, *where, **how: (Deaf if deaf[0] else lambda it: it)(opened(topic, *where, **how))
     taker = Taker(broker)
-    follower = taker.follow("a")
+    reader = taker.follow("a")
     put(broker, b"1")
-    await eventually(lambda: isinstance(follower.problem, ReplayStalled))
-    assert "ends at" in str(follower.problem)
+    await eventually(lambda: isinstance(reader.problem, ReplayStalled))
+    assert "ends at" in str(reader.problem)
     deaf[0] = False
     await eventually(lambda: taker.values == [b"1"])
-    await eventually(lambda: follower.problem is None)
+    await eventually(lambda: reader.problem is None)
     put(broker, b"2")
     await eventually(lambda: taker.values == [b"1", b"2"])
     await taker.stop()
@@ -248,12 +248,12 @@ async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, m
 async def test_a_failure_is_reported_once_after_the_messages_before_it(broker):
     taker = Taker(broker)
     put(broker, b"1")
-    follower = taker.follow("a")
+    reader = taker.follow("a")
     await eventually(lambda: taker.values == [b"1"])
     broker.faults.fail_read(Damaged("a", 1, "torn"), topic="a")
     await eventually(lambda: taker.failures)
     assert isinstance(taker.failures[0], Damaged)
-    assert follower not in taker.followers._followers
+    assert reader not in taker.readers._readers
     taker.turn()
     assert len(taker.failures) == 1
     await taker.stop()

@@ -17,7 +17,7 @@ from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
 from tests.cluster_app import cluster_engine
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.sets import CoordinatorState
+from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.decisions import TOPIC, EndedIds, Group, Lease, LowWaterMark, Owner, Retired, Row, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig

@@ -12,7 +12,8 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
 from txnbuffer.service.appends import Appends, MessagesPart
-from txnbuffer.service.topic import AppendInFlight, ServiceTopic
+from txnbuffer.service.cluster_topics import SharedTopic
+from txnbuffer.service.topic import ServiceTopic
 
 
 class Writing:
@@ -40,12 +41,10 @@ def on_a_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
-def ignore(topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
-    raise AssertionError("nothing lands here")
+NO_WRITERS: Any = None
 
 
-def open_topic(name: str, writer: Writing, *, cluster_mode: bool) -> ServiceTopic:
-    topic = ServiceTopic(name, cluster_mode=cluster_mode)
+def opened(topic: ServiceTopic, writer: Writing) -> ServiceTopic:
     topic.writer, topic.held = writer, False  # type: ignore[assignment]  # all of a writer that is used here
     return topic
 
@@ -58,9 +57,9 @@ def part() -> MessagesPart:
 async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
-    appends = Appends(loop, ignore, lambda: None)
-    appends.add(open_topic("t", Writing("marker", order), cluster_mode=True), part())
-    appends.add(open_topic("decisions", Writing("decision", order), cluster_mode=False), part())
+    appends = Appends(loop, lambda: None)
+    appends.add(opened(SharedTopic("t", NO_WRITERS), Writing("marker", order)), part())
+    appends.add(opened(ServiceTopic("decisions"), Writing("decision", order)), part())
     loop.call_soon(order.append, "answer")
     appends.flush()
     assert not appends.idle
@@ -71,8 +70,8 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
 
 @on_a_loop
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
-    appends = Appends(asyncio.get_running_loop(), ignore, lambda: None)
-    appends.add(open_topic("t", Writing("marker", []), cluster_mode=True), part())
+    appends = Appends(asyncio.get_running_loop(), lambda: None)
+    appends.add(opened(SharedTopic("t", NO_WRITERS), Writing("marker", [])), part())
     appends.flush()
     assert not appends.idle
 
@@ -82,8 +81,8 @@ async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     turns: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
-    appends = Appends(loop, ignore, lambda: turns.append("turn"))
-    appends.add(open_topic("t", Broken("marker", []), cluster_mode=True), part())
+    appends = Appends(loop, lambda: turns.append("turn"))
+    appends.add(opened(SharedTopic("t", NO_WRITERS), Broken("marker", [])), part())
     appends.flush()
     await asyncio.sleep(0)
     assert isinstance(appends.failure, Error)

@@ -11,10 +11,10 @@ import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on
 
-from broker_io.environment import SystemDisk
 from broker_io.errors import DiskWatermark
 from broker_io.file.layout import MIB
 from broker_io.memory import MemoryBroker
+from broker_io.system import SystemDisk
 from txnbuffer import Outcome, SyncClient, SyncTransaction, connect
 from txnbuffer.errors import TransactionAborted
 

@@ -10,7 +10,7 @@ from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shard_count import recorded_shard_count, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.takeover import INTERNAL_TOPICS, check_shard, prepare
+from txnbuffer.service.takeover import INTERNAL_TOPICS, MAX_SHARDS, check_shard, prepare
 
 DECISIONS = INTERNAL_TOPICS[0]
 
@@ -129,4 +129,4 @@ def _unavailable(*_: object) -> None:
 @pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
 def test_invalid_shards(shard: Shard) -> None:
     with pytest.raises(InvalidConfiguration, match="shard"):
-        check_shard(shard, cluster_mode=True)
+        check_shard(shard, MAX_SHARDS)

@@ -30,10 +30,7 @@ from txnbuffer.service.retention import LogRetention
 
 async def trim(engine: Engine) -> None:
     """Trim as much as possible."""
-    config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
-    keep = LogRetention(
-        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumer_groups.floor, floor
-    )
+    keep = LogRetention(engine.topics, engine.snapshots, RetentionConfig(bytes=1), engine.clock, engine.trim_floors)
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 

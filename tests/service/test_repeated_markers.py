@@ -63,14 +63,14 @@ async def test_a_commit_is_reported_once_however_long_its_marker_is_not_read(clu
     async with cluster_engine(cluster) as (engine, _):
         app, txn = await written(engine, cluster, "a")
         topic = engine.topics.by_name["a"]
-        assert topic.follower is not None
-        topic.follower.paused += 1
+        assert topic.reader is not None
+        topic.reader.paused += 1
         assert await app.commit(txn, "a") is Outcome.COMMIT
         await eventually(lambda: engine.coordinator.has_ended(txn))
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
         assert topic.awaiting_markers == {TxnId(0, txn)}
-        topic.follower.paused -= 1
+        topic.reader.paused -= 1
         await eventually(lambda: not topic.awaiting_markers)
         await asyncio.sleep(3 * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
@@ -81,14 +81,14 @@ async def test_a_commit_that_still_waits_for_another_topic_is_reported_once(clus
     async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a", "b")
         topic = engine.topics.by_name["a"]
-        assert topic.follower is not None
-        topic.follower.paused += 1
+        assert topic.reader is not None
+        topic.reader.paused += 1
         its.faults.hold(topic="b", written=False)
         assert await app.commit(txn, "a", "b") is Outcome.COMMIT
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
         its.faults.release()
-        topic.follower.paused -= 1
+        topic.reader.paused -= 1
         await eventually(lambda: engine.coordinator.has_ended(txn))
         await asyncio.sleep(3 * TICK)
         assert told(cluster, "a", txn) == told(cluster, "b", txn) == [Outcome.COMMIT]

@@ -24,9 +24,7 @@ from txnbuffer.service.retention import LogRetention
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
-    return LogRetention(
-        engine.topics, engine.snapshots, config, clock or engine.clock, engine.coordinator.consumer_groups.floor
-    )
+    return LogRetention(engine.topics, engine.snapshots, config, clock or engine.clock, engine.trim_floors)
 
 
 async def fill(broker, session, topic, ids):
@@ -74,14 +72,7 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
         session, ids = await session_on(engine, "a")
         await fill(broker, session, "a", ids[:6])
         config = RetentionConfig(bytes=1)
-        keep = LogRetention(
-            engine.topics,
-            engine.snapshots,
-            config,
-            engine.clock,
-            engine.coordinator.consumer_groups.floor,
-            prove_ownership=engine.prove_ownership,
-        )
+        keep = LogRetention(engine.topics, engine.snapshots, config, engine.clock, engine.trim_floors)
 
         async def check() -> None:
             for _ in range(3):

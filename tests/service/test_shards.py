@@ -15,7 +15,7 @@ from shard_world import App, Shards, shards_on, topics_of
 
 from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
-from broker_io.memory.handles import MemoryWriter
+from broker_io.memory.broker import MemoryWriter
 from snapshots.shards import Shard, shard_of
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
@@ -275,8 +275,8 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         for _ in range(2):
             world.cluster.roll(THERE)
             await app.write(THERE, [3])
-        floors = owner.coordinator.consumer_groups.floor, None, world.shard_messages(1).floor
-        retention = LogRetention(owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, *floors)
+        floors = owner.trim_floors
+        retention = LogRetention(owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))
         for txn in (4, 5):  # neither of the snapshots that are kept needs what the group does
@@ -299,7 +299,7 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
                 return world.shard_messages(1).floor(topic)
 
             retention = LogRetention(
-                owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, none, None, far
+                owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, floors._replace(shards=far)
             )
             for _ in range(3):
                 with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):

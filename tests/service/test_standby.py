@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 from cluster_app import app_on
+from cut_readers import cut_short
 from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
 from running_services import Running, owners, service
@@ -137,6 +139,37 @@ async def test_it_stops_though_the_cluster_does_not_answer(cluster):
 
 
 @on_a_loop
+async def test_a_read_that_a_slow_cluster_keeps_delays_no_takeover(cluster, monkeypatch):
+    monkeypatch.setattr(standing_module, "LAST_READ", 0.05)
+    answered, kept, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Kept(DecisionLog):
+        def read(self, timeout):
+            kept.set()
+            answered.wait()
+            return False
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    async with cluster_engine(cluster) as (active, its):
+        monkeypatch.setattr(standing_module, "DecisionLog", Kept)
+        _, _, turn = waiting(cluster)
+        await asyncio.to_thread(kept.wait)
+        its.close()
+        standing = await turn
+        assert not answered.is_set()
+        assert standing.log.history.epoch == 1
+        answered.set()
+        await asyncio.to_thread(closed.wait)
+        assert standing.log.read_to(standing.log.at) == 0  # another log was closed
+        standing.log.close()
+        standing.decisions.close()
+        active.fail(ServiceUnavailable("its process is gone"))
+
+
+@on_a_loop
 async def test_an_error_that_waiting_can_not_fix_ends_it(cluster):
     with cluster.connect() as broker:
 
@@ -183,31 +216,6 @@ def test_a_standby_too_late_for_the_raw_log_reads_it_again(cluster):
         again.close()
 
 
-def test_the_end_itself_may_be_compacted_away(cluster):
-    cluster.create_topic(TOPIC)
-    with cluster.writer(TOPIC) as writer:
-        writer.append(Batch.of([encode(Owner(1, "a")), tombstone("lease-1")])).result()
-    cluster.compact(TOPIC)
-    log = DecisionLog(cluster)
-    assert (log.history.epoch, log.at) == (1, cluster.last_position(TOPIC))
-    log.close()
-
-
-class CutShort:
-    """A compacted reader of a broker that has just restarted: it returns a number of messages, then nothing."""
-
-    def __init__(self, reader, left):
-        self._reader, self._left = reader, left
-
-    def read(self, *, limit=65_536, timeout=0.0):
-        placed = self._reader.read(limit=min(limit, self._left)) if self._left else None
-        self._left -= 0 if placed is None else len(placed.positions)
-        return placed
-
-    def close(self):
-        self._reader.close()
-
-
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("given", [0, 1, 3])
 def test_a_silence_that_was_taken_for_the_end_is_found_out(cluster, monkeypatch, given, compacted):
@@ -218,15 +226,9 @@ def test_a_silence_that_was_taken_for_the_end_is_found_out(cluster, monkeypatch,
         writer.append(Batch.of([encode(Owner(1, "a")), *leases, tombstone("lease-7")])).result()
         if not compacted:
             writer.append(Batch.of([encode(Owner(5, "b"))])).result()
-        opened, cut = cluster.reader, [given, 0]
-
-        def reader(topic, start=EARLIEST, **options):
-            made = opened(topic, start, **options)
-            return CutShort(made, cut.pop(0)) if options.get("compacted") and cut else made
-
         if compacted:
             cluster.compact(TOPIC)
-        monkeypatch.setattr(cluster, "reader", reader)
+        cut_short(monkeypatch, cluster, given, 0, honest=True)
         log = DecisionLog(cluster)
         assert len(log.history.leases) == max(given - 1, 0)
         own = writer.append(Batch.of([encode(Owner(2, "own"))])).result().first

@@ -20,7 +20,7 @@ from tests.cluster_app import cluster_engine
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer import Sequenced
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.stream_connection import StreamSession
+from txnbuffer.client.streams import StreamSession
 from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import ForeignToken, InvalidRequest, StreamTrimmed, UndecodableRecordSet, UnreadableToken
 from txnbuffer.model import TxnId

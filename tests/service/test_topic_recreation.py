@@ -107,8 +107,8 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
-        follower = engine.topics.get("a").follower
-        follower.paused += 1  # it has not read the log yet
+        reader = engine.topics.get("a").reader
+        reader.paused += 1  # it has not read the log yet
         recreate(cluster, "a")
         await app.write("a", [txn])
         ask_visible(app, txn, "a")
@@ -116,8 +116,8 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
         transaction = engine.coordinator.transaction(TxnId(0, txn))
         await eventually(lambda: transaction.state is State.COMMITTED and not transaction.unfinished)
         assert WAITING not in app.session.answers
-        follower.paused -= 1
-        engine.followers.wake()
+        reader.paused -= 1
+        engine.mode.readers.wake()
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"v": 1}
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
@@ -128,14 +128,14 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
-        engine.topics.get("a").follower.paused += 1
+        engine.topics.get("a").reader.paused += 1
         recreate(cluster, "a")
         await app.write("a", [txn])
         with cluster.writer("a", exclusive=True):  # no marker can be written
             ask_visible(app, txn, "a")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
-            engine.topics.get("a").follower.paused -= 1
-            engine.followers.wake()
+            engine.topics.get("a").reader.paused -= 1
+            engine.mode.readers.wake()
             await followed_again(engine, cluster, "a")
             assert TxnId(0, txn) in engine.topics.get("a").followed.buffer.ongoing
             assert visible(cluster, "a") == {}
@@ -253,15 +253,15 @@ async def test_an_error_of_registering_again_is_reported_until_it_passes(cluster
         def refuse(name):
             raise unsafe
 
-        engine.topics.get("a").follower.paused += 1
+        engine.topics.get("a").reader.paused += 1
         recreate(cluster, "a")
         await app.write("a", [txn])
         with monkeypatch.context() as patched, cluster.writer("a", exclusive=True):
             patched.setattr(broker, "create_topic", refuse)
             ask_visible(app, txn, "a")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
-            engine.topics.get("a").follower.paused -= 1
-            engine.followers.wake()
+            engine.topics.get("a").reader.paused -= 1
+            engine.mode.readers.wake()
             told = await answer(app)
             assert isinstance(told, NotVisible)
             assert "its messages expire" in str(told)

@@ -16,7 +16,7 @@ from streamed import client_of, write
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.client.stream_connection import StreamSession
+from txnbuffer.client.streams import StreamSession
 from txnbuffer.errors import ForeignSink, InvalidRequest, SinkLocked, StreamTrimmed
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import runner

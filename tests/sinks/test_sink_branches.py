@@ -18,8 +18,7 @@ import pytest
 from service_setup import eventually, on_a_loop_for
 from stream_world import Branch, Node, Row, Table
 
-from txnbuffer.client.stream_connection import StreamSession
-from txnbuffer.client.streams import ChangeStream
+from txnbuffer.client.streams import ChangeStream, StreamSession
 from txnbuffer.rpc.stream_frames import (
     decode_stream_client_frame,
     decode_stream_server_frame,

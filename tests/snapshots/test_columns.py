@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.records import (
+from snapshots.format import (
     BadColumn,
     constant_shortened,
     decode_column,

@@ -5,11 +5,11 @@ from writing import TopicWriter
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
-from snapshots import owner
+from snapshots import writer as snapshot_writer
 from snapshots.errors import OwnershipLost
 from snapshots.format import SNAPSHOT_TOPIC, owner_message
-from snapshots.owner import acquire
 from snapshots.scan import scan
+from snapshots.writer import acquire
 
 
 def test_each_owner_has_a_higher_epoch():
@@ -53,7 +53,7 @@ def test_a_fenced_owner_never_fences_back():
 
 
 def test_a_successor_that_has_written_nothing_yet_is_not_fenced_either(monkeypatch):
-    monkeypatch.setattr(owner, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(snapshot_writer, "RENEW_SECONDS", 0.05)
     broker = MemoryBroker()
     first, _ = acquire(broker)
     with broker.connect().writer(SNAPSHOT_TOPIC, exclusive=True) as successor:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.records import BadRecord, RecordCodec, schema
+from snapshots.format import BadRecord, RecordCodec, schema
 
 EVERYTHING = {
     "type": "record",

@@ -17,13 +17,13 @@ from snapshots.format import (
     chained,
     checked,
     decode_end,
+    decode_long,
     digest,
+    encode_long,
     state_bytes,
 )
-from snapshots.owner import acquire
-from snapshots.records import decode_long, encode_long
 from snapshots.scan import TopicEntries, scan
-from snapshots.writer import SnapshotWriter, commit
+from snapshots.writer import SnapshotWriter, acquire, commit
 
 T = "numbers"
 

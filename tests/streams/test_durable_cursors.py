@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer.errors import ForeignToken, InvalidRequest, SeqnoOutOfRange, StreamBranched
-from txnbuffer.streams.failover import FailoverLog, Version
+from txnbuffer.streams.failover import FailoverLog, ResumeToken, Version
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
-from txnbuffer.streams.token import ResumeToken
 
 OLD, NEW = Version(7, 0), Version(9, 50)
 FACTS = TopicInfo("c", "i", FailoverLog((NEW, OLD)), 80)

@@ -16,7 +16,7 @@ from txnbuffer.errors import (
     StreamViolation,
 )
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.failover import Version
+from txnbuffer.streams.failover import ResumeToken, Version
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
@@ -44,7 +44,6 @@ from txnbuffer.streams.messages import (
     StreamOpened,
     StreamRequest,
 )
-from txnbuffer.streams.token import ResumeToken
 
 PART = ResumeToken("t", "c-1", "i-1", (W,), 150, 100, 200)
 

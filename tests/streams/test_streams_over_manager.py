@@ -18,9 +18,9 @@ from txnbuffer.rpc.stream_frames import (
     encode_stream_server_frame,
 )
 from txnbuffer.streams.client import ClientConfig, StreamClient
+from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.messages import CloseCursor, Completed, Delivered, FindTopic, OpenCursor
 from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
-from txnbuffer.streams.token import ResumeToken
 
 TOPICS = ("a", "b")
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer.errors import UnreadableToken
-from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, Version
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, ResumeToken, Version
 
 versions = st.lists(st.builds(Version, st.integers(1, MAX_UUID), st.integers(0, MAX_SEQNO)), max_size=25).map(tuple)
 seqnos = st.integers(0, MAX_SEQNO)

@@ -1,7 +1,6 @@
 """The transactional state of one topic, pure: the buffer folded from its log, visibility and sequence numbers."""
 
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.sets import OpenTxn
 from txnbuffer.buffer.state import (
     NOWHERE,
     BufferSegment,
@@ -14,6 +13,7 @@ from txnbuffer.buffer.state import (
     Ignored,
     Items,
     OngoingColumns,
+    OpenTxn,
     Reason,
     SegmentColumns,
     SegmentSummary,
@@ -28,7 +28,6 @@ from txnbuffer.buffer.visibility import (
     decided_rows,
     reader_floor,
     visible_counts,
-    visible_mask,
 )
 
 __all__ = [
@@ -58,5 +57,4 @@ __all__ = [
     "decided_rows",
     "reader_floor",
     "visible_counts",
-    "visible_mask",
 ]

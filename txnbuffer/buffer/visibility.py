@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from broker_io.batch import PlacedBatch
 from broker_io.position import NO_INDEX, Int64s, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.sets import AbortedSet, SuppressedRanges
+from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, TXN, numbers, present, transaction_codes
 
 
@@ -52,16 +52,11 @@ class PinnedVisibility:
         return cls(visibility.aborted, visibility.suppressed, visibility.max_read_position)
 
 
-def visible_mask(placed: PlacedBatch, buffer: Visibility) -> NDArray[np.bool_]:
-    """bool[n]: which of the messages are visible, at least in part.
+def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
+    """int64[n]: how many visible records each message holds.
 
     Some records of a record set may be suppressed: `buffer.suppressed.mask` of their positions shows which.
     """
-    return visible_counts(placed, buffer) > 0
-
-
-def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
-    """int64[n]: how many visible records each message holds."""
     count = len(placed)
     properties = placed.messages.properties
     visible = np.zeros(count, np.bool_)
@@ -164,7 +159,7 @@ class Sequencer:
         counts = visible_counts(rows, buffer)
         self.first_seqnos.setdefault(rows.positions.first.ledger, first)
         self.next_seqno += int(counts.sum())
-        self.position = _end_of(rows.positions.last, buffer.max_read_position)
+        self.position = end_of(rows.positions.last, buffer.max_read_position)
         return Sequenced(start, stop, counts, first)
 
     def trim(self, first_ledger: int) -> None:
@@ -172,7 +167,7 @@ class Sequencer:
         self.first_seqnos = {ledger: seqno for ledger, seqno in self.first_seqnos.items() if ledger >= first_ledger}
 
 
-def _end_of(message: Position, limit: Position | None) -> Position:
+def end_of(message: Position, limit: Position | None) -> Position:
     """The end of a message: for a record set its last record, as in maxReadPosition."""
     whole = limit is not None and message.batch == NO_INDEX and limit[:2] == message[:2]
     return limit if whole and limit is not None else message

@@ -23,7 +23,7 @@ from txnbuffer.config import Config
 from txnbuffer.follow.follower import LogFollower
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
-from txnbuffer.recovery.load import LoadedTopic, load
+from txnbuffer.recovery.restore import LoadedTopic, load
 
 SHOWN_OPEN = 20
 """Open transactions shown one by one, oldest first."""

@@ -119,7 +119,8 @@ def export(
     is one commit.
     """
     from txnbuffer.pipeline.jobs.export import COLUMNS, Export, columns_of
-    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, session
+    from txnbuffer.pipeline.options import reading_options
 
     options = reading_options(address, topics, pattern, job.source)
     options["fail_on_data_loss"] = "false" if skip_lost else "true"
@@ -164,7 +165,8 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
     """
     from txnbuffer.pipeline.jobs.audit import as_json, as_page
     from txnbuffer.pipeline.jobs.audit import audit as compare
-    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, session
+    from txnbuffer.pipeline.options import reading_options
 
     _check_page(html)
     target = find(directory)
@@ -218,7 +220,8 @@ def profile(
     """Show the sizes, aborts, late records, long transactions and hot keys of ADDRESS."""
     from txnbuffer.pipeline.jobs.profile import as_json, as_page
     from txnbuffer.pipeline.jobs.profile import profile as run_profile
-    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, session
+    from txnbuffer.pipeline.options import reading_options
 
     _check_page(html)
     options = reading_options(address, topics, pattern, job.source)
@@ -253,7 +256,8 @@ def recover(
     """
     from txnbuffer.pipeline.jobs.recover import TRIMMED
     from txnbuffer.pipeline.jobs.recover import recover as rebuild
-    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, session
+    from txnbuffer.pipeline.options import reading_options
 
     options = reading_options(address, topics, pattern, job.source)
     check_reading(options)

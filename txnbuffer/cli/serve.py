@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from txnbuffer.cli.options import open_for_writing, with_config
 from txnbuffer.config import Config
 
+T = TypeVar("T")
+WORKERS = 8
+"""Threads of a service for calls that block for a moment, such as opening a writer."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds after the drain time in which a service in cluster mode must have shut down."""
 SHUTDOWN_TIMED_OUT = 3
@@ -96,7 +100,7 @@ def run(address: str, config: Config) -> int:
         lambda: open_for_writing(address, config), config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
     )
     try:
-        error = asyncio.run(serving)
+        error = asyncio.run(with_workers(serving))
     finally:
         if shutdown is not None:
             shutdown.done()
@@ -104,6 +108,15 @@ def run(address: str, config: Config) -> int:
         click.echo(f"txnbuf: {error}", err=True)
         return error.exit_code
     return 0
+
+
+async def with_workers(work: Coroutine[Any, Any, T]) -> T:
+    """Await something with WORKERS threads for what blocks; by default their number depends on the machine."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WORKERS, "txnbuffer-worker"))
+    return await work
 
 
 def _exit(log: Any) -> None:

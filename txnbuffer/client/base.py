@@ -14,7 +14,7 @@ from txnbuffer.client import lifecycle
 from txnbuffer.client.open_transactions import Field
 from txnbuffer.client.outbox import BATCHINGS, Batching, SendColumns
 from txnbuffer.client.reader import AsyncReader
-from txnbuffer.client.routing import NoRoutes, Routes, Start
+from txnbuffer.client.routing import Routes, Start
 from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
 from txnbuffer.client.writers import OrdinarySends
@@ -85,7 +85,7 @@ class BaseClient:
         self.sessions = ShardSessions(session)
         self.serializers = serializers or Serializers()
         self.batching: Batching = "messages"
-        self.routes: Routes | NoRoutes = NoRoutes()
+        self.routes: Routes | None = None  # set if topics may have partitions
         self.open_broker = broker
         self.names = ProducerNames()
         self._ordinary = ordinary
@@ -168,11 +168,17 @@ class BaseClient:
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """Return the rows grouped by the topic or partition to send them to. Raises InvalidRequest."""
-        return await self.routes.parts(topic, rows, partition)
+        if self.routes is not None:
+            return await self.routes.parts(topic, rows, partition)
+        _check_unpartitioned(topic, partition)
+        return ((topic, rows),)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
         """Return the records grouped by the topic or partition to send them to. Raises InvalidRequest."""
-        return await self.routes.split(topic, records, partition)
+        if self.routes is not None:
+            return await self.routes.split(topic, records, partition)
+        _check_unpartitioned(topic, partition)
+        return ((topic, records),)
 
     async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:
         """Send the heartbeat of a group member; return its assignments."""
@@ -184,3 +190,8 @@ class BaseClient:
     async def ask(self, field: Field, name: str) -> Any:
         """Send a request about a producer or a group to its service. Raises the error in the answer."""
         return await self.sessions.ask(name, lambda core, future: core.ask(field, name, future))
+
+
+def _check_unpartitioned(topic: str, partition: int | None) -> None:
+    if partition is not None:
+        raise InvalidRequest(f"topic {topic!r} has no partitions: cannot send to partition {partition}")

@@ -31,14 +31,13 @@ from txnbuffer.client.processing import GroupSource, process
 from txnbuffer.client.routing import Start
 from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import ClientSession
-from txnbuffer.client.stream_connection import ShardStreams, StreamSession
-from txnbuffer.client.streams import ChangeStream
+from txnbuffer.client.streams import ChangeStream, ShardStreams, StreamSession
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import InvalidRequest, TransactionAborted
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 Result = TypeVar("Result")
 

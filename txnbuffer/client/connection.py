@@ -8,15 +8,14 @@ shard.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from broker_io import is_cluster, open_broker
+from broker_io.environment import current
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker, PartitionedBroker
 from snapshots.shard_count import shards_of
@@ -42,7 +41,7 @@ from txnbuffer.client.outbox import BATCHINGS, Batching
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.serializers import Schema, Serializer, Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
-from txnbuffer.client.stream_connection import ShardStreams
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.client.writers import OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
@@ -89,7 +88,7 @@ async def client_on(
         session.begin()
         return session
 
-    home = random.randrange(len(connectors))  # noqa: S311  spreads clients over the shards
+    home = current().randomness.below(len(connectors))  # spreads clients over the shards
     session = session_of(home)
     client = Client(session, lambda: broker, serializers, OrdinarySends(writers, broker))
     client.sessions = ShardSessions(session, home, len(connectors), session_of)
@@ -226,7 +225,7 @@ class PendingConnection:
             raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
         trusted = await self._certificates()
 
-        thread = ThreadPoolExecutor(1, "txnbuffer-opening")
+        thread = current().threads.executor(1, "txnbuffer-opening")
         try:
             broker = await opened(
                 thread,
@@ -318,9 +317,8 @@ class PendingConnection:
     async def _open_local(self, resources: AsyncExitStack) -> Client:
         from txnbuffer.service.engine import Engine
 
-        loop = asyncio.get_running_loop()
-        opening = loop.run_in_executor(None, open_broker, self.address)
-        broker = await run_to_completion(opening, lambda broker: loop.run_in_executor(None, broker.close))
+        opening = asyncio.to_thread(open_broker, self.address)
+        broker = await run_to_completion(opening, lambda broker: asyncio.to_thread(broker.close))
         resources.push_async_callback(asyncio.to_thread, broker.close)
         engine = await run_to_completion(Engine.start(broker), Engine.stop)
         resources.push_async_callback(engine.stop)

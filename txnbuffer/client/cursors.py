@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
+from broker_io.environment import current
 from txnbuffer.client.links import AdminClients
 from txnbuffer.errors import Error, ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 MOVE_INTERVAL = 1.0
 """Seconds between two moves of a cursor that follows a stream; each move is a request to the service."""
@@ -64,6 +64,7 @@ class CursorLease:
         self._done: ResumeToken | None = None
         self._reported: ResumeToken | None = None
         self._reported_at = 0.0
+        self._monotonic = current().clock.monotonic
         self._gone: UnknownCursor | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -90,7 +91,7 @@ class CursorLease:
 
     async def moved(self) -> None:
         """Move the cursor to the last acknowledged token now. Raises UnknownCursor, ServiceUnavailable."""
-        token, now = self._done, time.monotonic()
+        token, now = self._done, self._monotonic()
         if token is not None and (token is not self._reported or now - self._reported_at >= RESEND_INTERVAL):
             with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # the stream reports these
                 move = self._cursors.advance if self._created else self._cursors.add

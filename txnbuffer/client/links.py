@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from broker_io.environment import current
 from broker_io.errors import MessageTooLarge
 from snapshots.shards import shard_of
 from txnbuffer.client import lifecycle
@@ -266,7 +266,8 @@ class AdminClients:
         """
         if not self._connectors:
             raise InvalidRequest("this client has no connector for admin requests: create it with connect")
-        give_up, pause = time.monotonic() + max_unavailable, FIRST_PAUSE
+        monotonic = current().clock.monotonic
+        give_up, pause = monotonic() + max_unavailable, FIRST_PAUSE
         number = shard_of(owned, len(self._connectors))
         while True:
             async with self._lock:  # a failed request must not close the link of another one
@@ -276,7 +277,7 @@ class AdminClients:
                     return await self._links[number].ask(method, arguments)
                 except ServiceUnavailable:
                     await self._hang_up(number)
-                    if time.monotonic() + pause > give_up:
+                    if monotonic() + pause > give_up:
                         raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from broker_io.environment import ThreadQueue, current
 from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
@@ -21,11 +20,12 @@ class LoopThread:
     """An event loop in a thread of its own; other threads run coroutines on it."""
 
     def __init__(self) -> None:
+        self._threads = current().threads
         self._loop = asyncio.new_event_loop()
         self._started: set[asyncio.Task[Any]] = set()
-        self._lock = threading.Lock()
+        self._lock = self._threads.lock()
         self._ending = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="txnbuffer-client", daemon=True)
+        self._thread = self._threads.thread(self._loop.run_forever, name="txnbuffer-client", daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -75,7 +75,7 @@ class LoopThread:
     def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
         """Run a coroutine and return its result; `work` gets a function that runs calls in the waiting thread."""
         self.check_other()
-        waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        waiting: ThreadQueue[tuple[Future[Any], Callable[[], Any]] | None] = self._threads.queue()
 
         async def in_caller(function: Callable[[], Any]) -> Any:
             done: Future[tuple[Any, Exception | None]] = Future()
@@ -85,7 +85,7 @@ class LoopThread:
                 raise error
             return result
 
-        ended = threading.Event()
+        ended = self._threads.event()
 
         async def whole() -> Result:
             try:
@@ -109,7 +109,7 @@ class LoopThread:
 
     def check_other(self) -> None:
         """Raises InvalidRequest in the loop's own thread, which would wait for itself forever."""
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current():
             raise InvalidRequest(
                 "a serializer or log handler runs in the client's own thread and cannot wait for the client: call the "
                 "client from another thread, or use another client"

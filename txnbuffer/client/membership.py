@@ -10,13 +10,11 @@ that was too long. A single record that takes too long is handled a few more tim
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from broker_io.environment import current
 from broker_io.position import EARLIEST, Position
 from txnbuffer.checks import check_name
 from txnbuffer.client.base import BaseClient
@@ -47,7 +45,9 @@ class Membership:
         self.unsettled = True
         self.changed = asyncio.Event()
         self.failure: Exception | None = None
-        self._name = f"{socket.gethostname()[:100]}-{os.getpid()}-{secrets.token_hex(4)}"
+        environment = current()
+        host, token = environment.network.host_name(), environment.randomness.token(4)
+        self._name = f"{host[:100]}-{environment.process}-{token.hex()}"
         self._client = client
         self._topics = topics
         self._from_end = from_end
@@ -61,7 +61,7 @@ class Membership:
     async def join(self) -> None:
         """Join the group. Raises TopicNotFound, and the service's error if it rejects the member."""
         loop = asyncio.get_running_loop()
-        self._heartbeat = await loop.run_in_executor(None, self._find_topics)
+        self._heartbeat = await asyncio.to_thread(self._find_topics)
         self._check_at = loop.time() + PARTITION_CHECK_INTERVAL
         self._joined = True
         await self._send_heartbeat()
@@ -134,7 +134,7 @@ class Membership:
         """Return the heartbeat with the partitions known so far; looking for new ones must not delay heartbeats."""
         loop = asyncio.get_running_loop()
         if self._finding is None and loop.time() >= self._check_at:
-            self._finding = loop.run_in_executor(None, self._find_topics)
+            self._finding = asyncio.ensure_future(asyncio.to_thread(self._find_topics))
         if self._finding is not None and self._finding.done():
             found, self._finding, self._check_at = self._finding, None, loop.time() + PARTITION_CHECK_INTERVAL
             self._heartbeat = found.result()

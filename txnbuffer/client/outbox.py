@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
 from broker_io.errors import InvalidMessage, MessageTooLarge
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.errors import Error
@@ -23,8 +23,6 @@ from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, transactional
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
 from txnbuffer.rpc.frames import SEND_BYTES, Send
 
-ROW_BYTES = 64
-"""Approximate memory of a record in bytes, without keys, values and properties."""
 CELL_BYTES = 9
 """Maximum bytes of a row in a property column, without its text; a missing property counts too."""
 COLUMN_BYTES = 64

@@ -13,7 +13,7 @@ from txnbuffer.client.lifecycle import ClosedOnExit
 from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 REFRESH = 10.0
 """Seconds between checks for new partitions."""

@@ -8,8 +8,8 @@ topic gets more partitions, its keys are distributed over all of them from then 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TypeAlias
@@ -18,51 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs
+from broker_io.environment import current
 from broker_io.errors import TopicNotFound
 from broker_io.partitions import choose, partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
 from txnbuffer.checks import check_topics
 from txnbuffer.client.outbox import SendColumns, take_rows
-from txnbuffer.errors import Error, InvalidRequest
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 
 REFRESH = 10.0
 """Seconds after which the client asks for the number of partitions of a topic again."""
 
 
+@dataclass(slots=True)
 class TopicRoute:
-    """The number of partitions of a topic, 0 if it is not partitioned; asked for again after the loop time `until`.
+    """`count` partitions of a topic, 0 for none, until the loop time `until`. `turn`: that of records without a key."""
 
-    `turn` selects the partition of records without a key.
-    """
-
-    __slots__ = ("asking", "count", "turn", "until")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.until = 0.0
-        self.turn = random.randrange(2**16)  # noqa: S311  spreads clients over the partitions
-        self.asking: asyncio.Future[None] | None = None
-
-
-class NoRoutes:
-    """Routes of a log without partitioned topics."""
-
-    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Return the rows by topic. Raises InvalidRequest for a `partition`."""
-        _check_none(topic, partition)
-        return ((topic, rows),)
-
-    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """Return the records by topic. Raises InvalidRequest for a `partition`."""
-        _check_none(topic, partition)
-        return ((topic, records),)
-
-
-def _check_none(topic: str, partition: int | None) -> None:
-    if partition is not None:
-        raise InvalidRequest(f"topic {topic!r} has no partitions: cannot send to partition {partition}")
+    count: int = 0
+    until: float = 0.0
+    turn: int = field(default_factory=lambda: current().randomness.below(2**16))  # spreads clients over the partitions
 
 
 class Routes:
@@ -93,10 +69,10 @@ class Routes:
         """Return the topics and partitions to send to, each with its row indexes; None: all rows."""
         known = self._known.get(topic)
         if known is None:
-            known = await self._first(topic)
+            known = await asyncio.shield(self._request(topic))
         elif self._loop.time() > known.until:
             known.until = self._loop.time() + REFRESH
-            self._ask_in_background(topic, known)
+            self._request(topic)  # if the cluster is unavailable, the known number is used until the next request
         if partition is not None:
             return ((await self._named(topic, known, partition), None),)
         if not known.count:
@@ -119,13 +95,13 @@ class Routes:
             raise InvalidRequest(f"topic {topic!r} has {there}: cannot send to partition {partition}")
         return partition_name(topic, partition)
 
-    async def _first(self, topic: str) -> TopicRoute:
+    def _request(self, topic: str) -> asyncio.Future[TopicRoute]:
         """Ask for the number of partitions, once for all sends that wait for it: they continue in their order."""
         asking = self._asking.get(topic)
         if asking is None:
             asking = self._asking[topic] = asyncio.ensure_future(self._ask(topic))
             asking.add_done_callback(partial(self._asked, topic))
-        return await asyncio.shield(asking)
+        return asking
 
     def _asked(self, topic: str, asking: asyncio.Future[TopicRoute]) -> None:
         del self._asking[topic]
@@ -133,21 +109,10 @@ class Routes:
             asking.exception()  # the sends that waited raise it, if there still are any
 
     async def _ask(self, topic: str) -> TopicRoute:
-        count = await self._loop.run_in_executor(None, self._broker.partitions, topic)
+        count = await asyncio.to_thread(self._broker.partitions, topic)
         known = self._known.setdefault(topic, TopicRoute())
         known.count, known.until = count, self._loop.time() + REFRESH
         return known
-
-    def _ask_in_background(self, topic: str, known: TopicRoute) -> None:
-        """Ask for the number of partitions in the background."""
-        if known.asking is None or known.asking.done():
-            known.asking = asyncio.ensure_future(self._ask_again(topic))
-
-    async def _ask_again(self, topic: str) -> None:
-        try:
-            await self._ask(topic)
-        except Error:  # the cluster is unavailable: use the known number until the next attempt
-            return
 
 
 def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int, turn: int) -> Int64s | int:
@@ -186,7 +151,8 @@ class ReadTopics:
         self._add(known)
         if isinstance(start, Mapping):
             unread = sorted(start.keys() - {*self._names, *self._read})
-            unknown = [name for name in unread if not _is_of(name, self.partitioned)]
+            parts = [(name, partition_of(name)) for name in unread]
+            unknown = [name for name, part in parts if part is None or part.topic not in self.partitioned]
             if unknown:
                 raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
 
@@ -226,11 +192,6 @@ class ReadTopics:
                 f"start {found} is a position in one partition of {topic!r}: give a start for each partition"
             )
         return found
-
-
-def _is_of(name: str, topics: Iterable[str]) -> bool:
-    partition = partition_of(name)
-    return partition is not None and partition.topic in topics
 
 
 def _count(broker: Broker, topic: str) -> int:

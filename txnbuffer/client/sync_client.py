@@ -7,13 +7,12 @@ records and passes many of them to the other thread at once.
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
+from broker_io.environment import current
 from txnbuffer.checks import check_sync_function, check_sync_result
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
@@ -39,7 +38,7 @@ from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
     from txnbuffer.client.handling import Processed
@@ -142,7 +141,7 @@ class SyncTransaction:
         self._named = name is not None
         self._aborted = False  # before the transaction began
         self._closed = ""  # why it accepts no more records
-        self._lock = threading.RLock()  # guards the buffered records; reentrant for signal handlers
+        self._lock = current().threads.reentrant_lock()  # guards the buffered records; reentrant for signal handlers
         self._flush_lock = asyncio.Lock()
         self._started = False
         self._beginning: asyncio.Task[None] | None = None
@@ -375,7 +374,7 @@ class SyncClient(Portal):
             except TransactionAborted:
                 if attempt == attempts:
                     raise
-                time.sleep(pause)
+                current().clock.sleep(pause)
                 pause *= 2
             else:
                 return result

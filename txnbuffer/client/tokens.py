@@ -6,16 +6,18 @@ your data is in a database, do not use a store, but save `batch.token` in the tr
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Protocol
 
+from broker_io.environment import current
 from txnbuffer.errors import TokensFailed, UnreadableToken
+
+LOCK_PAUSE = 0.005
+"""Seconds between attempts to lock the file of a token store."""
 
 
 class TokenStore(Protocol):
@@ -48,7 +50,9 @@ class FileTokens:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+        self._path = os.fspath(path)
+        environment = current()
+        self._disk, self._sleep = environment.disk, environment.clock.sleep
 
     def load(self, topic: str) -> str | None:
         """Return the token of a topic. Raises TokensFailed, and UnreadableToken if the file has other content."""
@@ -59,28 +63,25 @@ class FileTokens:
         """Replace the token of a topic. Raises the errors of `load`."""
         with _named(self._path), self._locked():
             tokens = self._read() | {topic: token}
-            new = self._path.with_name(self._path.name + ".new")
-            with new.open("w") as file:
-                json.dump(tokens, file)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            new = self._path + ".new"
+            with closing(self._disk.open(new, write=True, create=True)) as file:
+                file.truncate(0)
+                file.write(0, [json.dumps(tokens).encode()])
+                file.sync()
+            self._disk.rename(new, self._path)
+            self._disk.sync_directory(os.path.dirname(self._path) or ".")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the file."""
-        with self._path.with_name(self._path.name + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        while (lock := self._disk.lock(self._path + ".lock")) is None:
+            self._sleep(LOCK_PAUSE)
+        with closing(lock):
             yield
 
     def _read(self) -> dict[str, str]:
         try:
-            tokens = json.loads(self._path.read_text())
+            tokens = json.loads(self._disk.read(self._path))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):

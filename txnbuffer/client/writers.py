@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
 from broker_io.batch import Batch
+from broker_io.environment import current
 from broker_io.errors import EntryTooLarge, Error, InvalidTopicName, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
@@ -136,7 +137,7 @@ class Writers:
         self._broker = broker
         self._max_unavailable = max_unavailable
         self._loop = asyncio.get_running_loop()
-        self._executor = ThreadPoolExecutor(THREADS, "txnbuffer-writers")
+        self._executor = current().threads.executor(THREADS, "txnbuffer-writers")
         self._topics: dict[str, TopicWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: deque[tuple[TopicWriter, TopicAppend, Batch, Future[Positions]]] = deque()

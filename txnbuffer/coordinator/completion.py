@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence, Set
 
 from broker_io.errors import MessageTooLarge
-from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.core import Core, Decisions, TooLarge
 from txnbuffer.coordinator.decisions import NamedCommit, PositionCommit, Row
 from txnbuffer.coordinator.groups import ConsumerGroups
-from txnbuffer.coordinator.journal import Decisions, TooLarge
 from txnbuffer.coordinator.messages import (
     DECIDING_STATE,
     ENDED_STATE,

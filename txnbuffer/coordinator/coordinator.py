@@ -15,18 +15,16 @@ from functools import partial
 from pyroaring import BitMap64
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.commit import CommitRequests
 from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Done, Effect, GroupHeartbeat, State
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.requests import TransactionRequests
+from txnbuffer.coordinator.requests import CommitRequests, OutcomeQueries, Registration, TransactionRequests
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions, WritePermission
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.topics import OutcomeQueries, Registration
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
@@ -109,7 +107,8 @@ class Coordinator:
     def take_effects(self) -> list[Effect]:
         """What the caller has to do now."""
         if self._core.stopped is None:
-            self._takeover.advance()
+            if not self._takeover.ready:
+                self._takeover.advance()
             self._core.effects += self._commits.take_checks()
         return self._core.take_effects()
 

@@ -29,7 +29,7 @@ from broker_io.errors import MessageTooLarge
 from broker_io.partitions import whole_name
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.decisions import Consumers, PositionCommit
+from txnbuffer.coordinator.decisions import Consumers, PositionCommit, consumers_bytes
 from txnbuffer.coordinator.history import ConsumersState
 from txnbuffer.coordinator.messages import (
     ConsumerPosition,
@@ -39,7 +39,6 @@ from txnbuffer.coordinator.messages import (
     MemberAssignments,
     PartitionAssignment,
 )
-from txnbuffer.coordinator.sizes import consumers_bytes
 from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
 
 Held = Mapping[str, dict[str, list[str]]]

@@ -12,9 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.sizes import LARGEST_LIMIT, SMALLEST_LIMIT
 from txnbuffer.errors import Error, InvalidConfiguration
 from txnbuffer.model import Marker, Outcome, TxnId
+
+LARGEST_LIMIT = 5 * 1024 * 1024
+SMALLEST_LIMIT = 4096
+"""Any entry of a fixed number of fields fits into this many bytes, since names and keys are short."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ from collections import deque
 
 from pyroaring import BitMap64
 
-from txnbuffer.buffer.sets import bitmap_to_bytes
+from txnbuffer.buffer.state import bitmap_to_bytes
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.decisions import ENDED_KEY, EndedIds, LowWaterMark
+from txnbuffer.coordinator.decisions import ENDED_KEY, FIXED, EndedIds, LowWaterMark
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.sizes import FIXED
 from txnbuffer.coordinator.transaction import GroupRecord
 
 

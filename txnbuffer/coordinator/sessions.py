@@ -15,11 +15,10 @@ import numpy as np
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.decisions import Lease, Retired
+from txnbuffer.coordinator.decisions import Lease, Retired, retired_blocks
 from txnbuffer.coordinator.messages import Leased, State
-from txnbuffer.coordinator.progress import block as block_of
-from txnbuffer.coordinator.sizes import retired_blocks
 from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState
+from txnbuffer.coordinator.transaction import block as block_of
 from txnbuffer.errors import (
     Error,
     ForeignTransaction,

@@ -32,8 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.batch import Message
 from txnbuffer import avro
-from txnbuffer.coordinator.decisions import deltas, same_length, sums
-from txnbuffer.coordinator.sizes import FIXED, LONG, text_bytes
+from txnbuffer.coordinator.decisions import FIXED, LONG, deltas, same_length, sums, text_bytes
 
 TOPIC = "__txnbuffer_letters"
 """This topic exists only with several shards."""

@@ -27,18 +27,15 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.sets import CoordinatorState
+from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.completion import TransactionCompletion
-from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.core import Core, ids_of
 from txnbuffer.coordinator.decisions import DecisionRows, Group, LowWaterMark, Owner, OwnerEpoch, encode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.journal import ids_of
-from txnbuffer.coordinator.messages import ENDED_STATE, State, WriteEpochMarker
-from txnbuffer.coordinator.progress import bitmap_of, within
+from txnbuffer.coordinator.messages import ENDED_STATE, LARGEST_LIMIT, State, WriteEpochMarker
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
-from txnbuffer.coordinator.sizes import LARGEST_LIMIT
-from txnbuffer.coordinator.transaction import GroupRecord, TransactionState
+from txnbuffer.coordinator.transaction import GroupRecord, TransactionState, bitmap_of, within
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 
 
@@ -92,7 +89,7 @@ class TakeOver:
 
     def advance(self) -> None:
         """Complete the takeover if all its steps are done."""
-        if self.ready or self._awaited_markers:
+        if self._awaited_markers:
             return
         self._unsettled = {least for least in self._unsettled if self._completion.can_complete(least)}
         if self._unsettled:

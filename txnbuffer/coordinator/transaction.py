@@ -1,12 +1,15 @@
-"""The state of live transactions, of sessions and of their blocks of ids"""
+"""The transactions of a coordinator: the live ones with their sessions, and the ids and outcomes of the settled ones"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
+import numpy as np
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.messages import NEXT, Commit, State
 from txnbuffer.errors import Error
-from txnbuffer.model import TxnId
+from txnbuffer.model import Outcome, TxnId
 
 Waiter = tuple[str, int, bool]
 """A session and its request that waits for an outcome; True: the request is a commit, so that an ABORT is an error."""
@@ -136,3 +139,175 @@ class Retirement:
         self.block = block
         self.ids = ids
         self.waiters: list[tuple[Waiter, TxnId]] = []
+
+
+class IdSet:
+    """A growing set of ids, as fast to add to as a Python set and as small as a bitmap."""
+
+    __slots__ = ("_kept", "_recent")
+
+    def __init__(self, kept: BitMap64 | None = None) -> None:
+        self._kept = BitMap64() if kept is None else kept
+        self._recent: set[int] = set()
+
+    def __contains__(self, least: int) -> bool:
+        return least in self._recent or least in self._kept
+
+    def __len__(self) -> int:
+        return len(self.bitmap())
+
+    def add(self, least: int) -> None:
+        self._recent.add(least)
+
+    def update(self, ids: BitMap64) -> None:
+        self._kept |= ids
+
+    def bitmap(self) -> BitMap64:
+        """All ids; this is the set's own bitmap, not a copy."""
+        if self._recent:
+            self._kept |= bitmap_of(self._recent)
+            self._recent.clear()
+        return self._kept
+
+    def up_to(self, limit: int) -> BitMap64:
+        """The ids that are at most `limit`."""
+        return within(self.bitmap(), 0, limit)
+
+    def drop_up_to(self, limit: int) -> None:
+        self.bitmap().remove_range(0, limit + 1)
+
+
+def bitmap_of(ids: Iterable[int]) -> BitMap64:
+    return BitMap64(np.fromiter(ids, np.uint64))
+
+
+def block(first: int, count: int) -> BitMap64:
+    """`count` ids from `first` on."""
+    ids = BitMap64()
+    ids.add_range(first, first + count)
+    return ids
+
+
+def end_of_run(ids: BitMap64, below: int) -> int:
+    """The highest id such that the set has all ids from `below` + 1 up to it; `below` if the first is missing."""
+    if below + 1 not in ids:
+        return below
+    last, missing = below + 1, int(ids.max()) + 1
+    while missing - last > 1:  # never a bitmap of the missing ids: there may be 2**40 of them
+        middle = (last + missing) // 2
+        if ids.range_cardinality(below + 1, middle + 1) == middle - below:
+            last = middle
+        else:
+            missing = middle
+    return last
+
+
+def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
+    """The ids that are higher than `above` and at most `up_to`."""
+    found = ids.copy()
+    found.remove_range(0, above + 1)
+    if found:
+        found.remove_range(up_to + 1, max(found.max(), up_to) + 1)
+    return found
+
+
+class Progress:
+    """How far transactions are settled.
+
+    `low_water_mark` is durable in the decision log: markers carry it, and ids up to it are refused. `settled` has ids
+    above it; `one_phase` has, by outcome, the ones of these that no group of decisions contains. `gaps` has the first
+    and last id of the ranges above it, ascending, that no owner leased or will lease.
+    """
+
+    __slots__ = ("gaps", "low_water_mark", "one_phase", "settled")
+
+    def __init__(
+        self, low_water_mark: int = 0, settled: BitMap64 | None = None, gaps: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        self.low_water_mark = low_water_mark
+        self.gaps = [*gaps]
+        self.settled = IdSet(settled)
+        self.one_phase = (IdSet(), IdSet())
+
+    def has_ended(self, least: int) -> bool:
+        return least <= self.low_water_mark or least in self.settled
+
+    def settle_one_phase(self, least: int, outcome: Outcome) -> None:
+        self.settled.add(least)
+        self.one_phase[outcome].add(least)
+
+    def reachable(self, live: Collection[int] = ()) -> int:
+        """The highest possible low-water mark. `live`: ids that have not ended, some perhaps in a gap."""
+        settled, mark = self.settled.bitmap(), self.low_water_mark
+        for first, last in self.gaps:
+            mark = end_of_run(settled, mark)
+            if mark < first - 1 or last + 1 not in settled or any(first <= least <= last for least in live):
+                return mark
+            mark = last
+        return end_of_run(settled, mark)
+
+    def passed(self, mark: int) -> tuple[BitMap64, BitMap64]:
+        """The one-phase transactions up to a mark: the aborted ones, the committed ones."""
+        aborted, committed = self.one_phase
+        return aborted.up_to(mark), committed.up_to(mark)
+
+    def raise_to(self, mark: int) -> None:
+        """The mark is durable."""
+        self.low_water_mark = mark
+        self.gaps = [gap for gap in self.gaps if gap[1] > mark]
+        for ids in (self.settled, *self.one_phase):
+            ids.drop_up_to(mark)
+
+
+SLOTS = 60
+"""Outcomes are kept in this many slots, and forgotten a slot at a time, never before `remember` has passed."""
+TIMED_OUT = 2
+"""The index in a slot of the aborts that a timeout decided; the outcomes are 0 and 1."""
+
+
+class Outcomes:
+    """The outcomes of settled transactions, kept for `remember` seconds; all times are in seconds."""
+
+    __slots__ = ("_remember", "_slots", "_width")
+
+    def __init__(self, remember: float) -> None:
+        self._remember = remember
+        self._width = remember / SLOTS
+        self._slots: dict[int, tuple[IdSet, IdSet, IdSet]] = {}
+
+    def add(self, least: int, outcome: Outcome, now: float, *, timed_out: bool = False) -> None:
+        """Remember an outcome. `timed_out`: a timeout was the reason."""
+        slot = self._slot(now + self._remember)
+        slot[outcome].add(least)
+        if timed_out:
+            slot[TIMED_OUT].add(least)
+
+    def update(self, ids: BitMap64, outcome: Outcome, since: float) -> None:
+        """Remember many outcomes, whose time counts from `since`."""
+        if ids:
+            self._slot(since + self._remember)[outcome].update(ids)
+
+    def find(self, least: int) -> Outcome | None:
+        """The outcome of a transaction; None if it is forgotten, or has not ended."""
+        for aborted, committed, _ in self._slots.values():
+            if least in committed:
+                return Outcome.COMMIT
+            if least in aborted:
+                return Outcome.ABORT
+        return None
+
+    def timed_out(self, least: int) -> bool:
+        """Whether a timeout ended the transaction; a new owner does not know that."""
+        return any(least in slot[TIMED_OUT] for slot in self._slots.values())
+
+    def forget(self, now: float) -> None:
+        """Forget the outcomes whose time has passed."""
+        for slot in [slot for slot in self._slots if slot * self._width <= now]:
+            del self._slots[slot]
+
+    def _slot(self, until: float) -> tuple[IdSet, IdSet, IdSet]:
+        number = int(until / self._width) + 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = (IdSet(), IdSet(), IdSet())
+        return slot

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import deque
 
 from broker_io.batch import PlacedBatch
+from broker_io.errors import Error
 from broker_io.port import Broker, Reader
-from broker_io.position import NO_INDEX, Position
+from broker_io.position import Position
+from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.visibility import decided_rows
+from txnbuffer.buffer.visibility import decided_rows, end_of
 from txnbuffer.recordset import rows_within
 
 HELD_BYTES = 8 * 1024 * 1024
@@ -39,12 +41,12 @@ class DecidedLog:
         self._held_bytes = 0
         self._read_to = at
         self._reader: Reader | None = None
-        self.lagging = not passed(at, applied)
+        self.lagging = not reaches(at, applied)
 
     @property
     def has_backlog(self) -> bool:
         """Whether decided messages have to be read from the log again."""
-        return self.lagging and not passed(self._read_to, self.buffer.max_read_position)
+        return self.lagging and not reaches(self._read_to, self.buffer.max_read_position)
 
     @property
     def overfull(self) -> bool:
@@ -77,7 +79,7 @@ class DecidedLog:
 
     def continued_in(self, ledger: int) -> bool:
         """The log continues in this ledger after all applied messages: continue there if all of them were taken."""
-        if not passed(self.at, self.buffer.applied):
+        if not reaches(self.at, self.buffer.applied):
             return False
         self.at = self._read_to = max(self.at, Position(ledger, -1))
         return True
@@ -100,32 +102,36 @@ class DecidedLog:
         if count < len(head):
             taken = head.take(slice(count))
             self._held.appendleft(head.take(slice(count, None)))
-        self._held_bytes -= weight(taken)
+        self._held_bytes -= taken.messages.weight
         self.at = end_of(taken.positions.last, self.buffer.max_read_position)
         return taken
 
     def _hold(self, placed: PlacedBatch) -> None:
         self._held.append(placed)
-        self._held_bytes += weight(placed)
+        self._held_bytes += placed.messages.weight
 
     def _read(self) -> bool:
         """Read on while more is decided; return whether anything was read. Stop lagging once all applied is read."""
         applied = self.buffer.applied
-        if applied is None or passed(self._read_to, applied):
+        if applied is None or reaches(self._read_to, applied):
             self._caught_up()
             return False
-        if passed(self._read_to, self.buffer.max_read_position):
+        if reaches(self._read_to, self.buffer.max_read_position):
             return False
         if self._reader is None:
             self._reader = self._broker.reader(self._topic, self._read_to, inclusive=False)
-        placed = self._reader.read(limit=STEP_MESSAGES)
+        try:
+            placed = self._reader.read(limit=STEP_MESSAGES)
+        except Error:
+            self.close()  # the next attempt opens another reader
+            raise
         if placed is None:
             return False
         known = placed.take(slice(placed.positions.search(applied, right=True)))
         if len(known):
             self._hold(known)
             self._read_to = end_of(known.positions.last, applied)
-        if len(known) < len(placed) or passed(self._read_to, applied):
+        if len(known) < len(placed) or reaches(self._read_to, applied):
             self._caught_up()
         return True
 
@@ -133,23 +139,3 @@ class DecidedLog:
         """All applied messages were read: the next ones are held when they are applied."""
         self.lagging = False
         self.close()
-
-
-def passed(at: Position | None, position: Position | None) -> bool:
-    """Whether a reader that has read the message `at` has passed the record at `position` (None: there is none)."""
-    if position is None:
-        return True
-    if at is None:
-        return False
-    return at >= position or (at.batch == NO_INDEX and at[:2] == position[:2])
-
-
-def end_of(message: Position, limit: Position | None) -> Position:
-    """The end of a message: for a record set its last record, as in maxReadPosition."""
-    whole = limit is not None and message.batch == NO_INDEX and limit[:2] == message[:2]
-    return limit if whole and limit is not None else message
-
-
-def weight(placed: PlacedBatch) -> int:
-    """About the bytes of messages in memory."""
-    return len(placed.messages.values.data) + len(placed.messages.keys.data) + 64 * len(placed)

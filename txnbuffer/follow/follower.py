@@ -14,11 +14,12 @@ from typing import Self
 from broker_io.batch import PlacedBatch
 from broker_io.port import Broker, Reader
 from broker_io.position import Position
+from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import Effect
-from txnbuffer.buffer.visibility import Sequenced, Sequencer
+from txnbuffer.buffer.visibility import Sequenced, Sequencer, visible_counts
 from txnbuffer.errors import ProtocolStopped, ReplayStalled
-from txnbuffer.follow.decided import DecidedLog, passed
+from txnbuffer.follow.decided import DecidedLog
 
 REPLAY_TIMEOUT = 30.0
 """Seconds within which a message before the end of the log must be read."""
@@ -65,17 +66,17 @@ class LogFollower:
         applied = self.buffer.applied
         return self._resume if applied is None else max(applied, self._resume)
 
-    def read(self, timeout: float = 0.0, limit: int = 65_536) -> list[Effect] | None:
+    def read(self, timeout: float = 0.0) -> list[Effect] | None:
         """Apply the next messages; return their effects, or None if none came in `timeout` seconds.
 
         Raises ProtocolStopped, PositionTrimmed, Damaged: then the topic can't be followed any further.
         """
-        placed = self.fetch(timeout, limit)
+        placed = self.fetch(timeout)
         return None if placed is None else self.apply(placed)
 
-    def fetch(self, timeout: float = 0.0, limit: int = 65_536) -> PlacedBatch | None:
+    def fetch(self, timeout: float = 0.0) -> PlacedBatch | None:
         """Return the next messages, which the caller then applies; None if none came. Raises as `read`."""
-        return self._opened().read(limit=limit, timeout=timeout)
+        return self._opened().read(timeout=timeout)
 
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         """Apply messages that follow the applied ones. Raises ProtocolStopped, which names the topic."""
@@ -100,21 +101,35 @@ class LogFollower:
         timeout = REPLAY_TIMEOUT if timeout is None else timeout
         end = self._broker.last_position(self.topic) if end is None else end
         effects: list[Effect] = []
-        if end is None or passed(self.at, end):
+        if end is None or reaches(self.at, end):
             return effects
         self.buffer.replay_until(end)
-        while not passed(self.at, end):
+        while not reaches(self.at, end):
             placed = self.fetch(timeout)
             if placed is None:
-                raise ReplayStalled(
-                    f"topic {self.topic}: the log ends at {end}, but nothing came after {self.at} within {timeout:.0f} "
-                    "s: check the broker, and that the log does not end with native Pulsar transactions, and try again"
-                )
+                self._close_reader()  # it may be dead: the next attempt opens another one
+                raise self._stalled(end, self.at, timeout)
             within = placed.positions.search(end, right=True) if exactly else len(placed)
             effects += self.apply(placed.take(slice(within)))
             if within < len(placed):
                 self._close_reader()  # another one reads the rest again
         return effects
+
+    def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:
+        """The number of visible records after a position up to another one, between which all is applied and decided.
+
+        Raises as reading the log, and ReplayStalled.
+        """
+        count = 0
+        with self._broker.reader(self.topic, after, inclusive=False) as reader:
+            while not reaches(after, last):
+                placed = reader.read(timeout=timeout)
+                if placed is None:
+                    raise self._stalled(last, after, timeout)
+                within = placed.take(slice(placed.positions.search(last, right=True)))
+                count += int(visible_counts(within, self.buffer).sum())
+                after = placed.positions.last
+        return count
 
     def replace_buffer(self, buffer: TransactionBuffer) -> None:
         """Continue with another buffer that has applied the same messages."""
@@ -188,6 +203,12 @@ class LogFollower:
         self._close_reader()
         if self.decided is not None:
             self.decided.close()
+
+    def _stalled(self, end: Position, at: Position, timeout: float) -> ReplayStalled:
+        return ReplayStalled(
+            f"topic {self.topic}: the log goes up to {end}, but nothing came after {at} within {timeout:.0f} s: check "
+            "the broker, and that the log does not end with native Pulsar transactions, and try again"
+        )
 
     def _close_reader(self) -> None:
         if self._reader is not None:

@@ -2,17 +2,21 @@
 
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.cursor import Cursor, CursorSnapshotEnd, Item, Slice, SnapshotStart
-from txnbuffer.mutations.index import IndexColumns, SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
 from txnbuffer.mutations.manager import (
     CursorStatistics,
     Effect,
+    IndexColumns,
     ManagerStatistics,
+    MemoryBudget,
     MutationManager,
     ReadLog,
+    Recovery,
+    SnapshotAnchor,
+    SnapshotIndex,
+    SnapshotIndexEntry,
     StopReading,
     Wake,
 )
-from txnbuffer.mutations.memory import MemoryBudget, Recovery
 from txnbuffer.mutations.snapshot import MemoryAccount
 
 __all__ = [

@@ -17,8 +17,7 @@ from collections import deque
 from typing import NamedTuple, Protocol, TypeAlias
 
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.mutations.chain import Chain
-from txnbuffer.mutations.snapshot import Chunk, MemoryAccount, MutationSnapshot
+from txnbuffer.mutations.snapshot import Chain, Chunk, MemoryAccount, MutationSnapshot
 
 
 class Backfill:

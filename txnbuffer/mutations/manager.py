@@ -1,4 +1,4 @@
-"""The mutation manager of one topic, which gives its visible mutations to any number of cursors, and its statistics.
+"""The mutation manager of one topic, which gives its visible mutations to cursors, and the memory of all managers.
 
 A cursor gets the mutations in order and without repeats. Mutations are queued once. Snapshots in memory serve cursors
 that are nearly up to date; the others read the log. The manager has neither clock nor input or output: `take_effects`
@@ -7,19 +7,134 @@ owns it.
 
 The persistence cursor is part of it and never dropped: `persist` moves it through all snapshots and adds them to the
 index, by which a backfill finds its place in the log. It needs the bounds of snapshots, not their mutations, so it
-keeps no evicted mutations in memory however late it is.
+keeps no evicted mutations in memory however late it is. The buffer's snapshot stores the index.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from broker_io.position import Int64s, Position, Positions
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.mutations.chain import Chain
 from txnbuffer.mutations.cursor import Backfill, Cursor
-from txnbuffer.mutations.index import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
-from txnbuffer.mutations.snapshot import MemoryAccount, MutationSnapshot
+from txnbuffer.mutations.snapshot import Chain, MemoryAccount, MutationSnapshot
+
+CAP = 4096
+
+
+class SnapshotIndexEntry(NamedTuple):
+    """A snapshot of the mutations `start` to `end`; it had `rows` mutations.
+
+    `first` and `last` are the positions of the mutations numbered `start` and `end`.
+    """
+
+    start: int
+    end: int
+    first: Position
+    last: Position
+    rows: int
+
+
+class SnapshotAnchor(NamedTuple):
+    """The mutation numbered `seqno` is at `position`."""
+
+    seqno: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexColumns:
+    """n entries, ascending, as columns of length n."""
+
+    starts: Int64s
+    ends: Int64s
+    firsts: Positions
+    lasts: Positions
+    rows: Int64s
+
+
+_start = attrgetter("start")
+
+
+class SnapshotIndex:
+    """The positions in the log where backfills begin: at most `cap` entries, ascending, without overlaps.
+
+    A seqno without an entry is between two entries or above the last one. Beyond `cap` entries the oldest half is
+    merged in pairs, so old seqnos are found less exactly than recent ones.
+    """
+
+    __slots__ = ("_entries", "cap")
+
+    def __init__(self, cap: int = CAP) -> None:
+        if cap < 2:
+            raise ValueError(f"cap must be at least 2 entries, got {cap}")
+        self.cap = cap
+        self._entries: list[SnapshotIndexEntry] = []
+
+    @classmethod
+    def of(cls, columns: IndexColumns, cap: int = CAP) -> SnapshotIndex:
+        """The index with these `columns()`. Raises ValueError if they are invalid."""
+        index = cls(cap)
+        rows = (columns.starts.tolist(), columns.ends.tolist(), columns.firsts, columns.lasts, columns.rows.tolist())
+        for entry in map(SnapshotIndexEntry, *rows):
+            index.add(entry)
+        return index
+
+    def columns(self) -> IndexColumns:
+        entries = self._entries
+        return IndexColumns(
+            np.array([entry.start for entry in entries], np.int64),
+            np.array([entry.end for entry in entries], np.int64),
+            Positions.of([entry.first for entry in entries]),
+            Positions.of([entry.last for entry in entries]),
+            np.array([entry.rows for entry in entries], np.int64),
+        )
+
+    def entries(self) -> list[SnapshotIndexEntry]:
+        return list(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: SnapshotIndexEntry) -> None:
+        """Add an entry above all others. Raises ValueError if it is not above them, or invalid."""
+        if self._entries and entry.start <= self._entries[-1].end:
+            raise ValueError(
+                f"snapshot {entry.start} to {entry.end} does not follow {self._entries[-1].end}, the end of the index"
+            )
+        if not (1 <= entry.start <= entry.end and 1 <= entry.rows <= entry.end - entry.start + 1):
+            raise ValueError(
+                f"{entry} is not a valid snapshot: it must have 1 to {entry.end - entry.start + 1} mutations"
+            )
+        self._entries.append(entry)
+        if len(self._entries) > self.cap:
+            old = self._entries[: self.cap // 4 * 2 or 2]
+            pairs = zip(old[::2], old[1::2], strict=True)
+            self._entries[: len(old)] = [_together(first, second) for first, second in pairs]
+
+    def anchor(self, seqno: int) -> SnapshotAnchor | None:
+        """The highest mutation at or below `seqno` with a known position; None if there is none."""
+        at = bisect_right(self._entries, seqno, key=_start)
+        if not at:
+            return None
+        entry = self._entries[at - 1]
+        return SnapshotAnchor(entry.end, entry.last) if entry.end <= seqno else SnapshotAnchor(entry.start, entry.first)
+
+    def trim(self, first_seqno: int) -> None:
+        """Remove entries that begin below `first_seqno`, the start of the log; their first position was trimmed."""
+        del self._entries[: bisect_right(self._entries, first_seqno - 1, key=_start)]
+
+
+def _together(first: SnapshotIndexEntry, second: SnapshotIndexEntry) -> SnapshotIndexEntry:
+    return SnapshotIndexEntry(first.start, second.end, first.first, second.last, first.rows + second.rows)
+
 
 PERSISTENCE = "persistence"
 """The name of the persistence cursor in statistics; other cursors can't use it."""
@@ -407,3 +522,104 @@ class MutationManager:
     def _fail(self, cursor: Cursor, error: Exception) -> None:
         cursor.error = error
         self._wake(cursor)
+
+
+UPPER_MARK = 0.9
+LOWER_MARK = 0.6
+SNAPSHOTS_PER_TOPIC = 10
+MIN_SNAPSHOT_BYTES = 64 * 1024
+
+Means: TypeAlias = Callable[[MutationManager, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Bytes freed by each step; `missing` is still to be freed to reach the lower mark."""
+
+    passed: int = 0
+    collapsed: int = 0
+    evicted: int = 0
+    dropped: int = 0
+    missing: int = 0
+
+
+class MemoryBudget:
+    """The memory limit of all managers made with `account`, which sums their bytes; `budget` is in bytes.
+
+    Above the upper mark memory is freed down to the lower mark. Each step is applied to all topics, the largest first,
+    before the next step, so no cursor has to read the log while a cheaper step suffices:
+
+    1. free what every cursor has passed, and the indexes that make collapsing faster;
+    2. collapse adjacent snapshots in which newer mutations replace older ones;
+    3. evict mutations that the log has and that no cursor needs next;
+    4. make cursors read the log, the slowest first.
+
+    Memory that was freed while a reader still refers to it counts as freed.
+    """
+
+    __slots__ = ("account", "budget", "lower", "managers", "upper")
+
+    def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
+        if not 0 < lower <= upper <= 1:
+            raise ValueError(f"the marks must satisfy 0 < lower <= upper <= 1, got {lower} and {upper}")
+        self.account = MemoryAccount()
+        self.managers: dict[str, MutationManager] = {}
+        self.upper = upper
+        self.lower = lower
+        self.resize(budget)
+
+    def resize(self, budget: int) -> None:
+        """Change the budget, and the size of snapshots accordingly."""
+        self.budget = budget
+        self._fit()
+
+    def add(self, topic: str, manager: MutationManager) -> None:
+        """Add the manager of a topic, which must have been made with this `account`."""
+        self.managers[topic] = manager
+        self._fit()
+
+    def remove(self, topic: str) -> None:
+        """Remove a manager whose cursors were all closed."""
+        manager = self.managers.pop(topic)
+        self.account.add(-manager.account.bytes)
+        manager.account.parent = None
+        self._fit()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The size in bytes at which each topic can have ten snapshots."""
+        share = self.budget // max(1, len(self.managers)) // SNAPSHOTS_PER_TOPIC
+        return min(max(share, MIN_SNAPSHOT_BYTES), MAX_SNAPSHOT_BYTES)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether more memory is used than the upper mark allows."""
+        return self.account.bytes > self.budget * self.upper
+
+    def recover(self) -> Recovery:
+        """Free memory down to the lower mark if more is used than the upper mark allows."""
+        if not self.pressed:
+            return Recovery()
+        passed = self._use(lambda manager, _: manager.free_passed())
+        collapsed = self._use(lambda manager, _: manager.collapse())
+        evicted = self._use(MutationManager.evict)
+        dropped = self._use(MutationManager.drop_cursors)
+        return Recovery(passed, collapsed, evicted, dropped, max(0, self._missing()))
+
+    def _missing(self) -> int:
+        leaving = sum(manager.leaving.bytes for manager in self.managers.values())
+        return self.account.bytes - leaving - int(self.budget * self.lower)
+
+    def _use(self, means: Means) -> int:
+        before = self._missing()
+        biggest = sorted(self.managers.values(), key=lambda manager: manager.chain.account.bytes, reverse=True)
+        for manager in biggest:
+            missing = self._missing()
+            if missing <= 0:
+                break
+            means(manager, missing)
+        return before - self._missing()
+
+    def _fit(self) -> None:
+        for manager in self.managers.values():
+            manager.chain.limit = self.snapshot_bytes

@@ -44,7 +44,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from broker_io.environment import SystemDisk
+from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, InvalidAddress, StorageError
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.offsets import Offset
@@ -191,7 +191,7 @@ class ExportDirectory:
         """Create the directory and exclude other exporters. Raises ExportLocked, ExportFailed."""
         with self.writable():
             os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
-            lock = SystemDisk().lock(os.path.join(self.path, "_export", "lock"))
+            lock = current().disk.lock(os.path.join(self.path, "_export", "lock"))
         if lock is None:
             raise ExportLocked(f"another process exports to {self.path}: wait until it ends, or stop it")
         with closing(lock):

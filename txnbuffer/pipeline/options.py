@@ -370,3 +370,16 @@ def _seconds(option: str, text: str | None) -> float:
         return check_timeout(float(text)) or TRANSACTION_TIMEOUT
     except (ValueError, InvalidRequest):
         raise InvalidRequest(f"option {option} must be a number of seconds above 0, got {text!r}") from None
+
+
+def reading_options(
+    address: str, topics: tuple[str, ...] = (), pattern: str | None = None, settings: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Options of the data source for these topics, those that match, or all. Raises as `ReadOptions.of`."""
+    options = {"broker": address, **(settings or {})}
+    if topics:
+        options["topics"] = json.dumps([*topics])
+    if pattern is not None or not topics:
+        options["pattern"] = ".*" if pattern is None else pattern
+    ReadOptions.of(options)
+    return options

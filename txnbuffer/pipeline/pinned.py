@@ -10,16 +10,16 @@ older copy that has grown since.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from broker_io.environment import current
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import NO_INDEX
-from txnbuffer.buffer.sets import AbortedSet, SuppressedRanges
+from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import LogReplaced, LogTruncated
 from txnbuffer.follow.follower import LogFollower
@@ -27,7 +27,7 @@ from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions
 from txnbuffer.pipeline.ranges import LedgerSize, RangeAnchor, after
-from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
+from txnbuffer.recovery.restore import LoadedTopic, SnapshotLoader, load
 
 MESSAGE_TIMEOUT = 60.0
 """Seconds to wait for a message that is known to exist."""
@@ -239,6 +239,7 @@ class Marks:
 
     def __init__(self, every: float = CHECK_INTERVAL) -> None:
         self._every = every
+        self._monotonic = current().clock.monotonic
         self._checked: dict[str, float] = {}
         self._made: dict[str, float] = {}
 
@@ -256,7 +257,7 @@ class Marks:
         return _mark_at(broker, one, place) or known
 
     def _due(self, times: dict[str, float], topic: str) -> bool:
-        now = time.monotonic()
+        now = self._monotonic()
         if now < times.get(topic, float("-inf")) + self._every:
             return False
         times[topic] = now

@@ -15,7 +15,7 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.errors import SnapshotMissing
-from snapshots.records import reaches
+from snapshots.format import reaches
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
 from txnbuffer.errors import LogTruncated, ReplayStalled
 from txnbuffer.follow.records import visible_records

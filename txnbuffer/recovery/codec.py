@@ -26,12 +26,16 @@ import numpy as np
 
 from broker_io.position import Position, Positions
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import SEGMENT, EntryKey, KeyKind, Stored, checked, sealed, unsealed
-from snapshots.records import (
+from snapshots.format import (
     AXES,
     MAX_LONG_BYTES,
+    SEGMENT,
     BadColumn,
     BadRecord,
+    EntryKey,
+    KeyKind,
+    Stored,
+    checked,
     get_column,
     get_position,
     get_positions,
@@ -40,6 +44,8 @@ from snapshots.records import (
     put_positions,
     reaches,
     record,
+    sealed,
+    unsealed,
 )
 from txnbuffer.buffer.state import (
     BufferSegment,
@@ -53,7 +59,7 @@ from txnbuffer.buffer.state import (
 )
 from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
-from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
 from txnbuffer.streams.failover import Version
 
 REST_BYTES = 2048

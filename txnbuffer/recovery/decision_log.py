@@ -11,20 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from broker_io.batch import Batch, PlacedBatch
+from broker_io.batch import Batch
+from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, StillHeld, TopicNotFound
 from broker_io.port import Broker, Writer
-from broker_io.position import EARLIEST
 from snapshots.format import SNAPSHOT_TOPIC
-from snapshots.scan import read_log_rest, scan
+from snapshots.scan import scan
 from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.takeover import data_loss_evidence, missing_owner_evidence, recovery_entries
 from txnbuffer.follow.follower import LogFollower
-from txnbuffer.recovery.load import load
-from txnbuffer.recovery.restore import restored_topics
+from txnbuffer.recovery.restore import load, restored_topics
 
 Buffers = dict[str, TransactionBuffer]
 
@@ -123,29 +122,22 @@ def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
 
     Raises UnreadableDecision, and ServiceUnavailable if messages before the end do not come.
     """
-    history, at = History(), EARLIEST
+    history = History()
     try:
-        with broker.reader(decisions, compacted=True) as reader:
-            while (placed := reader.read()) is not None:
-                at = placed.positions.last
-                _apply(history, placed)
-        end = broker.last_position(decisions)
+        with CompactedReader(broker, decisions) as reader:
+            end = broker.last_position(decisions)
+            for placed in reader.read_to_end(end, lambda: missing_owner_evidence(history) is None):
+                for message in placed.messages:
+                    history.apply(message)
     except TopicNotFound:
         return history, None
     if end is None:
         return history, None
-    for placed in read_log_rest(broker, decisions, at, end):
-        _apply(history, placed)
     try:
         broker.reader(decisions, end, inclusive=False).close()
     except PositionTrimmed as error:
         return history, str(error)
     return history, None
-
-
-def _apply(history: History, placed: PlacedBatch) -> None:
-    for message in placed.messages:
-        history.apply(message)
 
 
 def _buffers(broker: Broker, shard: Shard) -> Buffers:

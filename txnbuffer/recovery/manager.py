@@ -16,21 +16,24 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 from broker_io.batch import PlacedBatch
-from broker_io.environment import Clock, SystemClock
+from broker_io.environment import Clock, current
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Ledger
 from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
 from snapshots.format import SNAPSHOT_TOPIC, check_data_topic
-from snapshots.owner import SnapshotOwnership, acquire
-from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.scan import SnapshotTable, TopicEntries, scan
-from snapshots.writer import MAX_ENTRY_BYTES, SnapshotPlan, SnapshotWriter, commit
+from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotPlan, SnapshotWriter, acquire, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import Effect
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.errors import ProtocolStopped
 from txnbuffer.recovery.codec import BufferSegmentPayload
-from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_segments
+from txnbuffer.recovery.followed_topic import (
+    DEFAULT_POLICY,
+    CapturedSnapshot,
+    FollowedTopic,
+    SnapshotPolicy,
+    drop_segments,
+)
 from txnbuffer.recovery.restore import (
     LOST,
     Restored,
@@ -183,7 +186,7 @@ class SnapshotManager:
         self.problems: dict[str, Error] = {}
         self.notes: list[str] = []
         self._broker = broker
-        self._clock = clock or SystemClock()
+        self._clock = clock or current().clock
         self._snapshot_topic = snapshot_topic
         self._make = FollowedTopicFactory(broker, self._clock, policy, segment_size, max_entry_bytes)
         self._floor = floor
@@ -289,7 +292,8 @@ class SnapshotManager:
     def recreate(self, topic: str) -> None:
         """Follow a topic that was missing: the same one from its snapshot, a re-created one from the start of its log.
 
-        Raises as `register`; then it can be tried again.
+        Raises as `register`; then it can be tried again. Raises SnapshotMissing if the topic was not missing, but could
+        not be checked, and has lost its snapshot.
         """
         check_data_topic(topic)
         self.settle()
@@ -300,6 +304,9 @@ class SnapshotManager:
                 restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic), entries
             )
         except SnapshotMissing:
+            found_missing = topic in self._recreated or isinstance(self.problems.get(topic), TopicNotFound)
+            if not entries and not found_missing and holds_transactions(self._broker, topic):
+                raise SnapshotMissing(topic, LOST) from None
             followed = self._make.whole(topic, entries, self.epoch)
         self._begin(followed)
 
@@ -413,7 +420,7 @@ class SnapshotManager:
         except OwnershipLost:
             raise
         except Error as error:
-            self.stop(topic, error.of_topic(topic) if isinstance(error, ProtocolStopped) else error)
+            self.stop(topic, error)
             return None
 
     def _recovered(self, entries: TopicEntries, topic: str, state: ReplayedTopic | TopicGone | Error) -> list[Effect]:

@@ -19,9 +19,8 @@ from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.errors import SnapshotError
 from snapshots.format import FORMAT_VERSION, SEGMENT, Stored, chain_start
-from snapshots.owner import SnapshotOwnership
 from snapshots.scan import SnapshotTable, TopicEntries
-from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
+from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, decided_rows, visible_counts
@@ -35,8 +34,7 @@ from txnbuffer.recovery.codec import (
     encode_segment,
     encode_state,
 )
-from txnbuffer.recovery.load import LoadedTopic, load
-from txnbuffer.recovery.restore import fresh, kept_history
+from txnbuffer.recovery.restore import LoadedTopic, fresh, kept_history, load
 from txnbuffer.recovery.verify import diff_states, from_start, rebuild
 
 _ANY_EPOCH = 1

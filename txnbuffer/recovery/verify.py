@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, StoredBroker
-from broker_io.position import Position
+from broker_io.position import Position, before_ledger
 from snapshots.errors import (
     AppliedPositionTrimmed,
     SnapshotDamaged,
@@ -20,8 +20,7 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
-from snapshots.format import SNAPSHOT_TOPIC, EndEntry, EntryKey, KeyKind, decode_end, is_internal
-from snapshots.records import reaches
+from snapshots.format import SNAPSHOT_TOPIC, EndEntry, EntryKey, KeyKind, decode_end, is_internal, reaches
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
@@ -35,7 +34,6 @@ from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_to
 from txnbuffer.recovery.restore import (
     LOST,
     StoredSnapshot,
-    before_ledger,
     deletion_complete,
     holds_transactions,
     read_snapshot,

@@ -36,8 +36,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_io.block import BadBlock, encode_block
-from broker_io.decoding import decode_foreign_block
+from broker_io.block import BadBlock, decode_foreign_block, encode_block
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, GroupHeartbeat, ProducerSequence

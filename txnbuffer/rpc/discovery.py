@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from broker_io.batch import PlacedBatch
+from broker_io.environment import current
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
@@ -191,7 +191,7 @@ def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdenti
 def read_ca_file(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a PEM file of certificates. Raises InvalidConfiguration."""
     try:
-        found = Path(path).read_bytes()
+        found = current().disk.read(os.fspath(path))
     except OSError as error:
         raise InvalidConfiguration(f"cannot read the CA certificates in {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in found:

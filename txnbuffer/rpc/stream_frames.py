@@ -35,8 +35,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from broker_io.block import BadBlock, encode_block
-from broker_io.decoding import decode_foreign_block
+from broker_io.block import BadBlock, decode_foreign_block, encode_block
 from broker_io.position import Int64s, Positions
 from txnbuffer import avro
 from txnbuffer.errors import MalformedFrame

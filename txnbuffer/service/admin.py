@@ -16,7 +16,7 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, messages_up_to
 from broker_io.position import Position
 from broker_io.waits import long_waits
-from txnbuffer.buffer.sets import OpenTxn
+from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.checks import check_name
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import State
@@ -25,7 +25,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topic import ServiceTopic, check_owned
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 
 class GroupMember(NamedTuple):

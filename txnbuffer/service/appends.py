@@ -7,7 +7,7 @@ the send is appended.
 A topic has at most `MAX_IN_FLIGHT` appends in flight: while one is synced the next one fills, so a slower disk gets
 larger groups. Futures complete in other threads, which wake the loop once for many appends.
 
-In cluster mode only markers are appended, and no client waits for them: the answers of a turn are sent first.
+In cluster mode only markers are appended to topics, and no client waits for them: the answers of a turn are sent first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 
 from broker_io import waits
 from broker_io.batch import Batch, Labels, Message
-from broker_io.errors import DiskFailed, DiskWatermark, Error, InvalidMessage, MessageTooLarge
+from broker_io.errors import DiskWatermark, Error, InvalidMessage, MessageTooLarge
 from broker_io.port import MAX_PROPERTIES, ReservingWriter, Writer
 from broker_io.position import Positions
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
-from txnbuffer.service.connection import SessionConnection, weight
+from txnbuffer.service.connection import SessionConnection
 from txnbuffer.service.topic import AppendInFlight, AppendPart, ServiceTopic
 
 TRANSACTIONAL = {VERSION, TXN, SEQ}
@@ -200,7 +200,7 @@ class SendPart:
         account: UnsettledSends,
     ) -> None:
         self.batch = batch
-        self.size = weight(batch)
+        self.size = batch.weight
         self._connection = connection
         self._number = number
         self._least = least
@@ -242,7 +242,7 @@ class MessagesPart:
         self, messages: Sequence[Message], acknowledged: Callable[[], None], failed: Callable[[Error], None]
     ) -> None:
         self.batch = Batch.of(messages)
-        self.size = weight(self.batch)
+        self.size = self.batch.weight
         self._acknowledged = acknowledged
         self._failed = failed
 
@@ -257,29 +257,17 @@ MAX_IN_FLIGHT = 2
 MAX_WAIT = 0.5
 """Seconds until an append that a nearly full disk rejected is retried."""
 
-Acknowledged = Callable[[ServiceTopic, AppendInFlight, Positions], None]
-WriterFailed = Callable[[ServiceTopic, Error], None]
-
 
 class Appends:
-    """Queues and writes appends.
+    """Queues and writes appends; `wake` schedules a turn of the loop.
 
-    `acknowledged` is called on the loop for each append, in order within a topic; `wake` schedules a turn of the loop.
-    `writer_failed` is called when the writer of a topic in cluster mode has failed, which affects no other topic.
+    A topic is notified of each append that is durable or failed on the loop, in order.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        acknowledged: Acknowledged,
-        wake: Callable[[], None],
-        writer_failed: WriterFailed | None = None,
-    ) -> None:
-        self._writer_failed = writer_failed
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self.failure: Error | None = None
         self.waiting_bytes = 0
         self._loop = loop
-        self._acknowledged = acknowledged
         self._wake = wake
         self._ready: dict[ServiceTopic, None] = {}
         self._under_way = 0
@@ -320,7 +308,7 @@ class Appends:
         """Append what is queued, except for topics with `MAX_IN_FLIGHT` appends."""
         ready, self._ready = self._ready, {}
         for topic in ready:
-            if topic.cluster_mode:
+            if topic.deferred:
                 self._ready[topic] = None
             else:
                 self._append_waiting(topic)
@@ -385,7 +373,7 @@ class Appends:
         if topic.wait is not None:
             waits.end(topic.wait)
             topic.wait = None
-        self._acknowledged(topic, flight, positions)
+        topic.durable(flight, positions)
         for part in flight.parts:
             self.waiting_bytes -= part.size
             part.acknowledged()
@@ -427,9 +415,7 @@ class Appends:
     def _flight_failed(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException) -> None:
         if not isinstance(error, Error):
             error = Error(f"an append failed: {error!r}")
-        if self._writer_failed is not None and topic.cluster_mode:
-            self._writer_failed(topic, error)
-        elif isinstance(error, DiskFailed):
+        if topic.writer_failed(error):
             self.failure = error
         for part in flight.parts:
             self._failed(part, error)

@@ -1,4 +1,4 @@
-"""Topics in cluster mode, where applications write to them: first records, counts, marker writers, re-creation.
+"""Topics in cluster mode, shared with applications: first records, counts, marker writers, re-creation.
 
 First records: a cluster replaces the empty ledger of a topic whenever it loads the topic. A snapshot of an empty topic
 names that ledger, so it could not distinguish a log that was always empty from one that lost its messages. Each log
@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from broker_io.batch import Batch
 from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
@@ -25,6 +24,9 @@ from broker_io.position import Position
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.model import Marker
 from txnbuffer.protocol import encode_marker
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.loop import Loop
+from txnbuffer.service.mode import Count, Reregister
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 ACKNOWLEDGE_SECONDS = 60.0
@@ -66,18 +68,20 @@ class FirstRecords:
             writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS)
 
 
+def nothing(*_: object) -> None:
+    """Do nothing: the callback for results that nobody waits for."""
+
+
 PAUSE = 0.5
 """Seconds until a failed query for the end of a topic is retried."""
 
-Count = Callable[[ServiceTopic, "tuple[int, ...]"], None]
 
-
-class RecordCounts:
+class ReadCounts:
     """Calls `count` for transactions once the buffer has applied the log up to its end at the time of `ask`."""
 
-    def __init__(self, broker: Broker, run: Callable[[Coroutine[Any, Any, None]], None], count: Count) -> None:
+    def __init__(self, loop: Loop, broker: Broker, count: Count) -> None:
         self._broker = broker
-        self._run = run
+        self._run = loop.run
         self._count = count
         self._asked: dict[ServiceTopic, list[int]] = {}
         self._waiting: dict[ServiceTopic, deque[tuple[Position, tuple[int, ...]]]] = {}
@@ -122,23 +126,52 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts to open a writer, or to look up a missing topic."""
 
 
+class SharedTopic(ServiceTopic):
+    """A topic to which others write too: its writer appends markers or messages, and is opened when there are any."""
+
+    deferred = True
+
+    def __init__(self, name: str, writers: MarkerWriters) -> None:
+        super().__init__(name)
+        self._writers = writers
+
+    @staticmethod
+    def is_temporary(problem: Error | None) -> bool:
+        """Whether the topic was deleted, or the cluster did not answer."""
+        return problem is not None and (isinstance(problem, TopicNotFound) or problem.retryable)
+
+    @property
+    def exists(self) -> bool:
+        """Whether its log exists: it was found before anything was appended."""
+        return True
+
+    def open_writer(self) -> None:
+        """Open the writer in the background, unless it is open or being opened."""
+        self._writers.open(self)
+
+    def writer_failed(self, error: Error) -> bool:
+        """Replace the writer; no other topic is affected."""
+        self._writers.failed(self, error)
+        return False
+
+
 class MarkerWriters:
-    """Opens writers for markers. `run` starts a background task; `release` resumes the appends of a held topic."""
+    """Opens writers for markers; `opened` is called with the result of each attempt."""
 
     def __init__(
         self,
+        loop: Loop,
         broker: Broker,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        release: Callable[[ServiceTopic], None],
+        appends: Appends,
+        opened: Callable[[ServiceTopic, Error | None], None] = nothing,
     ) -> None:
         self._broker = broker
-        self._run = run
-        self._release = release
-        self.on_opened: Callable[[ServiceTopic, Error | None], None] | None = None
-        """Called with the result of each attempt to open a writer."""
+        self._run = loop.run
+        self._release = appends.release
+        self._opened = opened
         self._opening: set[ServiceTopic] = set()
 
-    def ensure_open(self, topic: ServiceTopic) -> None:
+    def open(self, topic: ServiceTopic) -> None:
         """Open a topic's writer in the background, unless it is open or being opened."""
         if topic.writer is None and topic not in self._opening:
             self._opening.add(topic)
@@ -152,7 +185,7 @@ class MarkerWriters:
         if writer is not None:
             self._run(_close(writer))
         if topic.waiting:
-            self.ensure_open(topic)
+            self.open(topic)
 
     def close_idle(self, topic: ServiceTopic) -> bool:
         """Close the writer of an idle topic; return False if it is still in use."""
@@ -180,8 +213,7 @@ class MarkerWriters:
                     topic.write_problem = error
                 else:
                     topic.write_problem = None
-                if self.on_opened is not None:
-                    self.on_opened(topic, topic.write_problem)
+                self._opened(topic, topic.write_problem)
         finally:
             self._opening.discard(topic)
         if topic.writer is not None:
@@ -193,31 +225,16 @@ async def _close(writer: Writer) -> None:
         await asyncio.to_thread(writer.close)
 
 
-Register = Callable[[str], Awaitable[Error | None]]
-
-
 class TopicRecreation:
-    """Resolves missing topics: each is reported as deleted, or registered again.
+    """Resolves missing topics: each is reported as deleted, or registered again if it exists."""
 
-    `run` starts a background task, `register` registers an existing topic or returns the error, and `wake` schedules a
-    turn of the loop.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        topics: Topics,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        register: Register,
-        now: Callable[[], float],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, loop: Loop, coordinator: Coordinator, topics: Topics, reregister: Reregister) -> None:
         self._coordinator = coordinator
         self._topics = topics
-        self._run = run
-        self._register = register
-        self._now = now
-        self._wake = wake
+        self._run = loop.run
+        self._register = reregister
+        self._now = loop.now
+        self._wake = loop.wake
         self._pending: set[str] = set()
 
     def missing(self, name: str) -> None:

@@ -3,7 +3,7 @@
 Everything that happens for a client within one turn of the loop is sent in one frame.
 
 Beyond the limits on memory, on messages and on requests in flight clients have to wait. A client waits in
-`client.sending` while its credits are used up; the service stops reading from a client over its limit here. On a
+`client.session_core` while its credits are used up; the service stops reading from a client over its limit here. On a
 cluster records do not pass through the service: `client.direct_link` has a constant.
 """
 
@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from broker_io.batch import Batch
 from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import Error
@@ -21,8 +20,6 @@ from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
 
 MIB = 1024 * 1024
-ROW_BYTES = 64
-"""Approximate memory of a record in addition to its bytes."""
 CELL_BYTES = 8
 """Maximum memory of a record in a property column, even if it lacks the property."""
 SMALLEST_CREDIT = 64 * 1024
@@ -45,11 +42,6 @@ class Limits:
     def credits(self, clients: int) -> int:
         """Bytes that each of `clients` clients may have unacknowledged."""
         return max(min(self.client_bytes, self.total_bytes // max(clients, 1)), SMALLEST_CREDIT)
-
-
-def weight(batch: Batch) -> int:
-    """Approximate memory of a batch in bytes."""
-    return len(batch.keys.data) + len(batch.values.data) + ROW_BYTES * len(batch)
 
 
 Take = Callable[["SessionConnection", ClientFrame], None]

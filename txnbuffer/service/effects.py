@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
 
 from pyroaring import BitMap64
 
@@ -21,11 +19,14 @@ from txnbuffer.coordinator.messages import (
     StopAnswering,
     WriteEpochMarker,
 )
+from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import TxnId
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.appends import Appends, MessagesPart, Sends
-from txnbuffer.service.cluster_topics import MarkerWriters, RecordCounts, TopicRecreation
-from txnbuffer.service.remote_shards import Ask, RemoteTopics, ShardMessages
+from txnbuffer.service.loop import Loop
+from txnbuffer.service.mode import Mode
+from txnbuffer.service.registration import TopicRegistrar
+from txnbuffer.service.remote_shards import RemoteTopics, ShardMessages
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 MAX_WAITING = 100
@@ -42,31 +43,26 @@ class Counts:
 class EffectExecutor:
     """Executes the coordinator's effects on topics, the decision log and connections.
 
-    `now` returns the time, `answers` sends answers to clients, `register` starts a registration and `stop` ends the
-    engine. `marker_writers`, `record_counts`, `marker_checks` and `recreation` exist in cluster mode only,
-    `remote_topics` and `shard_messages` only with several shards. `deleted` is the error that says that the decision
-    log was deleted; nothing can be decided after it.
+    `deleted` is the error that says that the decision log was deleted; nothing can be decided after it.
     """
 
     def __init__(
         self,
+        loop: Loop,
         coordinator: Coordinator,
         topics: Topics,
         appends: Appends,
         sends: Sends,
         decisions: ServiceTopic,
-        now: Callable[[], float],
-        answers: Callable[[SessionResults], None],
-        register: Callable[[str], None],
-        stop: Callable[[str], None],
+        registrar: TopicRegistrar,
+        mode: Mode,
     ) -> None:
         self.counts = Counts()
-        self.marker_writers: MarkerWriters | None = None
-        self.record_counts: RecordCounts | None = None
-        self.marker_checks: RecordCounts | None = None
-        self.recreation: TopicRecreation | None = None
-        self.remote_topics: RemoteTopics | None = None
-        self.shard_messages: ShardMessages | None = None
+        self.record_counts = mode.record_counts(self.count)
+        self.marker_checks = mode.record_counts(self.recheck)
+        self.missing_topics = mode.missing_topics(topics, registrar.reregister)
+        self.remote_topics = RemoteTopics(loop, topics.broker, coordinator, appends)
+        self.shard_messages = ShardMessages(loop, coordinator, topics, self.remote_topics, appends)
         self.deleted: TopicNotFound | None = None
         self._refused_epoch_markers: list[WriteEpochMarker] = []
         self._coordinator = coordinator
@@ -74,41 +70,14 @@ class EffectExecutor:
         self._appends = appends
         self._sends = sends
         self._decisions = decisions
-        self._now = now
-        self._answers = answers
-        self._register = register
-        self._stop = stop
-
-    def join_cluster(
-        self,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        wake: Callable[[], None],
-        reregister: Callable[[str], Awaitable[Error | None]],
-        ask: Ask,
-        floor: Callable[[str], int | None],
-    ) -> None:
-        """Enable cluster mode: markers need writers of their own, and record counts wait for followers.
-
-        `reregister` registers a missing topic again; `ask` and `floor` are passed to `ShardMessages`.
-        """
-        coordinator, topics, appends, now = self._coordinator, self._topics, self._appends, self._now
-        broker, shard = topics.broker, topics.shard
-        marker_writers = self.marker_writers = MarkerWriters(broker, run, appends.release)
-        self.record_counts = RecordCounts(broker, run, self.count)
-        self.marker_checks = RecordCounts(broker, run, self.recheck)
-        self.recreation = TopicRecreation(coordinator, topics, run, reregister, now, wake)
-        if shard.of > 1:
-            remote_topics = self.remote_topics = RemoteTopics(
-                broker, coordinator, appends, marker_writers, run, now, wake
-            )
-            self.shard_messages = ShardMessages(
-                shard, coordinator, topics, remote_topics, appends, marker_writers, run, ask, floor, now, wake
-            )
+        self._mode = mode
+        self._now = loop.now
+        self._answers = loop.answer
+        self._register = registrar.register
+        self._fail = loop.fail
 
     def remote_writers(self) -> list[ServiceTopic]:
         """Return the topics of other shards to which this shard writes."""
-        if self.remote_topics is None or self.shard_messages is None:
-            return []
         return [*self.remote_topics.by_name.values(), *self.shard_messages.inboxes.values()]
 
     def remote_problems(self) -> dict[str, Error | None]:
@@ -137,8 +106,7 @@ class EffectExecutor:
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
-        if self.shard_messages is not None:
-            self.shard_messages.send()
+        self.shard_messages.send()
 
     def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
         """Report the effects of what a topic's buffer has applied."""
@@ -158,13 +126,10 @@ class EffectExecutor:
             self.counts.committed += committed
             self.counts.aborted += len(ends) - committed
             self._coordinator.markers_applied(topic.name, ends, self._now())
-            if self.shard_messages is not None:
-                self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
-        if self.marker_checks is not None:
-            self.marker_checks.applied(topic)
-        if self.record_counts is not None:
-            self.record_counts.applied(topic)
-        elif topic.checks:
+            self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
+        self.marker_checks.applied(topic)
+        self.record_counts.applied(topic)
+        if topic.checks:
             waiting, topic.checks = topic.checks, {}
             self._check_counts(topic.name, tuple(waiting))
 
@@ -174,10 +139,8 @@ class EffectExecutor:
         refused, self._refused_epoch_markers = self._refused_epoch_markers, []
         for marker in refused:
             self._write_epoch_marker(marker)
-        if self.shard_messages is not None:
-            self.shard_messages.tick()
-        if self.remote_topics is not None:
-            self.remote_topics.tick()
+        self.shard_messages.tick()
+        self.remote_topics.tick()
 
     def ask(self) -> None:
         """Query the coordinators for all ongoing transactions."""
@@ -200,14 +163,13 @@ class EffectExecutor:
 
     def _ask(self, topic: ServiceTopic, txns: list[TxnId], now: float) -> None:
         """Query ongoing transactions, except those whose marker is in the log and not read yet."""
-        if self.marker_checks is not None and (marked := {txn for txn in txns if self._has_marker(topic, txn)}):
+        if marked := {txn for txn in txns if self._has_marker(topic, txn)}:
             txns = [txn for txn in txns if txn not in marked]
             if new := marked - topic.awaiting_markers:
                 topic.awaiting_markers |= new
                 self.marker_checks.ask(topic, tuple(txn.least for txn in new))
         self._coordinator.query_outcomes(topic.name, txns, now)
-        if self.shard_messages is not None:
-            self.shard_messages.ask(topic.name, txns)
+        self.shard_messages.ask(topic.name, txns)
 
     def _has_marker(self, topic: ServiceTopic, txn: TxnId) -> bool:
         """Whether the marker of a transaction is in the log of a topic, if it needs one."""
@@ -229,19 +191,19 @@ class EffectExecutor:
             )
 
     def _register_topic(self, name: str) -> None:
-        if self.shard_messages is None or self._topics.shard.owns(name):
+        if self._topics.shard.owns(name):
             self._register(name)
         else:
             self.shard_messages.register(name)
 
     def _await_applied(self, effect: AwaitApplied) -> None:
         for topic in effect.topics:
-            if self.shard_messages is not None and not self._topics.shard.owns(topic):
+            if not self._topics.shard.owns(topic):
                 self.shard_messages.await_applied(topic, effect.least)
 
     def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
         topic = self._topics.get(name)
-        if self.record_counts is None or topic is None or topic.followed is None:
+        if topic is None or topic.followed is None:
             self._check_counts(name, least)
         else:
             self.record_counts.ask(topic, least)
@@ -268,34 +230,30 @@ class EffectExecutor:
 
     def _append_marker(self, effect: AppendMarker) -> None:
         token, name, marker = effect
-        topic = self._topics.get(name)
-        if self.remote_topics is not None and not self._topics.shard.owns(name):
-            topic = self.remote_topics.topic(name)
+        topic = self._topics.get(name) if self._topics.shard.owns(name) else self.remote_topics.topic(name)
         if topic is None or topic.missing:
             self._coordinator.marker_failed(token)
-            if self.recreation is not None:
-                self.recreation.missing(name)
+            self.missing_topics.missing(name)
             return
         acknowledged = partial(self._marker_durable, token)
         failed = partial(self._marker_failed, token)
         self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
-        if self.marker_writers is not None:
-            self.marker_writers.ensure_open(topic)
+        topic.open_writer()
 
     def topic_stopped(self, topic: ServiceTopic) -> None:
         """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
         if topic.problem is None:
             return
-        if topic.cluster_mode:  # no writer will be opened for what is queued
-            self._appends.fail(topic, topic.problem)
+        self._mode.stopped(topic, topic.problem)
         if not isinstance(topic.problem, TopicNotFound):
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
         if topic.missing:
             self._coordinator.topic_missing(topic.name, self._now())
-            if self.shard_messages is not None:
-                self.shard_messages.missing(topic.name)
-            if self.recreation is not None:
-                self.recreation.missing(topic.name)
+            self.shard_messages.missing(topic.name)
+            self.missing_topics.missing(topic.name)
+
+    def _stop(self, reason: str) -> None:
+        self._fail(self.deleted or CoordinatorStopped(reason))
 
     def _marker_durable(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())

@@ -4,8 +4,7 @@ One turn of the loop processes everything that has arrived: acknowledged appends
 client frames. It then executes the coordinator's effects and appends everything queued, in groups. No record or
 transaction is awaited on its own. The gRPC server and an in-process client are shells around the engine.
 
-In cluster mode applications write to the topics themselves: the engine follows these topics and writes only markers and
-its internal topics.
+The mode, embedded or cluster, decides who writes to the topics, and with that how their buffers are fed.
 """
 
 from __future__ import annotations
@@ -14,42 +13,42 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from math import inf
 from typing import Any
 
-from broker_io.environment import Clock, SystemClock
+from broker_io.environment import Clock, current
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
-from broker_io.position import EARLIEST, Position
-from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.shards import ONLY, Shard
+from txnbuffer.buffer.state import Effect
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig, Result, SessionOpened, SessionResults
-from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
+from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends, Sends
-from txnbuffer.service.cluster_topics import FirstRecords
+from txnbuffer.service.cluster import ClusterMode
 from txnbuffer.service.connection import Limits, SessionConnection
-from txnbuffer.service.decision_log import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
 from txnbuffer.service.effects import EffectExecutor
-from txnbuffer.service.log_readers import LogReader, LogReaders
+from txnbuffer.service.embedded import EmbeddedMode
+from txnbuffer.service.mode import Mode
 from txnbuffer.service.registration import TopicRegistrar
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
-from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks
+from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks, TrimFloors
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.streams import Streams
-from txnbuffer.service.takeover import Identity, StandbyState, check_shard, take_over
+from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_shard, take_over
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 TICK = 1.0
 """Seconds between two ticks of the timers."""
-STOPPING = 10.0
-"""Seconds to wait for a cluster to acknowledge appends in flight when the engine stops."""
+
+
+def mode_class(*, cluster_mode: bool) -> type[Mode]:
+    """The mode of a service; `cluster_mode`: applications write to the topics of a cluster themselves."""
+    return ClusterMode if cluster_mode else EmbeddedMode
 
 
 class Engine:
@@ -64,19 +63,20 @@ class Engine:
         self.clock = clock
         self.ended: asyncio.Future[Error | None]
         self.log: str
+        self.mode: Mode
         self.coordinator: Coordinator
         self.topics: Topics
         self.requests: RequestHandler
         self.effects: EffectExecutor
         self.snapshots: SnapshotScheduler
         self.retention: LogRetention
+        self.trim_floors: TrimFloors
         self.policy_checks: PolicyChecks
         self.verification: LogVerification
         self.sends: Sends
         self.appends: Appends
         self.streams: Streams
         self.notes: list[str] = []
-        self.followers: LogReaders | None = None
         self._decisions: ServiceTopic
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: set[SessionConnection] = set()
@@ -112,35 +112,30 @@ class Engine:
         write to the topics themselves. `standby_state`: the writer and the decision log that a standby has acquired;
         None fences any other owner.
         """
-        check_shard(shard, cluster_mode=cluster_mode)
-        limits = limits or Limits()
-        if cluster_mode:  # the cluster limits the size of records that applications write to it
-            limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
-        engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
+        mode = mode_class(cluster_mode=cluster_mode)
+        check_shard(shard, mode.max_shards)
+        limits = mode.limits(limits or Limits(), broker)
+        engine = cls(broker, limits, retention or RetentionConfig(), clock or current().clock)
         engine._streams_config = streams or StreamsConfig()
-        config = config or (CLUSTER_CONFIG if cluster_mode else CoordinatorConfig())
+        config = config or mode.config
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
-        if cluster_mode and config.one_phase:
-            raise InvalidConfiguration(
-                "one_phase must be False in cluster mode: a marker there does not fence an old owner"
-            )
+        mode.check_config(config)
         identity = Identity(owner, address, shard, limits.create_topics)
-        await engine._start(identity, config, policy, standby_state, cluster_mode=cluster_mode)
+        await engine._start(identity, mode, config, policy, standby_state)
         return engine
 
     async def _start(
         self,
         identity: Identity,
+        mode: type[Mode],
         config: CoordinatorConfig,
         policy: SnapshotPolicy,
         standby_state: StandbyState | None,
-        *,
-        cluster_mode: bool,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
-        self._executor = ThreadPoolExecutor(1, "txnbuffer-snapshots")
+        self._executor = current().threads.executor(1, "txnbuffer-snapshots")
         try:
             opened = await loop.run_in_executor(
                 self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standby_state
@@ -148,63 +143,47 @@ class Engine:
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
-        coordinator, manager, shard = opened.coordinator, opened.manager, identity.shard
-        self.coordinator = coordinator
+        self.coordinator = opened.coordinator
         self.log = opened.name
-        self.notes = manager.notes
-        decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
+        self.notes = opened.manager.notes
+        decisions = self._decisions = ServiceTopic(identity.shard.topic(DECISIONS), waits_for_space=True)
         decisions.writer, decisions.held = opened.decisions, False
-        if cluster_mode:
-            self.followers = LogReaders(loop, self.wake)
-        create, work = self.limits.create_topics, self._executor
-        topics = self.topics = Topics(
-            self.broker, manager, self._applied, create=create, executor=work, followers=self.followers, shard=shard
-        )
-        self.appends = Appends(loop, topics.acknowledged, self.wake, self._writer_died)
-        self.sends = Sends(coordinator, self.limits.max_message_bytes)
-        self.registrar = TopicRegistrar(coordinator, topics, self.appends, self.now, self.run, self.wake)
-        self.requests = RequestHandler(coordinator, topics, self.appends, self.sends, self.limits, self.registrar.open)
-        self.requests.owners = opened.owners
-        register = self.registrar.register
-        self.effects = EffectExecutor(
-            coordinator, topics, self.appends, self.sends, decisions, self.now, self._answer, register, self._stopped
-        )
-        topics.stopped = self.effects.topic_stopped
-        if self.followers is not None:
-            self._read_others(self.followers, opened.at, opened.inbox_end)
-        topics.load(self.coordinator.topics())
-        self._start_background(topics)
+        self.appends = Appends(loop, self.wake)
+        self.mode = mode(self, self.broker, self.coordinator, self.appends, identity.shard)
+        self._make_parts(opened, identity.shard)
+        self.topics.load(self.coordinator.topics())
+        self.mode.start(opened, self.topics, self.effects.shard_messages.take)
+        self._start_background()
 
-    def _start_background(self, topics: Topics) -> None:
-        """Start the background tasks: streams, snapshots, retention, checks and registrations."""
+    def _make_parts(self, owned: OwnedLog, shard: Shard) -> None:
+        """Make the parts that requests and effects pass through."""
+        coordinator, appends, mode, limits = self.coordinator, self.appends, self.mode, self.limits
+        topics = self.topics = Topics(
+            self.broker, owned.manager, mode, self, self._executor, shard, create=limits.create_topics
+        )
+        sends = self.sends = Sends(coordinator, limits.max_message_bytes)
+        registrar = self.registrar = TopicRegistrar(self, coordinator, topics, appends, mode)
+        self.requests = RequestHandler(
+            coordinator, topics, appends, sends, registrar, limits, owned.owners, takes_records=mode.takes_records
+        )
+        self.effects = EffectExecutor(self, coordinator, topics, appends, sends, self._decisions, registrar, mode)
+
+    def _start_background(self) -> None:
+        """Start the background tasks: streams, snapshots, retention and checks."""
+        topics = self.topics
         snapshots = self.snapshots = SnapshotScheduler(topics)
         self.policy_checks = PolicyChecks(topics, self._retention_config.check_seconds)
         self.verification = LogVerification(topics)
         self.streams = Streams(
             topics, snapshots, self.registrar.register_now, self._streams_config, self.clock.monotonic
         )
-        remote = self.effects.shard_messages
         groups, cursors = self.coordinator.consumer_groups.floor, self.streams.cursors.floor
-        floors = groups, cursors, None if remote is None else remote.floor, self.prove_ownership
-        self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, *floors)
-        checks = self.policy_checks, self.verification
-        for part in (self.streams, snapshots, self.retention, *checks, self.registrar):
+        floors = self.trim_floors = TrimFloors(groups, cursors, self.effects.shard_messages.floor, self.prove_ownership)
+        self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, floors)
+        for part in (self.streams, snapshots, self.retention, self.policy_checks, self.verification):
             self.run(part.run())
         self.run(self._watch_time())
         self.wake()
-
-    def _read_others(self, followers: LogReaders, at: Position, inbox: Position | None) -> None:
-        """Follow the decision log after `at` and the messages of other shards after `inbox`."""
-        broker, effects, decisions = self.broker, self.effects, self._decisions.name
-        self.registrar.first_records = FirstRecords(broker, self.coordinator.epoch_marker)
-        effects.join_cluster(
-            self.run, self.wake, self.registrar.reregister, self.ask, self.coordinator.consumer_groups.floor
-        )
-        follow_decisions(followers, broker, decisions, at, self.coordinator, self.fail)
-        self.run(watch_log(broker, decisions, self.log, self.fail))
-        if effects.shard_messages is not None:
-            topic = self.topics.shard.topic(SHARD_MESSAGES)
-            followers.follow(LogReader(broker, topic, inbox or EARLIEST, effects.shard_messages.take, self.fail))
 
     # Clients and operators
 
@@ -251,7 +230,7 @@ class Engine:
         self.streams.close()
         for connection in self.connections:
             connection.close(CoordinatorStopped("the service is stopping: connect again later"))
-        deadline = self.clock.monotonic() + (STOPPING if self.followers is not None else inf)
+        deadline = self.clock.monotonic() + self.mode.stop_seconds
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for task in (tasks := [*self._tasks]):
@@ -260,8 +239,7 @@ class Engine:
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
-        if self.followers is not None:
-            await asyncio.to_thread(self.followers.stop)
+        await self.mode.stop()
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
         self.topics.registration_pool.shutdown(wait=False, cancel_futures=True)
@@ -271,7 +249,7 @@ class Engine:
         """End the engine at once; the next owner of the log decides the outcome of operations in flight."""
         if self.ended.done():
             return
-        named = as_log_deleted(as_error(error)) if self.followers is not None else as_error(error)
+        named = self.mode.end_error(as_error(error))
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
@@ -301,8 +279,7 @@ class Engine:
             return
         try:
             self.appends.complete()
-            if self.followers is not None:
-                self.followers.take()
+            self.mode.turn()
             self._take_frames()
             self.effects.execute()
             self.appends.flush()
@@ -335,15 +312,19 @@ class Engine:
             self._share_credits()
             self.wake()
 
-    def _writer_died(self, topic: ServiceTopic, error: Error) -> None:
-        if self.effects.marker_writers is not None:
-            self.effects.marker_writers.failed(topic, error)
+    # What the parts call
 
-    def _applied(self, topic: ServiceTopic, effects: list[Any]) -> None:
+    def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
+        """Report what a topic's buffer has applied."""
         self.effects.applied(topic, effects)
 
-    def _answer(self, effect: SessionResults) -> None:
-        session, answers = effect
+    def stopped(self, topic: ServiceTopic) -> None:
+        """Handle a stopped topic."""
+        self.effects.topic_stopped(topic)
+
+    def answer(self, results: SessionResults) -> None:
+        """Send answers of the coordinator to a client or an operator."""
+        session, answers = results
         if not session:
             for request, result in answers:
                 waiting = self._operator_requests.pop(request, None)
@@ -392,9 +373,6 @@ class Engine:
             self.effects.tick()
             self.sends.sweep()
             self.wake()
-
-    def _stopped(self, reason: str) -> None:
-        self.fail(self.effects.deleted or CoordinatorStopped(reason))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

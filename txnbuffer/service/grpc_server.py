@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker_io import serve_broker
+from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
@@ -357,13 +358,10 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
 def _obstacle(address: str) -> str:
     """Why an address can't be bound, which gRPC does not report; empty if it can."""
     import errno
-    import socket
 
     host, _, port = address.rpartition(":")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.bind(place)
+        current().network.check_free(host.strip("[]"), int(port))
     except OSError as error:
         hint = "; check whether another process uses the port" if error.errno == errno.EADDRINUSE else ""
         return f"{error.strerror}{hint}"

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.service.engine import Engine
+
+if TYPE_CHECKING:
+    import socket
 
 
 class Metric(NamedTuple):
@@ -90,10 +93,9 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
 
 
 def _of_shards(engine: Engine) -> Iterator[Metric]:
-    shard_messages = engine.effects.shard_messages
-    sent, received = (0, 0) if shard_messages is None else (shard_messages.sent, shard_messages.received)
-    yield Metric("letters_sent", "counter", "Inter-shard messages written to other shards.", sent)
-    yield Metric("letters_received", "counter", "Inter-shard messages read from other shards.", received)
+    shards = engine.effects.shard_messages
+    yield Metric("letters_sent", "counter", "Inter-shard messages written to other shards.", shards.sent)
+    yield Metric("letters_received", "counter", "Inter-shard messages read from other shards.", shards.received)
 
 
 def _of_groups(engine: Engine) -> Iterator[Metric]:
@@ -226,15 +228,11 @@ class HttpServer:
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=_family(host))
+        return current().network.listen(host.strip("[]"), int(port))
     except OSError as error:
         raise EnvironmentFault(
             f"can't listen at {address}: {error.strerror}; check whether another process uses the port"
         ) from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _server(config: Any) -> Any:

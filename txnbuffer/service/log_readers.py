@@ -1,8 +1,8 @@
-"""Log followers: a few threads read all followed topics, and the loop takes what they have read.
+"""Log readers: a few threads read all followed topics, and the loop takes what they have read.
 
-No thread waits for a topic: its reader notifies the follower of new messages, and a follower without messages is
-checked periodically. A follower stops reading while too much of what it read has not been taken. The loop is woken once
-for many topics, and takes all messages of a topic together.
+No thread waits for a topic: the broker notifies its log reader of new messages, and a log reader without messages is
+checked periodically. It stops reading while too much of what it read has not been taken. The loop is woken once for
+many topics, and takes all messages of a topic together.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any
 
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch, Width
+from broker_io.environment import Thread, current
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, NotifyingReader, Reader
 from broker_io.position import Position, Positions
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
-from txnbuffer.service.connection import MIB, weight
+from txnbuffer.service.connection import MIB
 
 THREADS = 8
 """Threads for tasks that are short."""
@@ -36,16 +35,19 @@ Task = Callable[[], None]
 
 
 class ReaderPool:
-    """Thread pools and a timer thread for the tasks of all followers; no task starts after `stop`."""
+    """Thread pools and a timer thread for the tasks of all log readers; no task starts after `stop`."""
 
     def __init__(self, name: str) -> None:
-        self._fast = ThreadPoolExecutor(THREADS, name)
-        self._slow = ThreadPoolExecutor(SLOW_THREADS, f"{name}-aside")
+        environment = current()
+        self._monotonic, threads = environment.clock.monotonic, environment.threads
+        self._fast = threads.executor(THREADS, name)
+        self._slow = threads.executor(SLOW_THREADS, f"{name}-aside")
         self._scheduled: list[tuple[float, int, Task]] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self._stopped = False
-        self._clock: threading.Thread | None = None
+        self._clock: Thread | None = None
+        self._threads = threads
         self._name = name
 
     def submit(self, task: Task) -> None:
@@ -58,13 +60,13 @@ class ReaderPool:
 
     def schedule(self, seconds: float, task: Task) -> None:
         """Run a task after some seconds in the timer thread; it must not block."""
-        due = time.monotonic() + seconds
+        due = self._monotonic() + seconds
         with self._changed:
             if self._stopped:
                 return
             heapq.heappush(self._scheduled, (due, next(self._numbers), task))
             if self._clock is None:
-                self._clock = threading.Thread(target=self._run, name=f"{self._name}-later", daemon=True)
+                self._clock = self._threads.thread(self._run, name=f"{self._name}-later", daemon=True)
                 self._clock.start()
             elif self._scheduled[0][0] == due:
                 self._changed.notify()
@@ -80,7 +82,7 @@ class ReaderPool:
         for pool in (self._fast, self._slow):
             pool.shutdown(cancel_futures=True)
 
-    def _submit(self, pool: ThreadPoolExecutor, task: Task) -> None:
+    def _submit(self, pool: Executor, task: Task) -> None:
         with self._changed:
             if not self._stopped:
                 pool.submit(task)
@@ -95,7 +97,7 @@ class ReaderPool:
             while not self._stopped:
                 if not self._scheduled:
                     self._changed.wait()
-                elif (missing := self._scheduled[0][0] - time.monotonic()) > 0:
+                elif (missing := self._scheduled[0][0] - self._monotonic()) > 0:
                     self._changed.wait(missing)
                 else:
                     return heapq.heappop(self._scheduled)[2]
@@ -107,16 +109,16 @@ HELD_BYTES = 64 * MIB
 LEAST_HELD = MIB
 READ_MESSAGES = 8192
 FEW = 512
-"""After a read of fewer messages a follower pauses, so that the loop gets larger batches."""
+"""After a read of fewer messages a log reader pauses, so that the loop gets larger batches."""
 BATCH_DELAY = 0.003
 OWN_BATCH_DELAY = 0.1
 """The pause, in seconds, for a log that is followed only to detect other writers."""
 POLL = 0.02
 """Seconds between two reads if the reader does not notify of new messages."""
 FIRST_CHECK, MAX_CHECK = 1.2, 12.0
-"""Seconds without a message after which a follower reads anyway, so that its reader checks itself; doubled each time.
+"""Seconds without a message after which a log reader reads anyway; doubled each time.
 
-A little longer than the time after which a reader of a cluster checks its connection.
+A little longer than the time after which a reader of a cluster that is read checks its connection.
 """
 CHECKS_PER_SECOND = 20
 """Approximate limit on such checks of all topics."""
@@ -132,7 +134,7 @@ Fail = Callable[[BaseException], None]
 class LogReader:
     """Reads one topic after `at`, in one thread at a time.
 
-    On the loop `take` is called with the messages, and `fail` with the error that ended the follower. `problem`: the
+    On the loop `take` is called with the messages, and `fail` with the error that ended it. `problem`: the
     error of the last attempt to read, which is repeated. `paused`: not 0 while nothing may be taken. `incarnation`: the
     topic's, if no other topic of the same name may be read. `reader`: an open reader to start with. `batch_delay`:
     seconds of pause after few messages. `max_check_interval`: seconds between two checks while there are no messages.
@@ -148,6 +150,8 @@ class LogReader:
         incarnation: str | None = None,
         reader: Reader | None = None,
     ) -> None:
+        environment = current()
+        self._monotonic = environment.clock.monotonic
         self.name = name
         self.take = take
         self.fail = fail
@@ -162,13 +166,13 @@ class LogReader:
         self._incarnation = incarnation
         self._reader = reader
         self._unchecked = reader is not None
-        self._read_at = time.monotonic()
+        self._read_at = self._monotonic()
         self._ahead: Position | None = None
         self._received: list[PlacedBatch] = []
         self._held = 0
         self._pause = FIRST_PAUSE
         self._check_after = FIRST_CHECK
-        self._lock = threading.Lock()
+        self._lock = environment.threads.lock()
         self._busy = True  # whether a read is running or scheduled
         self._notified = False  # whether new messages were reported while it was busy
         self._full = False  # whether it waits until something is taken
@@ -240,12 +244,12 @@ class LogReader:
             self._check_alive()
             return 0
         self._at = placed.positions.last
-        self._read_at = time.monotonic()
+        self._read_at = self._monotonic()
         self.problem = self._ahead = None
         self._pause, self._check_after = FIRST_PAUSE, FIRST_CHECK
         with self._lock:
             self._received.append(placed)
-            self._held += weight(placed.messages)
+            self._held += placed.messages.weight
         self._notify(self)
         return len(placed)
 
@@ -292,7 +296,7 @@ class LogReader:
     def _check_when_due(self) -> None:
         if self._ended:
             return
-        missing = self._read_at + self._check_after - time.monotonic()
+        missing = self._read_at + self._check_after - self._monotonic()
         if missing <= 0:
             missing = self._check_after = min(2 * self._check_after, self.max_check_interval)
             if self._has_turn():
@@ -324,9 +328,9 @@ class LogReader:
 
     def _check_alive(self) -> None:
         """Replace a reader that returns no messages although the log has more."""
-        if time.monotonic() < self._read_at + QUIET:
+        if self._monotonic() < self._read_at + QUIET:
             return
-        self._read_at = time.monotonic()
+        self._read_at = self._monotonic()
         end = self._broker.last_position(self.name)
         if end is None or end <= self._at:
             self.problem = self._ahead = None
@@ -341,67 +345,67 @@ class LogReader:
 
 
 class LogReaders:
-    """All followers of one loop; `wake` makes the loop call `take`."""
+    """All log readers of one loop; `wake` makes the loop call `take`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], Any]) -> None:
         self.wake = wake
         self._loop = loop
-        self._followers: list[LogReader] = []
+        self._readers: list[LogReader] = []
         self._notified: deque[LogReader] = deque()
         self._woken = False
-        self._pool = ReaderPool("txnbuffer-followers")
+        self._pool = ReaderPool("txnbuffer-readers")
 
-    def follow(self, follower: LogReader) -> LogReader:
-        """Start a follower."""
-        self._followers.append(follower)
+    def follow(self, reader: LogReader) -> LogReader:
+        """Start a log reader."""
+        self._readers.append(reader)
         self._divide_limits()
-        follower.start(self._notify, self._pool)
-        return follower
+        reader.start(self._notify, self._pool)
+        return reader
 
-    def leave(self, follower: LogReader) -> None:
-        """Stop and remove a follower."""
-        if follower in self._followers:
-            self._followers.remove(follower)
-            follower.stop()
+    def leave(self, reader: LogReader) -> None:
+        """Stop and remove a log reader."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+            reader.stop()
             self._divide_limits()
 
     def take(self) -> None:
-        """Deliver all that was read, except for paused followers."""
+        """Deliver all that was read, except for paused log readers."""
         self._woken = False
         paused = []
         while self._notified:
-            follower = self._notified.popleft()
-            if follower.paused:
-                paused.append(follower)
+            reader = self._notified.popleft()
+            if reader.paused:
+                paused.append(reader)
             else:
-                self._take(follower)
+                self._take(reader)
         self._notified.extend(dict.fromkeys(paused))
 
     def stop(self) -> None:
-        """Stop all followers and wait for their threads."""
-        for follower in self._followers:
-            follower.stop()
+        """Stop all log readers and wait for their threads."""
+        for reader in self._readers:
+            reader.stop()
         self._pool.stop()
-        for follower in self._followers:
-            follower.close()
-        self._followers.clear()
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
 
-    def _take(self, follower: LogReader) -> None:
-        for placed in follower.taken():
-            follower.take(placed)
-        if follower.failure is not None and follower in self._followers:
-            self.leave(follower)
-            follower.fail(follower.failure)
+    def _take(self, reader: LogReader) -> None:
+        for placed in reader.taken():
+            reader.take(placed)
+        if reader.failure is not None and reader in self._readers:
+            self.leave(reader)
+            reader.fail(reader.failure)
 
     def _divide_limits(self) -> None:
-        share = max(HELD_BYTES // max(len(self._followers), 1), LEAST_HELD)
-        interval = max(MAX_CHECK, len(self._followers) / CHECKS_PER_SECOND)
-        for follower in self._followers:
-            follower.max_held, follower.max_check_interval = share, interval
+        share = max(HELD_BYTES // max(len(self._readers), 1), LEAST_HELD)
+        interval = max(MAX_CHECK, len(self._readers) / CHECKS_PER_SECOND)
+        for reader in self._readers:
+            reader.max_held, reader.max_check_interval = share, interval
 
-    def _notify(self, follower: LogReader) -> None:
+    def _notify(self, reader: LogReader) -> None:
         """Called in a pool thread."""
-        self._notified.append(follower)
+        self._notified.append(reader)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self.wake)

@@ -10,28 +10,27 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from broker_io.environment import current
 from broker_io.errors import Error, Fenced, PeerError
 from broker_io.port import Broker
 from broker_io.waits import long_waits, waiting
-from snapshots.policy import SnapshotPolicy
 from snapshots.shards import Shard
 from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
+from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine
+from txnbuffer.service.engine import Engine, mode_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.mode import Mode
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 
 ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
@@ -91,7 +90,7 @@ def advertised(service: ServiceConfig, port: int) -> str:
     """HOST:PORT for clients: the configured one, or the listening address with this host's name for all interfaces."""
     host, _, wanted = (service.advertise or service.listen).rpartition(":")
     if not service.advertise and host.strip("[]") in ALL_HOSTS:
-        host = socket.gethostname()
+        host = current().network.host_name()
     return f"{host}:{port if wanted == '0' or not service.advertise else wanted}"
 
 
@@ -103,8 +102,8 @@ class Shutdown:
 
     def __init__(self, seconds: float, force_exit: Callable[[], None]) -> None:
         self._force_exit = force_exit
-        self._timer = threading.Timer(seconds, force_exit)
-        self._timer.daemon = True
+        self._threads = current().threads
+        self._timer = self._threads.timer(seconds, force_exit)
         self._begun = False
 
     def begin(self) -> None:
@@ -116,8 +115,7 @@ class Shutdown:
     def hurry(self, seconds: float) -> None:
         """Restart the timer with fewer seconds: nothing that the process waits for can arrive."""
         self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._force_exit)
-        self._timer.daemon = True
+        self._timer = self._threads.timer(seconds, self._force_exit)
         self._begun = True
         self._timer.start()
 
@@ -136,7 +134,7 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    current().threads.thread(run, daemon=True).start()
     return asyncio.wrap_future(future)
 
 
@@ -156,7 +154,8 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
         raise InvalidConfiguration("--fence requires a cluster: stop the process that has this log open")
     if service.fence and service.standby:
         raise InvalidConfiguration("--standby and --fence exclude each other: give one of them")
-    check_shard(_shard(service), cluster_mode=cluster_mode)
+    mode = mode_class(cluster_mode=cluster_mode)
+    check_shard(_shard(service), mode.max_shards)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
@@ -166,7 +165,7 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
-    coordinator_config(config.transactions, cluster_mode=cluster_mode, shards=service.shards)
+    coordinator_config(config.transactions, mode, service.shards)
 
 
 def _shard(service: ServiceConfig) -> Shard:
@@ -192,11 +191,11 @@ def _check_pem(certificate: str, key: str) -> None:
         ) from None
 
 
-def coordinator_config(config: TransactionConfig, *, cluster_mode: bool = False, shards: int = 1) -> CoordinatorConfig:
-    """In cluster mode every decision is in the fenced log, and record counts are checked only on request."""
-    return CoordinatorConfig(
-        one_phase=not cluster_mode,
-        verify_counts=not cluster_mode or config.verify_counts,
+def coordinator_config(config: TransactionConfig, mode: type[Mode], shards: int = 1) -> CoordinatorConfig:
+    """The coordinator's configuration: the default of the mode, with what is configured."""
+    return replace(
+        mode.config,
+        verify_counts=mode.config.verify_counts or config.verify_counts,
         transaction_timeout=config.timeout,
         max_transaction_timeout=config.max_timeout,
         session_timeout=config.session_timeout,
@@ -240,7 +239,8 @@ async def serve(
     signals = Signals(shutdown)
     if not config.service.standby:
         log("recovering")
-    started = time.monotonic()
+    monotonic = current().clock.monotonic
+    started = monotonic()
     listeners = Listeners(config.service, limits(config))
     reporting = asyncio.ensure_future(
         _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
@@ -254,14 +254,14 @@ async def serve(
         engine: Engine | None = None
         while engine is None:
             standby_state: StandbyState | None = None
-            if config.service.standby:
-                standby_state = await _stand_by(broker, _shard(config.service), listeners, signals, log)
-                started = time.monotonic()
-                if standby_state is None:
-                    return None
-            elif cluster_mode and not config.service.fence:
-                standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
             try:
+                if config.service.standby:
+                    standby_state = await _stand_by(broker, _shard(config.service), listeners, signals, log)
+                    started = monotonic()
+                    if standby_state is None:
+                        return None
+                elif cluster_mode and not config.service.fence:
+                    standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
                 engine = await _take_over(broker, listeners, config, owner, standby_state, cluster_mode=cluster_mode)
             except PeerError as error:
                 # A cluster without storage gives the log to each process that opens it, again and again.
@@ -330,7 +330,7 @@ async def _take_over(
         shard=_shard(config.service),
         cluster_mode=cluster_mode,
         standby_state=standby_state,
-        config=coordinator_config(config.transactions, cluster_mode=cluster_mode, shards=config.service.shards),
+        config=coordinator_config(config.transactions, mode_class(cluster_mode=cluster_mode), config.service.shards),
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
         retention=config.retention,
@@ -342,7 +342,7 @@ async def _run_engine(
     engine: Engine, listeners: Listeners, config: Config, signals: Signals, log: Log, started: float
 ) -> Error | None:
     try:
-        _report_recovery(engine, log, time.monotonic() - started)
+        _report_recovery(engine, log, current().clock.monotonic() - started)
         await listeners.serve(engine)
         log(
             "serving",
@@ -454,6 +454,6 @@ def _read(path: str) -> bytes | None:
     if not path:
         return None
     try:
-        return Path(path).read_bytes()
+        return current().disk.read(path)
     except OSError as error:
         raise InvalidConfiguration(f"can't read {path}: {error.strerror}") from error

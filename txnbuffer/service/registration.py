@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from broker_io.errors import DiskFailed, Error, InvalidTopicName, NotAuthorized, NotSupported, UnsafePolicy, as_error
 from broker_io.port import Writer
@@ -13,40 +11,25 @@ from snapshots.errors import OwnershipLost, SnapshotMissing
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import TopicNotCreated
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.cluster_topics import FirstRecords
+from txnbuffer.service.loop import Loop
+from txnbuffer.service.mode import Mode
 from txnbuffer.service.topic import ServiceTopic, Topics
 
-FLIGHT_POLL = 0.001
-"""Seconds between two checks for appends in flight."""
 FINAL = (InvalidTopicName, NotAuthorized, NotSupported, SnapshotMissing, TopicNotCreated, UnsafePolicy)
 """Errors that a retry can't fix: an operator has to act first."""
 
 
 class TopicRegistrar:
-    """Opens and registers topics. `first_records` is set in cluster mode."""
+    """Opens and registers topics."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        topics: Topics,
-        appends: Appends,
-        now: Callable[[], float],
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        wake: Callable[[], None],
-    ) -> None:
-        self.first_records: FirstRecords | None = None
+    def __init__(self, loop: Loop, coordinator: Coordinator, topics: Topics, appends: Appends, mode: Mode) -> None:
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
-        self._now = now
-        self._run = run
-        self._wake = wake
-
-    async def run(self) -> None:
-        """Write a first message to each recovered topic whose log is empty."""
-        if self.first_records is not None:
-            for topic in self._topics.by_name.values():
-                self._run(self._write_first_record(self.first_records, topic))
+        self._mode = mode
+        self._now = loop.now
+        self._run = loop.run
+        self._wake = loop.wake
 
     def open(self, topic: ServiceTopic) -> None:
         """Open a topic that has no transactions; sends to it wait meanwhile."""
@@ -84,22 +67,15 @@ class TopicRegistrar:
             async with topic.lock:
                 if self._topics.get(name) is not topic:
                     continue  # another attempt has failed meanwhile
-                topic.held = topic.held or not topic.cluster_mode
-                while topic.flights and not topic.cluster_mode:
-                    await asyncio.sleep(FLIGHT_POLL)
+                await self._mode.hold(topic)
                 try:
                     fresh = await self._topics.register(topic, create=create)
                 except (DiskFailed, OwnershipLost):
                     raise
                 except Exception as unexpected:
                     return self._not_registered(topic, missing, as_error(unexpected))
-                if fresh and topic.cluster_mode and topic.followed is not None:
-                    ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
-                    self._coordinator.topic_recreated(topic.name, ongoing, self._now())
-                if self.first_records is not None:
-                    obstacle = await self.first_records.write(topic, new=fresh)
-                    if obstacle is not None:
-                        return self._failed(name, obstacle)
+                if (obstacle := await self._mode.registered(topic, fresh=fresh)) is not None:
+                    return self._failed(name, obstacle)
                 self._registered(topic)
                 return None
 
@@ -134,9 +110,6 @@ class TopicRegistrar:
                 topic.writer = None
             topic = None
         return topic or self._topics.make(name)
-
-    async def _write_first_record(self, first_records: FirstRecords, topic: ServiceTopic) -> None:
-        await first_records.write(topic)
 
     async def _close(self, writer: Writer) -> None:
         with contextlib.suppress(Error):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
 from broker_io.port import Broker
-from snapshots.shards import Shard, shard_of
+from snapshots.shards import shard_of
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
@@ -28,7 +28,8 @@ from txnbuffer.coordinator.shard_messages import (
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import Appends, MessagesPart
-from txnbuffer.service.cluster_topics import MarkerWriters
+from txnbuffer.service.cluster_topics import MarkerWriters, SharedTopic, nothing
+from txnbuffer.service.loop import Loop
 from txnbuffer.service.registration import FINAL
 from txnbuffer.service.topic import ServiceTopic, Topics
 
@@ -37,35 +38,25 @@ IDLE = 60.0
 
 
 class RemoteTopics:
-    """Topics of other shards, `by_name`, that get markers from this shard. `run` starts a background task."""
+    """Topics of other shards, `by_name`, that get markers from this shard."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        coordinator: Coordinator,
-        appends: Appends,
-        marker_writers: MarkerWriters,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        now: Callable[[], float],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, loop: Loop, broker: Broker, coordinator: Coordinator, appends: Appends) -> None:
         self.by_name: dict[str, ServiceTopic] = {}
         self._broker = broker
         self._coordinator = coordinator
         self._appends = appends
-        self._marker_writers = marker_writers
-        self._run = run
-        self._now = now
-        self._wake = wake
+        self._marker_writers = MarkerWriters(loop, broker, appends, self.opened)
+        self._run = loop.run
+        self._now = loop.now
+        self._wake = loop.wake
         self._stopped: set[str] = set()
         self._used: dict[str, float] = {}
-        marker_writers.on_opened = self.opened
 
     def topic(self, name: str) -> ServiceTopic:
         """Return the entry of a topic, to append markers to it."""
         found = self.by_name.get(name)
         if found is None:
-            found = self.by_name[name] = ServiceTopic(name, cluster_mode=True)
+            found = self.by_name[name] = SharedTopic(name, self._marker_writers)
         self._used[name] = self._now()
         return found
 
@@ -121,44 +112,26 @@ MESSAGE_BYTES = 128 * 1024
 MAX_IDS = 10_000
 """Transactions of a topic in one request."""
 
-Ask = Callable[[Callable[[int], None]], Coroutine[Any, Any, Result]]
-
 
 class ShardMessages:
-    """Sends and receives messages of shards.
-
-    `ask` returns the coordinator's answer to a request, `floor` the lowest ledger of a topic that a group needs.
-    """
+    """Sends and receives messages of shards; a service without other shards has none."""
 
     def __init__(
-        self,
-        shard: Shard,
-        coordinator: Coordinator,
-        topics: Topics,
-        remote_topics: RemoteTopics,
-        appends: Appends,
-        marker_writers: MarkerWriters,
-        run: Callable[[Coroutine[Any, Any, None]], None],
-        ask: Ask,
-        floor: Callable[[str], int | None],
-        now: Callable[[], float],
-        wake: Callable[[], None],
+        self, loop: Loop, coordinator: Coordinator, topics: Topics, remote_topics: RemoteTopics, appends: Appends
     ) -> None:
+        shard, writers = topics.shard, MarkerWriters(loop, topics.broker, appends)
         self.sent = self.received = 0
-        self.inboxes = {
-            other.number: ServiceTopic(other.topic(SHARD_MESSAGES), cluster_mode=True) for other in shard.others()
-        }
+        self.inboxes = {other.number: SharedTopic(other.topic(SHARD_MESSAGES), writers) for other in shard.others()}
         self._shard = shard
         self._coordinator = coordinator
         self._topics = topics
         self._remote_topics = remote_topics
         self._appends = appends
-        self._marker_writers = marker_writers
-        self._run = run
-        self._ask = ask
-        self._floor = floor
-        self._now = now
-        self._wake = wake
+        self._run = loop.run
+        self._ask = loop.ask
+        self._floor = coordinator.consumer_groups.floor
+        self._now = now = loop.now
+        self._wake = loop.wake
         self._out: dict[int, dict[str, list[Any]]] = {}
         self._registering: dict[str, float] = {}
         self._serving: set[tuple[int, str]] = set()
@@ -256,8 +229,9 @@ class ShardMessages:
                     encode_shard_message(message) for message in pack_shard_messages(self._shard.number, rows, limit)
                 ]
                 self.sent += len(messages)
-                self._appends.add(inbox, MessagesPart(messages, _nothing, _nothing))
-            self._marker_writers.ensure_open(inbox)
+                # The answers show whether a message arrived.
+                self._appends.add(inbox, MessagesPart(messages, nothing, nothing))
+            inbox.open_writer()
 
     # Messages from other shards
 
@@ -376,7 +350,3 @@ class ShardMessages:
 
     def _queue(self, number: int, field: str, row: Any) -> None:
         self._out.setdefault(number, {}).setdefault(field, []).append(row)
-
-
-def _nothing(*_: object) -> None:
-    """The answers show whether a message arrived."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from broker_io.environment import current
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from snapshots.shards import Shard
 from txnbuffer.checks import MAX_NAME
@@ -17,14 +17,14 @@ from txnbuffer.errors import (
     ForeignTopic,
     InvalidRequest,
     LogRestored,
-    TopicNotCreated,
     UnknownSession,
 )
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello, check_version
 from txnbuffer.service.appends import Appends, SendPart, Sends, UnsettledSends
 from txnbuffer.service.connection import Limits, SessionConnection
-from txnbuffer.service.topic import ServiceTopic, Topics, check_name, check_owned
+from txnbuffer.service.registration import TopicRegistrar
+from txnbuffer.service.topic import Topics, check_owned
 
 Named = TypeVar("Named", NamedRequest, Deletion)
 
@@ -47,8 +47,8 @@ MAX_BACKLOG = 64
 class RequestHandler:
     """Handles the frames of all clients.
 
-    `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. `open_topic` starts to
-    open a topic in the background.
+    `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. Without
+    `takes_records` clients write to the cluster themselves.
     """
 
     def __init__(
@@ -57,19 +57,24 @@ class RequestHandler:
         topics: Topics,
         appends: Appends,
         sends: Sends,
+        registrar: TopicRegistrar,
         limits: Limits,
-        open_topic: Callable[[ServiceTopic], None],
+        owners: Mapping[int, OwnerEpoch],
+        *,
+        takes_records: bool,
     ) -> None:
         self.connections: dict[str, SessionConnection] = {}
         self.account = UnsettledSends()
         self.draining = False
-        self.owners: Mapping[int, OwnerEpoch] = {}
+        self._randomness = current().randomness
+        self.owners = owners
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
         self._sends = sends
         self._limits = limits
-        self._open_topic = open_topic
+        self._open_topic = registrar.open
+        self._takes_records = takes_records
         self._backlogs: dict[SessionConnection, list[ClientFrame]] = {}
 
     def handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
@@ -112,7 +117,7 @@ class RequestHandler:
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
             )
-        name = self._session_of(hello.session) or secrets.token_hex(16)
+        name = self._session_of(hello.session) or self._randomness.token(16).hex()
         older = self.connections.pop(name, None)
         if older is not None:
             older.close(UnknownSession("another connection has resumed this session: this one is closed"))
@@ -192,7 +197,7 @@ class RequestHandler:
         known = self._topics.get(name)
         try:
             if known is None:
-                self._check_new(name)
+                self._topics.check_new(name)
             elif known.problem is not None and not known.missing:  # a missing topic is registered again
                 raise known.problem
         except Error as error:
@@ -200,25 +205,17 @@ class RequestHandler:
         else:
             self._coordinator.register_topic(connection.session, request, name, now)
 
-    def _check_new(self, name: str) -> None:
-        """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
-        check_name(name)
-        if self._topics.followers is not None:
-            return  # a query to a cluster takes time: registration checks it
-        if not self._limits.create_topics and name not in self._topics.broker.topics():
-            raise TopicNotCreated(name)
-
     def _send(self, connection: SessionConnection, send: Send) -> None:
         connection.sends += 1
         number = connection.sends
-        if self._topics.followers is not None:
+        if not self._takes_records:
             connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
             connection.settle(number, 0)
             return
         topic = self._topics.get(send.topic)
         if topic is None:
             try:
-                self._check_new(send.topic)
+                self._topics.check_new(send.topic)
                 topic = self._topics.make(send.topic)
             except (InvalidTopicName, TopicNotFound) as refusal:
                 connection.fail(number, refusal)

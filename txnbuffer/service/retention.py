@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_io.environment import Clock
 from broker_io.errors import DiskFailed, Error, ServiceUnavailable, TopicNotFound, UnsafePolicy
@@ -27,13 +27,22 @@ COMPACT_BYTES = 32 * MIB
 """The decision log is compacted at this size, and when it has doubled since the last compaction."""
 
 
-class LogRetention:
-    """Trims topics and compacts the decision log.
+class TrimFloors(NamedTuple):
+    """How far a topic may be trimmed.
 
-    `floor` returns the lowest ledger of a topic that a group needs, None if no group needs one. `cursors` does so for
-    durable cursors, given the ledgers and the first one kept anyway; `remote_floor` for groups of other shards, and if
-    it fails nothing is trimmed. `prove_ownership` returns once it is certain that nobody else owns the log.
+    `groups` returns the lowest ledger of a topic that a group needs, None if no group needs one. `cursors` does so for
+    durable cursors, given the ledgers and the first one kept anyway; `shards` for groups of other shards, and if it
+    fails nothing is trimmed. `prove_ownership` returns once it is certain that nobody else owns the log.
     """
+
+    groups: Callable[[str], int | None]
+    cursors: Callable[[str, Sequence[Ledger], int], int | None]
+    shards: Callable[[str], Awaitable[int | None]]
+    prove_ownership: Callable[[], Awaitable[object]]
+
+
+class LogRetention:
+    """Trims topics and compacts the decision log."""
 
     def __init__(
         self,
@@ -41,10 +50,7 @@ class LogRetention:
         scheduler: SnapshotScheduler,
         config: RetentionConfig,
         clock: Clock,
-        floor: Callable[[str], int | None],
-        cursors: Callable[[str, Sequence[Ledger], int], int | None] | None = None,
-        remote_floor: Callable[[str], Awaitable[int | None]] | None = None,
-        prove_ownership: Callable[[], Awaitable[object]] | None = None,
+        floors: TrimFloors,
     ) -> None:
         self.trimmed = 0
         self.problem: Error | None = None
@@ -52,10 +58,7 @@ class LogRetention:
         self._scheduler = scheduler
         self._config = config
         self._clock = clock
-        self._floor = floor
-        self._cursors = cursors
-        self._remote_floor = remote_floor
-        self._prove_ownership = prove_ownership
+        self._floors = floors
         self._unavailable: ServiceUnavailable | None = None
         self._decisions = topics.shard.topic(DECISIONS)
         self._inbox = topics.shard.topic(SHARD_MESSAGES) if topics.shard.of > 1 else None
@@ -69,7 +72,7 @@ class LogRetention:
             await self._catch(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
-                    if topic.problem is None and (topic.cluster_mode or topic.writer is not None):
+                    if topic.problem is None and topic.exists:
                         await self._catch(self.check(topic))
 
     async def check(self, topic: ServiceTopic) -> None:
@@ -79,27 +82,26 @@ class LogRetention:
         oldest = ledgers[0].ledger
         if first <= oldest:
             return
-        held = None if self._cursors is None else self._cursors(name, ledgers, first)
+        held = self._floors.cursors(name, ledgers, first)
         if topic.followed is not None:
             await self._scheduler.snapshot([name])
             first = min(first, await self._topics.exclusively([name], topic.followed.floor))
         if first <= oldest:
             return
-        far = None if self._remote_floor is None else await self._remote_floor_of(self._remote_floor, name)
-        if self._prove_ownership is not None:
-            await self._prove_ownership()
-        for needed in (self._floor(name), held, far):
+        far = await self._remote_floor(name)
+        await self._floors.prove_ownership()
+        for needed in (self._floors.groups(name), held, far):
             first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.snapshot_lock:
                 self.trimmed += await self._topics.work(self._trim, name, first)
 
-    async def _remote_floor_of(self, remote_floor: Callable[[str], Awaitable[int | None]], name: str) -> int | None:
+    async def _remote_floor(self, name: str) -> int | None:
         """After one unanswered request, do not wait for other shards again in this round."""
         if self._unavailable is not None:
             raise self._unavailable
         try:
-            return await remote_floor(name)
+            return await self._floors.shards(name)
         except ServiceUnavailable as error:
             self._unavailable = error
             raise
@@ -157,6 +159,10 @@ def _size(ledgers: Sequence[Ledger]) -> int:
     return sum(ledger.bytes for ledger in ledgers)
 
 
+CHECK_PAUSE = 0.2
+"""Seconds between the policy checks of two topics: each takes ten requests, which would delay transactions."""
+
+
 class PolicyChecks:
     """Checks policies every `seconds`. `dangers`: the unsafe policy of each topic at the last check."""
 
@@ -176,6 +182,7 @@ class PolicyChecks:
             self.dangers = {name: danger for name, danger in self.dangers.items() if name in names}
             for name in names:
                 await self._check(broker, name)
+                await asyncio.sleep(CHECK_PAUSE)
 
     async def _check(self, broker: PolicyBroker, name: str) -> None:
         try:

@@ -17,13 +17,17 @@ AFTER_FAILURE = 5.0
 
 
 class SnapshotScheduler:
-    """`problem`: the error of the last round, which is retried. `before_capture` is called with the topics' names."""
+    """`problem`: the error of the last round, which is retried.
+
+    Each of `before_capture` is called with the names of the topics before their state is captured.
+    """
 
     def __init__(self, topics: Topics) -> None:
         self.problem: Error | None = None
         self.written = 0
-        self.before_capture: Callable[[list[str]], None] | None = None
+        self.before_capture: list[Callable[[list[str]], None]] = []
         self._topics = topics
+        self._unsequenced: Error | None = None
 
     async def run(self) -> None:
         """Write due snapshots, forever."""
@@ -40,8 +44,8 @@ class SnapshotScheduler:
         async with topics.snapshot_lock:
             try:
                 await topics.work(manager.settle)
-                if self.before_capture is not None:
-                    self.before_capture(names)
+                for prepare in self.before_capture:
+                    prepare(names)
                 captured = await topics.exclusively(names, manager.begin, names)
                 await topics.work(manager.write, captured)
                 await topics.exclusively(names, manager.finish, captured)
@@ -55,18 +59,18 @@ class SnapshotScheduler:
 
     async def _assign_seqnos(self) -> None:
         """Assign seqnos in topics with unsequenced messages, one step per topic."""
+        if self.problem is self._unsequenced:
+            self.problem = None
         for topic in [*self._topics.by_name.values()]:
             if topic.followed is None:
                 continue
             followed = topic.followed
-            if not followed.has_backlog:
-                followed.sequence_held()
-                continue
             try:
-                await self._topics.exclusively([topic.name], followed.sequence_held)
-            except (DiskFailed, OwnershipLost):
-                raise
+                if followed.has_backlog:
+                    await self._topics.exclusively([topic.name], followed.sequence_held)
+                else:
+                    followed.sequence_held()
             except Error as error:
-                if not topic.cluster_mode:
-                    raise
-                self.problem = error
+                self._topics.sequencing_failed(topic, followed, error)
+                if error.retryable:
+                    self.problem = self._unsequenced = error

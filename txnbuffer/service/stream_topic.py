@@ -6,31 +6,29 @@ existed are read from the log. Durable cursors are stored in the snapshots of th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
+from broker_io.environment import current
 from broker_io.errors import Error
 from broker_io.port import Ledger
-from broker_io.position import NO_INDEX, Int64s, Position
+from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.follow.records import visible_records
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
-from txnbuffer.mutations.manager import BACKFILL_BYTES
-from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
+from txnbuffer.mutations.manager import BACKFILL_BYTES, MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.recovery.restore import before_ledger
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.topic import Topics
+from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
-from txnbuffer.streams.token import ResumeToken
 
 INDEX_ENTRIES = 1024
 
@@ -59,7 +57,7 @@ class Feed:
         self.idle_since: float | None = now
         self._budget: MemoryBudget
         self._notify = notify
-        self._lock = threading.Lock()
+        self._lock = current().threads.lock()
         self._received: list[MutationBatch] = []
         self._reached: dict[str, SeqnoAnchor] = {}
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from broker_io.batch import Width
+from broker_io.environment import current
 from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker, Reader
@@ -218,7 +218,7 @@ class Backfills:
         self._topics = topics
         self._done = done
         self._room = asyncio.Semaphore(readers)
-        self._threads = ThreadPoolExecutor(readers, "txnbuffer-backfill")
+        self._threads = current().threads.executor(readers, "txnbuffer-backfill")
         self._tasks: dict[tuple[Feed, int], asyncio.Task[None]] = {}
 
     def start(self, feed: Feed, request: ReadLog) -> None:
@@ -329,7 +329,7 @@ class Streams:
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: set[StreamConnection] = set()
-        scheduler.before_capture = self.persist
+        scheduler.before_capture.append(self.persist)
         self.cursors = Cursors(
             topics, scheduler, self._cursor_topic, limit=config.max_cursors, max_bytes=config.cursor_bytes
         )

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from broker_io.batch import Batch
-from broker_io.environment import Clock
+from broker_io.environment import Clock, current
 from broker_io.errors import Damaged, Error, StillHeld
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker, PolicyBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
-from snapshots.policy import SnapshotPolicy
 from snapshots.shard_count import record_shard_count, recorded_shard_count
 from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
@@ -44,6 +40,7 @@ from txnbuffer.coordinator.takeover import (
 )
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import segment_items
+from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.decision_log import DecisionLog, as_log_deleted
@@ -53,12 +50,12 @@ INTERNAL_TOPICS = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES)
 MAX_SHARDS = 256
 
 
-def check_shard(shard: Shard, *, cluster_mode: bool) -> None:
-    """Raises InvalidConfiguration for an invalid shard."""
-    if shard.of > 1 and not cluster_mode:
+def check_shard(shard: Shard, max_shards: int) -> None:
+    """Raises InvalidConfiguration for an invalid shard of a log that has at most so many."""
+    if shard.of > max_shards == 1:
         raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
-    if not 1 <= shard.of <= MAX_SHARDS:
-        raise InvalidConfiguration(f"{shard.of} shards are configured: use 1 to {MAX_SHARDS}")
+    if not 1 <= shard.of <= max_shards:
+        raise InvalidConfiguration(f"{shard.of} shards are configured: use 1 to {max_shards}")
     if shard.number < 0:
         raise InvalidConfiguration(f"--shard is missing: give the shard to serve, 0 to {shard.of - 1}")
     if shard.number >= shard.of:
@@ -164,7 +161,8 @@ def take_over(
     shard = identity.shard
     if standby_state is None:
         prepare(broker, shard)
-    pool = ThreadPoolExecutor(AT_ONCE if isinstance(broker, PolicyBroker) else 1, "txnbuffer-recovery")
+    environment = current()
+    pool = environment.threads.executor(AT_ONCE if isinstance(broker, PolicyBroker) else 1, "txnbuffer-recovery")
     snapshots = shard.topic(SNAPSHOT_TOPIC)
     manager = SnapshotManager(
         broker,
@@ -188,7 +186,7 @@ def take_over(
         name = broker.incarnation(log.topic)
         with _raising_topic_damaged(snapshots):
             # A directory can be restored from a copy; the topics of a cluster can only be created again.
-            manager.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
+            manager.recover("" if isinstance(broker, PolicyBroker) else environment.randomness.token(16).hex())
         _check_data_loss(log, shard, manager)
         _write_first_ids(broker, log, writer, clock)
         manager.check_registered(filter(shard.owns, log.history.topics))
@@ -285,7 +283,7 @@ def acquire_decisions(
 ) -> Position:
     """Write an `owner` entry to the decision log and read up to it; return its position. `last`: see `Acquisition`."""
     history = log.history
-    drawn = secrets.token_hex(16)
+    drawn = current().randomness.token(16).hex()
     acquisition = Acquisition(
         identity.owner, history.epoch, identity.address, drawn, history.owners, max_bytes, last(history)
     )
@@ -301,6 +299,8 @@ SLICE = 1.0
 READ_SECONDS = 0.25
 PAUSE = 1.0
 """Seconds until a failed attempt is repeated."""
+LAST_READ = 2.0
+"""Seconds that a standby which became the owner waits for its last read; then it reads the whole log again."""
 RELEASE_WAIT = 5.0
 """Seconds that a service without `--standby` waits for an owner that was just stopped or killed."""
 
@@ -336,7 +336,7 @@ class Standby:
         self._shard = shard
         self._topic = shard.topic(DECISIONS)
         self._log: DecisionLog | None = None
-        self._stopping = threading.Event()
+        self._stopping = current().threads.event()
 
     async def wait(self, stop: asyncio.Event) -> StandbyState | None:
         """Return the decision log's exclusive writer and its contents once acquired; None if `stop` was set first.
@@ -348,21 +348,21 @@ class Standby:
                 return None
         reading = asyncio.ensure_future(asyncio.to_thread(self._follow_log))
         writer: Writer | None = None
+        log: DecisionLog | None = None
         try:
             while writer is None and not stop.is_set():
                 writer = await asyncio.to_thread(self._acquire)
         finally:
             self._stopping.set()
-            await reading
-            if (writer is None or stop.is_set()) and self._log is not None:
-                self._log.close()
+            log = await _last_read(reading)
+            if (writer is None or stop.is_set()) and log is not None:
+                log.close()
         if writer is not None and stop.is_set():
             await asyncio.to_thread(writer.close)
             return None
         if writer is None:
             return None
         try:
-            log = self._log
             return StandbyState(
                 writer, await asyncio.to_thread(DecisionLog, self._broker, self._topic) if log is None else log
             )
@@ -396,8 +396,11 @@ class Standby:
         self.problem = error
         self._stopping.wait(PAUSE)
 
-    def _follow_log(self) -> None:
-        """Read the decision log as it grows; after a failure, such as trimming, read it again from the start."""
+    def _follow_log(self) -> DecisionLog | None:
+        """Read the decision log as it grows; after a failure, such as trimming, read it again from the start.
+
+        Return the log as read so far.
+        """
         while not self._stopping.is_set():
             try:
                 if self._log is None:
@@ -410,3 +413,18 @@ class Standby:
                     self._log.close()
                     self._log = None
                 self._stopping.wait(PAUSE)
+        return self._log
+
+
+async def _last_read(reading: asyncio.Future[DecisionLog | None]) -> DecisionLog | None:
+    """The log as read so far; None if reading it does not end soon, as with a cluster that is slow to answer."""
+    done, _ = await asyncio.wait([reading], timeout=LAST_READ)
+    if done:
+        return reading.result()
+    reading.add_done_callback(_close_late)
+    return None
+
+
+def _close_late(reading: asyncio.Future[DecisionLog | None]) -> None:
+    if not reading.cancelled() and reading.exception() is None and (log := reading.result()) is not None:
+        log.close()

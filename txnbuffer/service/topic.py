@@ -4,8 +4,7 @@ Everything that waits for the disk runs in one worker thread; appends to the top
 does not change. Snapshots and registrations write to the snapshot topic one at a time; the queries of a cluster by
 which a registration begins run in a pool of their own.
 
-In cluster mode applications write to the topics too: buffers are then fed with what followers read, never with what
-was appended here, and a topic's writer appends markers only.
+The mode of the service decides what feeds the buffers, and what a missing topic means.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error, InvalidTopicName, TopicNotFound
-from broker_io.port import MAX_PROPERTIES, Broker, BulkBroker, Writer, check_topic_name
+from broker_io.environment import current
+from broker_io.errors import DiskFailed, Error, InvalidTopicName, TopicNotFound
+from broker_io.port import MAX_PROPERTIES, Broker, BulkBroker, Reader, Writer, check_topic_name
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
-from snapshots.errors import stopped_by
+from snapshots.errors import OwnershipLost, stopped_by
 from snapshots.format import INTERNAL_PREFIX, is_internal
-from snapshots.shards import ONLY, Shard, shard_of
+from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer.state import Effect
 from txnbuffer.errors import ForeignTopic, TopicNotCreated, UnregisteredTopic
 from txnbuffer.model import TxnId
@@ -35,7 +35,7 @@ from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.connection import CELL_BYTES, MIB
-from txnbuffer.service.log_readers import LogReader, LogReaders
+from txnbuffer.service.log_readers import LogReader
 
 FLIGHT_BYTES = 8 * 1024 * 1024
 """Approximate maximum size of one append."""
@@ -70,14 +70,15 @@ class ServiceTopic:
     `held`: appends are suspended. `problem`: the error that stopped the topic; `write_problem`: the error that blocks
     its writer for now. `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order
     instead of failing. `low`: the disk rejects records, so reserved messages are appended in batches of their own.
-    `cluster_mode`: applications write to the topic themselves; then `follower` reads it, and `writer` appends markers
-    only.
+    `reader`: reads the topic if others write to it too. `deferred`: its appends wait until the answers of a turn were
+    sent.
     """
 
-    def __init__(self, name: str, *, waits_for_space: bool = False, cluster_mode: bool = False) -> None:
+    deferred = False
+
+    def __init__(self, name: str, *, waits_for_space: bool = False) -> None:
         self.name = name
         self.waits_for_space = waits_for_space
-        self.cluster_mode = cluster_mode
         self.refused: list[AppendPart] = []
         self.low = False
         self.wait: Wait | None = None
@@ -88,7 +89,7 @@ class ServiceTopic:
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
         self.write_problem: Error | None = None
-        self.follower: LogReader | None = None
+        self.reader: LogReader | None = None
         self.waiting: deque[AppendPart] = deque()
         self.flights: deque[AppendInFlight] = deque()
         self.checks: dict[int, None] = {}
@@ -101,7 +102,7 @@ class ServiceTopic:
     @property
     def missing(self) -> bool:
         """Whether a temporary problem stopped it; then it is registered again."""
-        return is_temporary(self.problem, cluster_mode=self.cluster_mode)
+        return self.is_temporary(self.problem)
 
     @property
     def stopped(self) -> bool:
@@ -111,7 +112,27 @@ class ServiceTopic:
     @property
     def obstacle(self) -> Error | None:
         """The error that stops or delays this topic."""
-        return self.problem or self.write_problem or (None if self.follower is None else self.follower.problem)
+        return self.problem or self.write_problem or (None if self.reader is None else self.reader.problem)
+
+    @property
+    def exists(self) -> bool:
+        """Whether its log is known to exist."""
+        return self.writer is not None
+
+    @staticmethod
+    def is_temporary(problem: Error | None) -> bool:
+        """Whether a problem may go away: the topic was deleted."""
+        return isinstance(problem, TopicNotFound)
+
+    def open_writer(self) -> None:
+        """Open the writer for what was queued, if it is not always open."""
+
+    def writer_failed(self, error: Error) -> bool:
+        """Handle a failed append; return whether all other appends have failed with it."""
+        return isinstance(error, DiskFailed)
+
+    def durable(self, flight: AppendInFlight, positions: Positions) -> None:
+        """Handle an acknowledged append."""
 
     def refusal(self) -> Error:
         """The error for a transaction that writes to this topic."""
@@ -135,11 +156,6 @@ class ServiceTopic:
         return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
-def is_temporary(problem: Error | None, *, cluster_mode: bool) -> bool:
-    """Whether a problem may go away: the topic was deleted or, in cluster mode, the cluster did not answer."""
-    return isinstance(problem, TopicNotFound) or (cluster_mode and problem is not None and problem.retryable)
-
-
 def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
     """Return an append as placed batches, one for each ledger; all messages have the same publish time."""
     ledgers = positions.ledgers
@@ -161,7 +177,29 @@ GROWTH = 1.1
 AT_ONCE = 8
 """Registrations that query a cluster at the same time."""
 
-Applied = Callable[[ServiceTopic, list[Effect]], None]
+
+class TopicEvents(Protocol):
+    """What an engine does about its topics."""
+
+    def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
+        """Handle the effects of a batch that a buffer applied."""
+
+    def stopped(self, topic: ServiceTopic) -> None:
+        """Handle a topic that has stopped."""
+
+
+class TopicMode(Protocol):
+    """What `Topics` asks the mode; `service.mode` documents it."""
+
+    def make_topic(self, name: str, topics: Topics) -> ServiceTopic: ...
+    def load(self, topic: ServiceTopic) -> None: ...
+    def expected(self, registered: Iterable[str]) -> Iterable[str]: ...
+    def is_temporary(self, problem: Error | None) -> bool: ...
+    async def prepare(self, topic: ServiceTopic, topics: Topics, *, create: bool) -> FollowedTopic | None: ...
+    def follow(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader, topics: Topics) -> None: ...
+    async def exclusively(self, topics: Topics, names: Iterable[str], function: Callable[[], T]) -> T: ...
+    def sequence(self, followed: FollowedTopic) -> None: ...
+    def check_new(self, name: str, *, create: bool) -> None: ...
 
 
 def check_name(name: str) -> None:
@@ -183,37 +221,32 @@ def check_owned(shard: Shard, kind: str, name: str) -> None:
 
 
 class Topics:
-    """All topics by name.
-
-    `applied` is called with the effects of each batch that a buffer applied. `followers` is set in cluster mode.
-    """
+    """All topics by name. Without `create` missing topics are never created."""
 
     def __init__(
         self,
         broker: Broker,
         manager: SnapshotManager,
-        applied: Applied,
+        mode: TopicMode,
+        events: TopicEvents,
+        executor: Executor,
+        shard: Shard,
         *,
         create: bool,
-        executor: ThreadPoolExecutor,
-        followers: LogReaders | None = None,
-        shard: Shard = ONLY,
     ) -> None:
         self.broker = broker
         self.manager = manager
-        self.followers = followers
+        self.mode = mode
         self.shard = shard
         self.by_name: dict[str, ServiceTopic] = {}
         self.snapshot_lock = asyncio.Lock()
         self._held_limit = HELD_BYTES
         self._followed_count = self._divided_by = 0
         self._to_open: list[str] = []
-        self.stopped: Callable[[ServiceTopic], None] | None = None
-        """Called with each topic that stops."""
-        self._applied = applied
+        self._events = events
         self._create = create
         self._executor = executor
-        self.registration_pool = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
+        self.registration_pool = current().threads.executor(AT_ONCE, "txnbuffer-registering")
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a blocking function in the worker thread."""
@@ -221,35 +254,20 @@ class Topics:
 
     async def exclusively(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
         """Call a function that works on followed topics and may block; nothing is applied to them meanwhile."""
-        if self.followers is None:
-            return function(*arguments)
-        topics = [self.by_name[name] for name in names if name in self.by_name]
-        followers = [topic.follower for topic in topics if topic.follower is not None]
-        for follower in followers:
-            follower.paused += 1
-        try:
-            return await self.work(function, *arguments)
-        finally:
-            for follower in followers:
-                follower.paused -= 1
-            self.followers.wake()
+        return await self.mode.exclusively(self, names, partial(function, *arguments))
 
     def load(self, registered: Iterable[str]) -> None:
         """Open the recovered topics. A registered topic that was not recovered was deleted, or created again."""
         for name in self.manager.topics:
-            topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
-            if self.followers is None:
-                topic.writer = self.broker.writer(name, exclusive=True)
-                topic.held = False
+            topic = self._add(name)
+            self.mode.load(topic)
             self._follow(topic)
-        if self.followers is not None:
-            for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.manager.problems}:
-                self.manager.stop(name, topic_deleted(name))
+        for name in {*self.mode.expected(registered)} - {*self.by_name, *self.manager.problems}:
+            self.manager.stop(name, topic_deleted(name))
         for name, problem in self.manager.problems.items():
-            topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
+            topic = self._add(name)
             topic.problem = problem
-            if self.stopped is not None:
-                self.stopped(topic)
+            self._events.stopped(topic)
 
     def get(self, name: str) -> ServiceTopic | None:
         return self.by_name.get(name)
@@ -262,8 +280,7 @@ class Topics:
     def make(self, name: str) -> ServiceTopic:
         """Add a topic, for which `open` is to be called. Raises as `check`."""
         self.check(name)
-        topic = self.by_name[name] = ServiceTopic(name, cluster_mode=self.followers is not None)
-        return topic
+        return self._add(name)
 
     async def open(self, topic: ServiceTopic) -> None:
         """Open a topic for writing; create it if missing. Raises TopicNotFound if topics must not be created."""
@@ -278,17 +295,15 @@ class Topics:
         """
         if topic.followed is not None:
             return False
-        prepared = None
-        if self.followers is not None:
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self.registration_pool, self._prepare, topic.name, create
-            )
-        elif topic.writer is None:
-            await self.open(topic)
+        prepared = await self.mode.prepare(topic, self, create=create)
         async with self.snapshot_lock:
             await self.work(self._register, topic.name, prepared)
         self._follow(topic)
         return True
+
+    async def query(self, name: str, *, create: bool) -> FollowedTopic | None:
+        """Query a cluster for what registration needs to know about a topic."""
+        return await asyncio.get_running_loop().run_in_executor(self.registration_pool, self._prepare, name, create)
 
     def forget(self, topic: ServiceTopic) -> None:
         """Remove a topic that could not be opened, so that the next request tries again."""
@@ -310,39 +325,43 @@ class Topics:
             error = TopicNotFound(f"topic {topic.name!r} was deleted, and registering it again failed: {error}")
         topic.problem = stopped_by(topic.name, error)
         self.by_name[topic.name] = topic
-        if self.stopped is not None:
-            self.stopped(topic)
+        self._events.stopped(topic)
 
-    def acknowledged(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
-        """Apply an acknowledged append to the buffer; in cluster mode the follower delivers it instead."""
-        if topic.followed is None or self.followers is not None:
+    def received(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
+        """Apply messages of a topic to its buffer, if it is followed."""
+        followed = topic.followed
+        if followed is None:
             return
-        for placed in split_by_ledger(positions, flight.batch):
-            if topic.followed is not None:
-                self._apply(topic, topic.followed, placed)
-
-    def _apply(self, topic: ServiceTopic, followed: FollowedTopic, placed: PlacedBatch) -> None:
         effects = self.manager.apply(topic.name, placed)
         if effects is None:
             self._stopped(topic)
             return
-        if self.followers is None or not followed.has_backlog:
-            followed.sequence_held()
-        self._applied(topic, effects)
+        failed = None
+        try:
+            self.mode.sequence(followed)
+        except Error as error:
+            failed = error
+        self._events.applied(topic, effects)
+        if failed is not None:
+            self.sequencing_failed(topic, followed, failed)
+
+    def sequencing_failed(self, topic: ServiceTopic, followed: FollowedTopic, error: Error) -> None:
+        """Stop a topic whose messages can't be numbered; all others continue. A retryable error stops nothing.
+
+        Raises the error if the service can't continue after it.
+        """
+        if isinstance(error, DiskFailed | OwnershipLost):
+            raise error
+        if not error.retryable and topic.followed is followed:
+            self.manager.stop(topic.name, error)
+            self._stopped(topic)
 
     def _stopped(self, topic: ServiceTopic) -> None:
         topic.followed = None
         topic.problem = self.manager.problems[topic.name]
-        if self.followers is not None and topic.follower is not None:
-            self.followers.leave(topic.follower)
-        if self.stopped is not None:
-            self.stopped(topic)
+        self._events.stopped(topic)
 
-    def _received(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
-        if topic.followed is not None:
-            self._apply(topic, topic.followed, placed)
-
-    def _reading_failed(self, topic: ServiceTopic, error: BaseException) -> None:
+    def reading_failed(self, topic: ServiceTopic, error: BaseException) -> None:
         """Stop a topic that can't be read any further; all others continue."""
         if not isinstance(error, Error):
             raise error
@@ -351,9 +370,18 @@ class Topics:
 
     def mark_damaged(self, name: str, error: Error) -> None:
         """Stop a data topic whose log is damaged; all others continue."""
-        topic = self.by_name.setdefault(name, ServiceTopic(name, cluster_mode=self.followers is not None))
+        topic = self.by_name.get(name) or self._add(name)
         self.manager.stop(name, error)
         self._stopped(topic)
+
+    def check_new(self, name: str) -> None:
+        """Raises InvalidTopicName, or TopicNotCreated, for a topic that can't be opened."""
+        check_name(name)
+        self.mode.check_new(name, create=self._create)
+
+    def _add(self, name: str) -> ServiceTopic:
+        topic = self.by_name[name] = self.mode.make_topic(name, self)
+        return topic
 
     def _create_topic(self, name: str, create: bool = True) -> None:
         self._check_exists(name, create)
@@ -378,7 +406,7 @@ class Topics:
             self.manager.register(name, prepared)
 
     def _was_missing(self, name: str) -> bool:
-        return is_temporary(self.manager.problems.get(name), cluster_mode=self.followers is not None)
+        return self.mode.is_temporary(self.manager.problems.get(name))
 
     def _open(self, name: str) -> Any:
         waiting, self._to_open = self._to_open, []
@@ -389,13 +417,7 @@ class Topics:
 
     def _follow(self, topic: ServiceTopic) -> None:
         followed = topic.followed = self.manager.followed(topic.name)
-        reader = followed.take_reader()
-        if self.followers is None:
-            reader.close()
-        else:
-            take, fail = partial(self._received, topic), partial(self._reading_failed, topic)
-            follower = LogReader(self.broker, topic.name, followed.at, take, fail, followed.writer.incarnation, reader)
-            topic.follower = self.followers.follow(follower)
+        self.mode.follow(topic, followed, followed.take_reader(), self)
         self._followed_count += 1
         if self._followed_count > GROWTH * self._divided_by:
             self._divide_memory()

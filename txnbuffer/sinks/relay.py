@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from broker_io.batch import Batch
+from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
@@ -35,7 +35,7 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnknownCursor,
 )
-from txnbuffer.recovery.load import LoadedTopic, load
+from txnbuffer.recovery.restore import LoadedTopic, load
 from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, relay_messages
 from txnbuffer.streams.failover import MAX_SEQNO
 
@@ -59,6 +59,7 @@ class RelayCursor:
         self._broker: Broker
         self._acknowledged = self._moved_to = 0
         self._last_move = -math.inf
+        self._clock = current().clock
 
     def begin(self, broker: Broker, seqno: int | None) -> None:
         """Keep the mutations after a seqno, or all if it is None. Raises what the service raises."""
@@ -78,7 +79,7 @@ class RelayCursor:
 
     def move_if_due(self) -> None:
         """Move the cursor if a move is due; called regularly, also without new records. Raises UnknownCursor."""
-        if time.monotonic() - self._last_move >= MOVE_INTERVAL:
+        if self._clock.monotonic() - self._last_move >= MOVE_INTERVAL:
             self._advance()
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class RelayCursor:
             self._advance()
 
     def _advance(self) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._acknowledged > self._moved_to or (self._acknowledged and now - self._last_move >= REPEAT_INTERVAL):
             self._last_move = now
             seqno = self._acknowledged
@@ -184,6 +185,7 @@ class Relay:
         self._on_progress = on_progress
         self._cursor = cursor
         self._last_progress = 0.0
+        self._clock = current().clock
         self._appends: deque[tuple[Future[Any], RelayProgress]] = deque()
 
     def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> RelayProgress:
@@ -194,7 +196,7 @@ class Relay:
         another run resumes.
         """
         pause = FIRST_PAUSE
-        self._last_progress = time.monotonic()
+        self._last_progress = self._clock.monotonic()
         while True:
             before = self._last_progress
             try:
@@ -203,14 +205,15 @@ class Relay:
                     self._attempt(stack, follow=follow, stop=stop)
             except Error as error:
                 retryable = error.retryable or isinstance(error, RETRIED)
-                if not retryable or (time.monotonic() - self._last_progress > self._max_unavailable and not stop()):
+                silent = self._clock.monotonic() - self._last_progress
+                if not retryable or (silent > self._max_unavailable and not stop()):
                     raise
             else:
                 return self.progress
             if stop():
                 return self.progress
             pause = FIRST_PAUSE if self._last_progress > before else min(2 * pause, LONGEST_PAUSE)
-            time.sleep(pause)
+            self._clock.sleep(pause)
 
     @property
     def unacknowledged(self) -> int:
@@ -307,16 +310,16 @@ class Relay:
         if self._appends:
             self._await_oldest(stop)
             return
-        self._last_progress = time.monotonic()
+        self._last_progress = self._clock.monotonic()
         if self._cursor is not None:
             self._cursor.move_if_due()
 
     def _await_oldest(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises its error, or ServiceUnavailable after too long."""
         future, sent = self._appends[0]
-        began, max_unavailable, stopping = time.monotonic(), self._max_unavailable, False
+        began, max_unavailable, stopping = self._clock.monotonic(), self._max_unavailable, False
         while not wait([future], POLL).done:
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if not stopping and stop():
                 stopping, max_unavailable = True, min(max_unavailable, now - began + LAST_WAIT)
             if now - began > max_unavailable:
@@ -326,7 +329,7 @@ class Relay:
         progress = self.progress
         progress.records += sent.records
         progress.seqno, progress.position = sent.seqno, sent.position
-        self._last_progress = time.monotonic()
+        self._last_progress = self._clock.monotonic()
         if self._cursor is not None:
             self._cursor.acknowledged(sent.seqno)
         if self._on_progress is not None:

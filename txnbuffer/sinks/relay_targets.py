@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from broker_io.batch import Batch, Labels, Numbers
+from broker_io.environment import current
 from broker_io.errors import PositionTrimmed
 from broker_io.port import Broker, DeduplicatingBroker, Writer
 from broker_io.position import NO_INDEX, Position, Positions
@@ -216,13 +216,14 @@ class ServiceTarget:
 
     def _last_record(self, broker: Broker, number: int) -> Record | None:
         """The last visible record; waits for that of transaction `number` if this is not 0."""
-        deadline = time.monotonic() + READ_TIMEOUT
+        clock = current().clock
+        deadline = clock.monotonic() + READ_TIMEOUT
         while True:
             last = _newest_record(broker, self._topic)
             found = last is not None and _number_of(last) == str(number)
-            if not number or found or time.monotonic() > deadline:
+            if not number or found or clock.monotonic() > deadline:
                 return last
-            time.sleep(POLL)
+            clock.sleep(POLL)
 
 
 def _number_of(record: Record) -> str | None:

@@ -18,7 +18,7 @@ from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.errors import ForeignSink, ForeignToken, InvalidRequest, StreamTrimmed
 from txnbuffer.sinks.sqlite import SQLiteFile, SQLiteTable
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 Result = TypeVar("Result")
 

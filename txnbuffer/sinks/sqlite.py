@@ -48,7 +48,7 @@ from broker_io.position import NO_INDEX, Int64s, Positions
 from txnbuffer.client.streams import ChangeBatch, Rollback
 from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import ResumeToken
 
 SQLValue: TypeAlias = "str | bytes | None"
 

@@ -15,6 +15,7 @@ import numpy as np
 from broker_io.errors import Error
 from txnbuffer.errors import ConnectionSilent, ForeignToken, InvalidRequest, StreamViolation
 from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.messages import (
     NO_END,
     STREAM_VERSION,
@@ -48,7 +49,6 @@ from txnbuffer.streams.messages import (
     end_error,
 )
 from txnbuffer.streams.states import ClientPulse, Consuming, Event, Window, consumed
-from txnbuffer.streams.token import ResumeToken
 
 StreamMessage = Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd
 

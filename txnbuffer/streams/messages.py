@@ -22,8 +22,7 @@ from txnbuffer.errors import (
     StreamTrimmed,
 )
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
-from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, ResumeToken, Version
 
 STREAM_VERSION = 1
 """Version of the stream protocol; a server rejects clients of a newer one."""

@@ -30,7 +30,7 @@ from txnbuffer.errors import (
     StreamViolation,
 )
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.failover import FailoverLog, common_seqno, rollback_point
+from txnbuffer.streams.failover import FailoverLog, ResumeToken, common_seqno, rollback_point
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
@@ -57,7 +57,6 @@ from txnbuffer.streams.messages import (
 )
 from txnbuffer.streams.producer import ConnectionStatistics, Producer, of_stream
 from txnbuffer.streams.states import Event, Producing, ServerPulse, produced
-from txnbuffer.streams.token import ResumeToken
 
 Answer: TypeAlias = Ok | RollbackRequired | Refused
 

@@ -16,8 +16,8 @@ from broker_io import open_broker
 from broker_io.errors import Error
 from broker_io.port import Broker
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
-from snapshots.owner import acquire
 from snapshots.shard_count import owner_of
+from snapshots.writer import acquire
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.pipeline.options import ReadOptions

@@ -188,16 +188,3 @@ def source(spark: SparkSession, options: Mapping[str, str], **more: str | None) 
 def places(positions: Mapping[str, Position]) -> str:
     """Positions by topic as JSON, for the options `start` and `end`."""
     return json.dumps({topic: str(position) for topic, position in positions.items()})
-
-
-def reading_options(
-    address: str, topics: tuple[str, ...] = (), pattern: str | None = None, settings: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Options of the data source for these topics, those that match, or all. Raises as `ReadOptions.of`."""
-    options = {"broker": address, **(settings or {})}
-    if topics:
-        options["topics"] = json.dumps([*topics])
-    if pattern is not None or not topics:
-        options["pattern"] = ".*" if pattern is None else pattern
-    ReadOptions.of(options)
-    return options

@@ -52,7 +52,7 @@ from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
 from txnbuffer.pipeline.reading import RecordFilter
 from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
 from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, filter_of, open_for_reading, read_task
-from txnbuffer.recovery.load import SnapshotLoader
+from txnbuffer.recovery.restore import SnapshotLoader
 
 if TYPE_CHECKING:
     import pyarrow as pa

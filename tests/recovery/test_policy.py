@@ -1,6 +1,6 @@
 import pytest
 
-from snapshots.policy import ASSUMED_REPLAY_RATE, SnapshotDue, SnapshotPolicy
+from txnbuffer.recovery.followed_topic import ASSUMED_REPLAY_RATE, SnapshotDue, SnapshotPolicy
 
 
 def account(**policy):

@@ -1,0 +1,250 @@
+"""The real machine behind the ports of `broker_io.environment`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import queue
+import random
+import secrets
+import shutil
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class SystemRandomness:
+    def token(self, size: int) -> bytes:
+        return secrets.token_bytes(size)
+
+    def below(self, end: int) -> int:
+        return random.randrange(end)  # noqa: S311  it only spreads load
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)  # noqa: S311  it only spreads load
+
+
+WRITEV_MAX = 1024
+"""Chunks that one system call accepts on every known platform."""
+
+
+class SystemFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) == size or not data:
+            return data
+        chunks = [data]
+        missing = size - len(data)
+        while missing and (data := os.pread(self._descriptor, missing, offset + size - missing)):
+            chunks.append(data)
+            missing -= len(data)
+        return b"".join(chunks)
+
+    def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
+        for start in range(0, len(chunks), WRITEV_MAX):
+            group = list(chunks[start : start + WRITEV_MAX])
+            length = sum(map(len, group))
+            written = os.pwritev(self._descriptor, group, offset)
+            if written < length:
+                rest = memoryview(b"".join(group))
+                while written < length:
+                    written += os.pwrite(self._descriptor, rest[written:], offset + written)
+            offset += length
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class SystemLock(SystemFile):
+    """A file that this process has locked. A forked child closes it, or the lock would outlive this process."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        _LOCKS.add(self)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_LOCKS: weakref.WeakSet[SystemLock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for lock in _LOCKS:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class SystemDisk:
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> SystemFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return SystemFile(os.open(path, flags, 0o644))
+
+    def lock(self, path: str) -> SystemLock | None:
+        import fcntl
+
+        descriptor = os.open(path, os.O_CLOEXEC | os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        return SystemLock(descriptor)
+
+    def locked(self, path: str) -> bool:
+        import fcntl
+
+        try:
+            descriptor = os.open(path, os.O_CLOEXEC | os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def identity(self, path: str) -> tuple[int, int, int]:
+        status = os.stat(path)
+        return status.st_dev, status.st_ino, status.st_mtime_ns
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, path: str) -> int:
+        return shutil.disk_usage(path).free
+
+
+class ContextThread(threading.Thread):
+    """A thread that runs in a copy of the context of its starter."""
+
+    _starter: contextvars.Context
+
+    def start(self) -> None:
+        self._starter = contextvars.copy_context()
+        super().start()
+
+    def run(self) -> None:
+        self._starter.run(super().run)
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self
+
+
+class ContextTimer(ContextThread, threading.Timer):
+    """A timer whose call runs in a copy of the context of its starter."""
+
+
+def _enter(context: contextvars.Context) -> None:
+    for variable, value in context.items():
+        variable.set(value)
+
+
+class SystemThreads:
+    def thread(self, work: Callable[[], object], *, name: str | None = None, daemon: bool = False) -> ContextThread:
+        return ContextThread(target=work, name=name, daemon=daemon)
+
+    def timer(self, seconds: float, call: Callable[[], object]) -> ContextTimer:
+        timer = ContextTimer(seconds, call)
+        timer.daemon = True
+        return timer
+
+    def executor(self, workers: int, name: str) -> Executor:
+        return ThreadPoolExecutor(workers, name, _enter, (contextvars.copy_context(),))
+
+    def lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def reentrant_lock(self) -> threading.RLock:
+        return threading.RLock()
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
+
+    def event(self) -> threading.Event:
+        return threading.Event()
+
+    def queue(self) -> queue.SimpleQueue[Any]:
+        return queue.SimpleQueue()
+
+
+class SystemNetwork:
+    def host_name(self) -> str:
+        return socket.gethostname()
+
+    def probe(self, host: str, port: int, seconds: float) -> None:
+        socket.create_connection((host, port), seconds).close()
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+    def check_free(self, host: str, port: int) -> None:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.bind(place)
+
+
+def process_id() -> str:
+    return str(os.getpid())
