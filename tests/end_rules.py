@@ -24,8 +24,7 @@ from broker_io.position import EARLIEST, Position
 from broker_io.testing.contract.base import eventually, fill, put
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.follow.follower import LogFollower
-from txnbuffer.follow.records import visible_records
+from txnbuffer.follow import LogFollower, visible_records
 
 ABC = [Message(b"a", b"1"), Message(b"b", b"1"), Message(b"c", b"1")]
 TOMBSTONE = Message(b"d", None)

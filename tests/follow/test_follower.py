@@ -12,7 +12,7 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.model import EARLIEST, Position
 
 T = "orders"

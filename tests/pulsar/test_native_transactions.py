@@ -17,9 +17,8 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
 from broker_io.testing.standalone import NoPulsar, Standalone
-from txnbuffer import CommittedReader
+from txnbuffer import CommittedReader, follow
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.follow import follower
 from txnbuffer.model import Outcome
 
 SECONDS = 120.0
@@ -98,7 +97,7 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
                 await run(other.do, "abort")
                 assert await run(read, broker, 3) == [first, second, third]
         with patch.context() as impatient:
-            impatient.setattr(follower, "REPLAY_TIMEOUT", QUIET)
+            impatient.setattr(follow, "REPLAY_TIMEOUT", QUIET)
             problem = await problem_at_start(own)
         assert isinstance(problem, ReplayStalled)
         assert "does not end with native Pulsar transactions" in str(problem)

@@ -9,7 +9,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.scan import scan
-from txnbuffer.follow.records import visible_records
+from txnbuffer.follow import visible_records
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.restore import load, read_snapshot

@@ -8,7 +8,7 @@ from make_directory import TOPICS, make
 from snapshot_driver import manager_on
 
 from broker_io.file import FileBroker
-from txnbuffer.follow.records import visible_records
+from txnbuffer.follow import visible_records
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify

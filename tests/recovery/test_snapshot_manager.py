@@ -241,9 +241,9 @@ def test_row_u8_a_deletion_finishes_after_a_failure():
 
 def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
     """After a long transaction the log is read again instead of being held in memory."""
-    from txnbuffer.follow import decided
+    from txnbuffer import follow
 
-    monkeypatch.setattr(decided, "HELD_BYTES", 1000)
+    monkeypatch.setattr(follow, "HELD_BYTES", 1000)
     broker = MemoryBroker(ledger_entries=50)
     between = Interfering(broker)
     owner, writer = registered(between)

@@ -19,7 +19,7 @@ from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, SeqnoGap, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service import snapshot_scheduler
+from txnbuffer.service import upkeep
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 
@@ -383,7 +383,7 @@ async def test_an_error_in_sequencing_stops_one_topic_only(cluster):
 @pytest.mark.parametrize("backlog", [False, True], ids=["held", "read again"])
 @on_a_loop
 async def test_sequencing_that_waits_for_a_slow_cluster_is_repeated(cluster, backlog, monkeypatch):
-    monkeypatch.setattr(snapshot_scheduler, "AFTER_FAILURE", 0.01)
+    monkeypatch.setattr(upkeep, "AFTER_FAILURE", 0.01)
     async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         slow = ServiceUnavailable("no answer")

@@ -25,7 +25,7 @@ from txnbuffer.errors import (
     UnknownCursor,
 )
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import LogRetention
+from txnbuffer.service.upkeep import LogRetention
 
 
 async def trim(engine: Engine) -> None:

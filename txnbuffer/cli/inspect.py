@@ -20,7 +20,7 @@ from txnbuffer.cli.output import Row, instant, output_option, show_record, show_
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.config import Config
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
 from txnbuffer.recovery.restore import LoadedTopic, load

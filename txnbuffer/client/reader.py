@@ -33,8 +33,7 @@ from txnbuffer.client.lifecycle import ClosedOnExit, opened
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.client.routing import ReadTopics, Start
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, ReplayStalled
-from txnbuffer.follow.follower import LogFollower
-from txnbuffer.follow.records import unpacked, visible_prefix
+from txnbuffer.follow import LogFollower, unpacked, visible_prefix
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import MARKER, any_transactional, present
 from txnbuffer.recordset import TOGETHER, rows_within

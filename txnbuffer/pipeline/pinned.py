@@ -22,7 +22,7 @@ from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import LogReplaced, LogTruncated
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions

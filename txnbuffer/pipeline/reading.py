@@ -18,7 +18,7 @@ from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
 from txnbuffer.errors import LogTruncated, ReplayStalled
-from txnbuffer.follow.records import visible_records
+from txnbuffer.follow import visible_records
 from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_log_end, check_same
 from txnbuffer.pipeline.ranges import RecordRange, after
 from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, transaction_codes

@@ -22,7 +22,7 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.takeover import data_loss_evidence, missing_owner_evidence, recovery_entries
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.recovery.restore import load, restored_topics
 
 Buffers = dict[str, TransactionBuffer]

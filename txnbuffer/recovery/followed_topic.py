@@ -19,7 +19,7 @@ from snapshots.errors import SnapshotDamaged
 from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, EntryKey, KeyKind, Stored, segment_key
 from snapshots.writer import SnapshotPlan, SnapshotWriter
 from txnbuffer.buffer.state import Effect, Suppressed, TransactionEnded
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.mutations.manager import IndexColumns
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,

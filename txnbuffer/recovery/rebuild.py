@@ -24,7 +24,7 @@ from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter,
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, decided_rows, visible_counts
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.recovery.codec import (
     BufferSegmentPayload,
     EncodedSegment,

@@ -28,7 +28,7 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
-from txnbuffer.follow.follower import LogFollower
+from txnbuffer.follow import LogFollower
 from txnbuffer.recovery.codec import TopicState, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
 from txnbuffer.recovery.restore import (

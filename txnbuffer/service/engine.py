@@ -36,11 +36,10 @@ from txnbuffer.service.embedded import EmbeddedMode
 from txnbuffer.service.mode import Mode
 from txnbuffer.service.registration import TopicRegistrar
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
-from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks, TrimFloors
-from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.streams import Streams
 from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_shard, take_over
 from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.upkeep import LogRetention, LogVerification, PolicyChecks, SnapshotScheduler, TrimFloors
 
 TICK = 1.0
 """Seconds between two ticks of the timers."""

@@ -19,14 +19,14 @@ from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
-from txnbuffer.follow.records import visible_records
+from txnbuffer.follow import visible_records
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
 from txnbuffer.mutations.manager import BACKFILL_BYTES, MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.topic import Topics
+from txnbuffer.service.upkeep import SnapshotScheduler
 from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
 

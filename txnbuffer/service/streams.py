@@ -32,9 +32,9 @@ from txnbuffer.mutations import Cursor, MemoryBudget, MutationBatch, ReadLog, St
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.stream_topic import Cursors, Feed, SeqnoAnchor, message_of, oldest_seqno
 from txnbuffer.service.topic import Topics
+from txnbuffer.service.upkeep import SnapshotScheduler
 from txnbuffer.streams.messages import (
     ClientMessage,
     CloseCursor,
