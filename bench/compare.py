@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("other", type=Path, metavar="DIR", help="the root of the other tree")
     parser.add_argument("prefix", nargs="*", metavar="PREFIX", help="compare only figures with this name prefix")
     parser.add_argument("--runs", type=int, default=RUNS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     good = True
     for chosen in {one.name: one for prefix in options.prefix or [""] for one in figures(prefix)}.values():
         pairs: list[tuple[float, float]] = []

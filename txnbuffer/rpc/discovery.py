@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable
 
 from broker_io.batch import PlacedBatch
+from broker_io.compacted import CompactedReader
 from broker_io.environment import current
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
@@ -25,9 +26,6 @@ from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode, decode_owner_address
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable, TopicNotCreated
 from txnbuffer.rpc.frames import LOG_KEY
-
-READ_TIMEOUT = 0.25
-"""Seconds without a message after which a new reader is opened. If it finds nothing either, the log was read."""
 
 _KEY = OWNER_KEY.encode()
 
@@ -123,15 +121,10 @@ class ServiceDiscovery:
             return
 
     def _read_to_end(self, end: Position) -> None:
-        """Read up to `end`, or until a new reader finds nothing: `end` may have been removed by compaction."""
-        found = True
-        while found and self._read_to < end:
-            found = False
-            start = self._read_to
-            with self._broker.reader(self._topic, start, inclusive=start == EARLIEST, compacted=True) as reader:
-                while self._read_to < end and (placed := reader.read(timeout=READ_TIMEOUT)) is not None:
-                    found = True
-                    self._apply(placed)
+        with CompactedReader(self._broker, self._topic, self._read_to) as reader:
+            for placed in reader.read_to_end(end):
+                self._apply(placed)
+                self._read_to = reader.at
 
     def _apply(self, placed: PlacedBatch) -> None:
         for row, key in enumerate(placed.messages.keys.to_list()):
@@ -139,7 +132,6 @@ class ServiceDiscovery:
                 entry = decode(placed.messages[row])
                 if isinstance(entry, Owner) and (self._owner is None or entry.epoch >= self._owner.epoch):
                     self._owner = entry
-        self._read_to = placed.positions.last
 
 
 REMEDY = "give the address of this log's service, or connect again if the log was re-created"
