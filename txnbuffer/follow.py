@@ -251,7 +251,7 @@ class LogFollower:
 HELD_BYTES = 8 * 1024 * 1024
 """Approximate limit on the bytes of a topic's undecided messages in memory."""
 STEP_MESSAGES = 4096
-"""Approximate limit on the messages that one step reads again."""
+"""Approximate limit on the messages that one step reads again, unless the caller takes more at once."""
 
 
 class DecidedLog:
@@ -305,7 +305,7 @@ class DecidedLog:
         while True:
             if (taken := self._from_held(limit)) is not None or not self.lagging:
                 return taken
-            if not self._read():
+            if not self._read(limit):
                 return None
 
     def continued_in(self, ledger: int) -> bool:
@@ -341,7 +341,7 @@ class DecidedLog:
         self._held.append(placed)
         self._held_bytes += placed.messages.weight
 
-    def _read(self) -> bool:
+    def _read(self, limit: int | None) -> bool:
         """Read on while more is decided; return whether anything was read. Stop lagging once all applied is read."""
         applied = self.buffer.applied
         if applied is None or reaches(self._read_to, applied):
@@ -352,7 +352,7 @@ class DecidedLog:
         if self._reader is None:
             self._reader = self._broker.reader(self._topic, self._read_to, inclusive=False)
         try:
-            placed = self._reader.read(limit=STEP_MESSAGES)
+            placed = self._reader.read(limit=max(limit or 0, STEP_MESSAGES))
         except Error:
             self.close()  # the next attempt opens another reader
             raise
