@@ -2,8 +2,9 @@
 
 `LogFollower` is the only code that replays a log into a transaction buffer and detects its end. A log is replayed up to
 an end that was taken before: messages up to it exist, so a reader that returns none has not reached the end, but is
-slow or dead. After the replay the follower applies what its reader or its caller gives it. An owner on the embedded log
-passes on the messages that it appended, with their columns.
+slow or dead, and another one is opened. After the replay the follower applies what its reader or its caller gives it;
+a reader that returns nothing although the log has more is replaced (`check_alive`). An owner on the embedded log passes
+on the messages that it appended, with their columns.
 
 `DecidedLog` holds applied messages in memory until they are decided. If too many are held, they are dropped, and read
 from the log again once they are decided. Reading again stops when it has caught up with the applied messages.
@@ -14,13 +15,15 @@ from the log again once they are decided. Reading again stops when it has caught
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from broker_io.batch import PlacedBatch
+from broker_io.compacted import REOPEN_AFTER
+from broker_io.environment import current
 from broker_io.errors import Error
 from broker_io.port import Broker, Reader
 from broker_io.position import Int64s, Position
@@ -33,6 +36,8 @@ from txnbuffer.recordset import expand, rows_within
 
 REPLAY_TIMEOUT = 30.0
 """Seconds within which a message before the end of the log must be read."""
+FIRST_CHECK, LONGEST_CHECK = 10.0, 60.0
+"""Seconds without a message after which the end of the log is requested; doubles from the first to the second."""
 
 OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
@@ -69,6 +74,8 @@ class LogFollower:
         self._resume = resume
         self._reader = reader
         self._keeps_sealed = keeps_sealed
+        self._check_at: float | None = None
+        self._check_after = FIRST_CHECK
 
     @property
     def at(self) -> Position:
@@ -86,7 +93,31 @@ class LogFollower:
 
     def fetch(self, timeout: float = 0.0) -> PlacedBatch | None:
         """Return the next messages, which the caller then applies; None if none came. Raises as `read`."""
-        return self._opened().read(timeout=timeout)
+        placed = self._opened().read(timeout=timeout)
+        if placed is not None:
+            self._check_at, self._check_after = None, FIRST_CHECK
+        return placed
+
+    def check_alive(self) -> None:
+        """Replace the reader if it returns nothing although the log has more. Call it whenever `fetch` returns None.
+
+        Most calls do nothing. Raises what a request for the end of the log raises, unless that is retryable.
+        """
+        now = current().clock.monotonic()
+        if self._check_at is None:
+            self._check_at = now + self._check_after
+        if now < self._check_at:
+            return
+        self._check_after = min(2 * self._check_after, LONGEST_CHECK)
+        self._check_at = now + self._check_after
+        try:
+            end = self._broker.last_position(self.topic)
+        except Error as error:
+            if not error.retryable:
+                raise
+            return
+        if not reaches(self.at, end):
+            self._close_reader()
 
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         """Apply messages that follow the applied ones. Raises ProtocolStopped, which names the topic."""
@@ -115,31 +146,29 @@ class LogFollower:
             return effects
         self.buffer.replay_until(end)
         while not reaches(self.at, end):
-            placed = self.fetch(timeout)
-            if placed is None:
-                self._close_reader()  # it may be dead: the next attempt opens another one
-                raise self._stalled(end, self.at, timeout)
+            placed = self._fetch_existing(end, timeout)
             within = placed.positions.search(end, right=True) if exactly else len(placed)
             effects += self.apply(placed.take(slice(within)))
             if within < len(placed):
                 self._close_reader()  # another one reads the rest again
+                break
         return effects
+
+    def _fetch_existing(self, end: Position, timeout: float) -> PlacedBatch:
+        """The next messages, which exist because `end` does; a silent reader is replaced. Raises ReplayStalled."""
+        for wait in _waits(timeout):
+            if (placed := self.fetch(wait)) is not None:
+                return placed
+            self._close_reader()  # it may be dead
+        raise stalled(self.topic, end, self.at, timeout)
 
     def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:
         """The number of visible records after a position up to another one, between which all is applied and decided.
 
-        Raises as reading the log, and ReplayStalled.
+        Raises as `read_existing`.
         """
-        count = 0
-        with self._broker.reader(self.topic, after, inclusive=False) as reader:
-            while not reaches(after, last):
-                placed = reader.read(timeout=timeout)
-                if placed is None:
-                    raise self._stalled(last, after, timeout)
-                within = placed.take(slice(placed.positions.search(last, right=True)))
-                count += int(visible_counts(within, self.buffer).sum())
-                after = placed.positions.last
-        return count
+        existing = read_existing(self._broker, self.topic, after, last, timeout=timeout)
+        return sum(int(visible_counts(placed, self.buffer).sum()) for placed in existing)
 
     def replace_buffer(self, buffer: TransactionBuffer) -> None:
         """Continue with another buffer that has applied the same messages."""
@@ -214,12 +243,6 @@ class LogFollower:
         if self.decided is not None:
             self.decided.close()
 
-    def _stalled(self, end: Position, at: Position, timeout: float) -> ReplayStalled:
-        return ReplayStalled(
-            f"topic {self.topic}: the log goes up to {end}, but nothing came after {at} within {timeout:.0f} s: check "
-            "the broker, and that the log does not end with native Pulsar transactions, and try again"
-        )
-
     def _close_reader(self) -> None:
         if self._reader is not None:
             self._reader.close()
@@ -248,6 +271,50 @@ class LogFollower:
         self.close()
 
 
+def read_existing(
+    broker: Broker, topic: str, after: Position, last: Position | None, *, timeout: float | None = None
+) -> Iterator[PlacedBatch]:
+    """The messages after a position up to `last`, the end of the log at some time; None: there are none.
+
+    A silent reader is replaced. Raises as reading the log, and ReplayStalled if the next message does not come within
+    `timeout` seconds (None: `REPLAY_TIMEOUT`).
+    """
+    timeout = REPLAY_TIMEOUT if timeout is None else timeout
+    reader: Reader | None = None
+    try:
+        while last is not None and not reaches(after, last):
+            for wait in _waits(timeout):
+                reader = reader or broker.reader(topic, after, inclusive=False)
+                if (placed := reader.read(timeout=wait)) is not None:
+                    break
+                reader.close()
+                reader = None
+            else:
+                raise stalled(topic, last, after, timeout)
+            after = placed.positions.last
+            yield placed.take(slice(placed.positions.search(last, right=True)))
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+def _waits(timeout: float) -> Iterator[float]:
+    """The seconds that readers wait one after the other, each twice as long as the one before; all wait `timeout`."""
+    wait = REOPEN_AFTER
+    while timeout > 0:
+        yield min(wait, timeout)
+        timeout -= wait
+        wait *= 2
+
+
+def stalled(topic: str, end: Position, at: Position, timeout: float) -> ReplayStalled:
+    """The error of a topic whose messages up to `end` do not come."""
+    return ReplayStalled(
+        f"topic {topic}: the log goes up to {end}, but nothing came after {at} within {timeout:.0f} s: check the "
+        "broker, and that the log does not end with native Pulsar transactions, and try again"
+    )
+
+
 HELD_BYTES = 8 * 1024 * 1024
 """Approximate limit on the bytes of a topic's undecided messages in memory."""
 STEP_MESSAGES = 4096
@@ -272,6 +339,7 @@ class DecidedLog:
         self._held_bytes = 0
         self._read_to = at
         self._reader: Reader | None = None
+        self._silent_since: float | None = None
         self.lagging = not reaches(at, applied)
 
     @property
@@ -357,7 +425,9 @@ class DecidedLog:
             self.close()  # the next attempt opens another reader
             raise
         if placed is None:
+            self._replace_silent()
             return False
+        self._silent_since = None
         known = placed.take(slice(placed.positions.search(applied, right=True)))
         if len(known):
             self._hold(known)
@@ -365,6 +435,15 @@ class DecidedLog:
         if len(known) < len(placed) or reaches(self._read_to, applied):
             self._caught_up()
         return True
+
+    def _replace_silent(self) -> None:
+        """Let another reader continue if this one has returned nothing for a while: all messages to `applied` exist."""
+        now = current().clock.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now >= self._silent_since + REOPEN_AFTER:
+            self._silent_since = None
+            self.close()
 
     def _caught_up(self) -> None:
         """All applied messages were read: the next ones are held when they are applied."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from broker_io.batch import PlacedBatch, PlacedMessage
+from broker_io.batch import PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
@@ -20,8 +20,8 @@ from txnbuffer.cli.output import Row, instant, output_option, show_record, show_
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.config import Config
-from txnbuffer.follow import LogFollower
-from txnbuffer.model import Position, TxnId
+from txnbuffer.follow import LogFollower, read_existing
+from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
 from txnbuffer.recovery.restore import LoadedTopic, load
 
@@ -67,14 +67,13 @@ def _topic_row(broker: Broker, topic: str) -> Row:
 
 
 def _message_rows(broker: Broker, topic: str, first: Position, limit: int) -> Iterator[Row]:
-    with broker.reader(topic, first) as reader:
-        while limit > 0:
-            placed: PlacedBatch | None = reader.read(limit=limit)
-            if placed is None:
-                return
-            for message in placed.take(slice(limit)):
-                limit -= 1
-                yield _message_row(message)
+    before = first if first == EARLIEST else Position(first.ledger, first.entry - 1)
+    for placed in read_existing(broker, topic, before, broker.last_position(topic)):
+        for message in placed.take(slice(placed.positions.search(first), None)).take(slice(limit)):
+            limit -= 1
+            yield _message_row(message)
+        if limit <= 0:
+            return
 
 
 def _message_row(placed: PlacedMessage) -> Row:

@@ -25,6 +25,7 @@ from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, messages_up_to
 from broker_io.position import NO_INDEX, Int64s
 from snapshots.errors import SnapshotMissing
+from snapshots.format import reaches
 from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.checks import check_limit
@@ -184,10 +185,13 @@ class CommittedFollower:
             self._restart(error)
             return True
         if placed is None:
+            if self._stopped is None:
+                self._log.check_alive()
             return False
         if not self._registered and any_transactional(placed.messages):
             try:
-                self._learn_seqno()
+                if not self._learn_state():
+                    return True  # the messages are read again
             except Error as error:
                 if error.retryable:
                     self._unapplied = placed  # the next read retries it
@@ -240,19 +244,30 @@ class CommittedFollower:
             self._stopped, self._blocked = broken, True
         return records
 
-    def _learn_seqno(self) -> None:
-        """Find the next seqno when the first transactions of a topic appear.
+    def _learn_state(self) -> bool:
+        """Load the state of a topic whose first transactions appear; return whether the log continues as it was read.
 
-        A topic gets its first snapshot before its first transaction. Raises SnapshotMissing if there is none, and the
-        errors of reading the snapshot and the log.
+        A topic gets its first snapshot before its first transaction. If it had transactions before, its snapshot was
+        not found when the reader started, and has more than this buffer. Raises SnapshotMissing if there is none, and
+        the errors of reading the snapshot and the log.
         """
         loaded = load(self._broker, self.topic)
         if not loaded.registered:
             raise SnapshotMissing(self.topic, LOST)
+        continues = reaches(self._log.at, loaded.resume)
+        if continues:
+            with LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume) as newest:
+                newest.replay(self._log.at, exactly=True, timeout=MAX_WAIT)
+            self._log.replace_buffer(loaded.buffer)
+        else:
+            log = self._follow(loaded)
+            self._log.close()
+            self._log = log
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
         if seqno is not None:
             seqno += self._log.count_visible(at, self._at, timeout=MAX_WAIT)
         self._registered, self._seqno = True, seqno
+        return continues
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
         """Return the next messages, all of them decided, with markers and invisible records."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker_io.batch import PlacedBatch
+from broker_io.compacted import READ_TIMEOUT
 from broker_io.environment import Clock
+from broker_io.errors import ServiceUnavailable
 from broker_io.port import Broker, Ledger
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
@@ -224,8 +226,13 @@ def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, a
     if at is None:
         raise SnapshotDamaged(topic, str(key), "it is missing, but the end entry names it")
     with broker.reader(snapshot_topic, at, compacted=True) as reader:  # the raw log may be trimmed after a compaction
-        placed = reader.read(limit=1, timeout=30.0)
-    if placed is None or placed.positions.first != at or placed.messages.keys[0] != segment_key(topic, number):
+        placed = reader.read(limit=1, timeout=READ_TIMEOUT)
+    if placed is None:
+        raise ServiceUnavailable(
+            f"topic {snapshot_topic!r}: nothing came from {at} on within {READ_TIMEOUT:.0f} s, where a snapshot "
+            f"segment of {topic!r} is: check the broker, and try again"
+        )
+    if placed.positions.first != at or placed.messages.keys[0] != segment_key(topic, number):
         raise SnapshotDamaged(topic, str(key), f"it is not at {at} of {snapshot_topic} any more")
     _, value, properties, _ = placed.messages[0]
     names = (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)

@@ -16,15 +16,15 @@ import numpy as np
 
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
-from broker_io.position import Position
+from broker_io.position import EARLIEST, Position
 from snapshots.errors import SnapshotError
 from snapshots.format import FORMAT_VERSION, SEGMENT, Stored, chain_start
 from snapshots.scan import SnapshotTable, TopicEntries
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
-from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, decided_rows, visible_counts
-from txnbuffer.follow import LogFollower
+from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, visible_counts
+from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.recovery.codec import (
     BufferSegmentPayload,
     EncodedSegment,
@@ -133,14 +133,11 @@ def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuff
     shown = PinnedVisibility(buffer.aborted, buffer.suppressed, buffer.decided_position)
     known = PinnedVisibility(rebuilt.aborted, rebuilt.suppressed, buffer.decided_position)
     count, first = 0, None
-    with broker.reader(loaded.topic) as reader:
-        while (placed := reader.read()) is not None:
-            wrong = np.maximum(visible_counts(placed, shown) - visible_counts(placed, known), 0)
-            count += int(wrong.sum())
-            if first is None and wrong.any():
-                first = placed.positions[int(np.argmax(wrong > 0))]
-            if decided_rows(placed, shown) < len(placed):
-                break
+    for placed in read_existing(broker, loaded.topic, EARLIEST, buffer.decided_position):
+        wrong = np.maximum(visible_counts(placed, shown) - visible_counts(placed, known), 0)
+        count += int(wrong.sum())
+        if first is None and wrong.any():
+            first = placed.positions[int(np.argmax(wrong > 0))]
     return [] if first is None else [f"shown, and hidden by the log: {count} records, such as {first}"]
 
 

@@ -121,12 +121,17 @@ class ClusterMode(Mode):
         readers = [topic.reader for topic in found if topic is not None and topic.reader is not None]
         for reader in readers:
             reader.paused += 1
-        try:
-            return await topics.work(function)
-        finally:
+
+        def resume(done: asyncio.Future[T]) -> None:
+            if not done.cancelled():
+                done.exception()  # the caller gets it, unless it was cancelled
             for reader in readers:
                 reader.paused -= 1
             self.readers.wake()
+
+        doing = asyncio.ensure_future(topics.work(function))
+        doing.add_done_callback(resume)
+        return await asyncio.shield(doing)  # the thread does not end when the caller is cancelled
 
     def sequence(self, followed: FollowedTopic) -> None:
         """Assign seqnos unless messages must be read again for it."""

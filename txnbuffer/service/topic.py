@@ -348,9 +348,9 @@ class Topics:
     def sequencing_failed(self, topic: ServiceTopic, followed: FollowedTopic, error: Error) -> None:
         """Stop a topic whose messages can't be numbered; all others continue. A retryable error stops nothing.
 
-        Raises the error if the service can't continue after it.
+        Raises OwnershipLost, after which the service can't continue.
         """
-        if isinstance(error, DiskFailed | OwnershipLost):
+        if isinstance(error, OwnershipLost):
             raise error
         if not error.retryable and topic.followed is followed:
             self.manager.stop(topic.name, error)

@@ -30,7 +30,7 @@ import numpy as np
 
 from broker_io.batch import Batch, Labels, Numbers
 from broker_io.environment import current
-from broker_io.errors import PositionTrimmed
+from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.port import Broker, DeduplicatingBroker, Writer
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.client.client import Client
@@ -103,7 +103,10 @@ def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark |
             while placed is None or placed.positions.last < last:
                 placed = reader.read(timeout=max_unavailable)
                 if placed is None:
-                    raise lost
+                    raise ServiceUnavailable(
+                        f"topic {topic!r}: its last message, at {last}, was not read within {max_unavailable:g} s: "
+                        "check the broker, and try again"
+                    )
     except PositionTrimmed:
         raise lost from None
     (message,) = placed.messages.take(slice(len(placed) - 1, None))
