@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.records import Record, RecordBatch
     from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
     from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
-    from txnbuffer.client.sync_client import SyncClient, SyncTransaction
+    from txnbuffer.client.sync_client import SyncClient
+    from txnbuffer.client.sync_transaction import SyncTransaction
     from txnbuffer.client.tokens import CallbackTokens, FileTokens, MemoryTokens, SQLiteTokens, TokenStore
     from txnbuffer.client.transaction import Transaction
     from txnbuffer.errors import (
@@ -152,10 +153,8 @@ _HOMES = {
         "ChangeStream",
         "Rollback",
     ),
-    "txnbuffer.client.sync_client": (
-        "SyncClient",
-        "SyncTransaction",
-    ),
+    "txnbuffer.client.sync_client": ("SyncClient",),
+    "txnbuffer.client.sync_transaction": ("SyncTransaction",),
     "txnbuffer.client.tokens": (
         "CallbackTokens",
         "FileTokens",

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +21,9 @@ SECONDS = 120.0
 
 def assert_refused(loop: LoopThread) -> None:
     with pytest.raises(InvalidRequest, match="was closed"):
-        loop.call(asyncio.sleep(0))
+        loop.call(partial(asyncio.sleep, 0))
     with pytest.raises(InvalidRequest, match="was closed"):
-        loop.start(asyncio.sleep(0))
+        loop.start(partial(asyncio.sleep, 0))
 
 
 def test_calls_are_rejected_while_the_loop_stops_and_afterwards() -> None:
@@ -33,7 +38,7 @@ def test_calls_are_rejected_while_the_loop_stops_and_afterwards() -> None:
             leaving.set()
             await asyncio.to_thread(go.wait, SECONDS)
 
-    loop.start(lingers())
+    loop.start(lingers)
     assert begun.wait(SECONDS)
     ending = threading.Thread(target=loop.stop)
     ending.start()
@@ -71,3 +76,97 @@ def test_code_in_the_loops_thread_cannot_wait_for_the_client() -> None:
             batch = reader.read(timeout=60)
             assert batch is not None
             assert [record.value for record in batch] == [b"value"]
+
+
+def interrupt_soon(seconds: float = 0.5) -> None:
+    """Send SIGINT to the main thread, as Ctrl-C does."""
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def test_keyboard_interrupt_ends_a_waiting_call_and_cancels_its_work() -> None:
+    cancelled = threading.Event()
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(SECONDS)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with connect("memory:") as client:
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            client.call(waits)
+        assert interrupt.value.__notes__ == ["a commit that was in progress may have happened: query its outcome"]
+        assert cancelled.wait(SECONDS)
+        client.send("log", b"the client still works")
+
+
+def test_keyboard_interrupt_cancels_a_call_that_has_not_started() -> None:
+    blocked, ran = threading.Event(), []
+
+    async def never() -> None:
+        ran.append(None)
+
+    async def nothing() -> None:
+        pass
+
+    with connect("memory:") as client:
+        client.loop.soon(lambda: blocked.wait(SECONDS))
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            client.call(never)
+        blocked.set()
+        client.call(nothing)
+        client.send("log", b"the client still works")
+    assert ran == []
+
+
+def test_keyboard_interrupt_ends_processing() -> None:
+    with connect("memory:") as client:
+        client.send("source", b"1")
+        interrupt_soon(1.0)
+        with pytest.raises(KeyboardInterrupt):
+            client.process("source", "g", lambda txn, record: None)
+        assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records in (0, 1)
+
+
+def test_closing_in_another_thread_ends_a_waiting_call() -> None:
+    with connect("memory:") as client:
+        client.send("log", b"v")
+        waiting = threading.Event()
+
+        async def waits() -> None:
+            waiting.set()
+            await asyncio.sleep(SECONDS)
+
+        def close() -> None:
+            assert waiting.wait(SECONDS)
+            client.close()
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        with pytest.raises(InvalidRequest, match="closed during the call"):
+            client.call(waits)
+        closing.join(SECONDS)
+        with pytest.raises(InvalidRequest, match="was closed"):
+            client.reader("log")
+
+
+EXITS = """
+import sys
+from txnbuffer import connect
+client = connect(sys.argv[1]).open_sync()
+client.send("log", b"v")
+client.transaction().begin().send("log", b"open")
+assert client.reader("log").read(timeout=60) is not None
+print("done")
+"""
+
+
+def test_interpreter_exits_with_an_open_client(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXITS, f"file:{tmp_path / 'log'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)

@@ -18,7 +18,7 @@ from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, 
 from txnbuffer.client import handling
 from txnbuffer.client.reader import AsyncReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.sync_client import SyncTransaction
+from txnbuffer.client.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidHandler, InvalidRequest
 

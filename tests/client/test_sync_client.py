@@ -24,7 +24,6 @@ from txnbuffer import (
     connect,
     dead_letter,
 )
-from txnbuffer.client.sync_client import BUFFERED_RECORDS
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.testing import ServiceProcess
 
@@ -72,15 +71,18 @@ def test_a_block_may_end_its_transaction_itself(client: SyncClient) -> None:
         assert other.id
         other.send("log", b"never")
         other.abort()
-    with client.transaction() as never_begun:
-        never_begun.send("log", b"never")
-        never_begun.abort()
+    with client.transaction() as at_once:
+        at_once.send("log", b"never")
+        at_once.abort()
+        at_once.abort()
+    with pytest.raises(InvalidRequest, match="has not begun"):
+        client.transaction().send("log", b"never")
     assert client.outcome(other.id) is Outcome.ABORT
     assert values(client, "log", 1) == [b"one"]
 
 
-def test_many_records_are_sent_in_several_flushes(client: SyncClient) -> None:
-    count = BUFFERED_RECORDS * 3 + 7
+def test_many_records_in_single_sends_keep_their_order(client: SyncClient) -> None:
+    count = 3007
     with client.transaction() as txn:
         for index in range(count):
             txn.send("log", b"%d" % index)
@@ -177,7 +179,7 @@ FORK = """
 import os, sys
 from txnbuffer import connect, UsedAfterFork
 with connect(sys.argv[1]) as client:
-    txn = client.transaction()
+    txn = client.transaction().begin()
     txn.send("log", b"one")
     client.send("read", b"zero")
     reader = client.reader("read")

@@ -53,7 +53,6 @@ def read(client: SyncClient, topic: str) -> list[bytes | None]:
 
 def written(client: SyncClient, txn: SyncTransaction) -> None:
     """Wait until the records of a transaction are in the log."""
-    client.call(txn.flush)
     with client.reader("t", isolation="read_uncommitted") as reader:
         values: list[bytes | None] = []
         while b"second" not in values:
@@ -65,7 +64,7 @@ def written(client: SyncClient, txn: SyncTransaction) -> None:
 def test_a_transaction_whose_records_are_refused_aborts(client: SyncClient, disk: Disk) -> None:
     disk.free = LOW
     for _ in range(3):
-        txn = client.transaction(timeout=60)
+        txn = client.transaction(timeout=60).begin()
         txn.send("t", RECORD)
         with pytest.raises((TransactionAborted, DiskWatermark), match="fewer than the watermark"):
             txn.commit()

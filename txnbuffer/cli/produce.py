@@ -16,7 +16,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.client.sync_client import SyncTransaction
+    from txnbuffer.client.sync_transaction import SyncTransaction
 
 FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_key", "topic", "delete"}
 

@@ -166,6 +166,14 @@ class BaseClient:
         while not session.core.has_room:
             await session.result(session.core.wait_for_room)
 
+    def must_ask(self, topic: str, partition: int | None) -> bool:
+        """Return whether `parts` waits for the cluster. Raises InvalidRequest."""
+        if self.routes is not None:
+            return not self.routes.known(topic, partition)
+        if partition is not None:
+            _check_unpartitioned(topic, partition)
+        return False
+
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """Return the rows grouped by the topic or partition to send them to. Raises InvalidRequest."""
         if self.routes is not None:

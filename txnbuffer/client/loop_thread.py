@@ -1,111 +1,129 @@
-"""An event loop in a background thread, for code without asyncio"""
+"""An event loop in a thread of its own, and the portal through which other threads call code on it
+
+Each call is a task of an anyio portal. It is cancelled as asyncio cancels tasks, once, and not by a cancel scope of
+anyio, which would also cancel what the client does to clean up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from broker_io.environment import ThreadQueue, current
+from anyio.from_thread import BlockingPortal
+
+from broker_io.environment import current
 from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Result]]
 
 STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
+CLOSED = "the client was closed: connect again"
+
+
+class OneWayPortal(BlockingPortal):
+    """A portal whose calls wait once, for the result; anyio's also wait until the loop has started the task."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def _spawn_task_from_thread(
+        self, func: Any, args: Any, kwargs: dict[str, Any], name: object, future: Future[Any]
+    ) -> None:
+        start = partial(self._task_group.start_soon, self._call_func, func, args, kwargs, future, name=name)
+        self._loop.call_soon_threadsafe(start)
+
+
+class PortalCall(Generic[Result]):
+    """A coroutine function to run on the loop, which other threads can cancel, also before it has started."""
+
+    def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    async def run(self) -> Result:
+        self._task = asyncio.current_task()
+        if self._cancelled:
+            raise asyncio.CancelledError
+        return await self._work()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class LoopThread:
-    """An event loop in a thread of its own; other threads run coroutines on it."""
+    """An event loop in a thread of its own, and the portal to it."""
 
     def __init__(self) -> None:
-        self._threads = current().threads
+        threads = current().threads
         self._loop = asyncio.new_event_loop()
-        self._started: set[asyncio.Task[Any]] = set()
-        self._lock = self._threads.lock()
+        self._portal: BlockingPortal
+        self._serving: asyncio.Task[None]
+        self._started: set[asyncio.Task[Any] | None] = set()
+        self._lock = threads.reentrant_lock()  # reentrant for signal handlers
         self._ending = False
-        self._thread = self._threads.thread(self._loop.run_forever, name="txnbuffer-client", daemon=True)
+        self._ready = threads.event()
+        self._thread = threads.thread(self._run, name="txnbuffer-client", daemon=True)
         self._thread.start()
+        self._ready.wait()
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine and return its future. Raises InvalidRequest once the loop stops."""
-
-        async def kept() -> Result:
-            task = asyncio.ensure_future(work)
-            self._started.add(task)
-            task.add_done_callback(self._started.discard)
-            return await task
-
-        try:
-            return self._begin(kept())
-        except InvalidRequest:
-            work.close()
-            raise
-
-    def cancel_started(self) -> None:
-        """Cancel the unfinished coroutines of `start`, and wait until they have ended."""
-
-        async def cancelled() -> None:
-            started = [*self._started]
-            for task in started:
-                task.cancel()
-            await asyncio.gather(*started, return_exceptions=True)
-
-        self.call(cancelled())
-
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine and return its result. KeyboardInterrupt in the waiting thread cancels the coroutine.
+    def call(self, work: Work[Result]) -> Result:
+        """Run a coroutine function and return its result. KeyboardInterrupt in the waiting thread cancels it.
 
         Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
+        one = PortalCall(work, self._loop)
         try:
-            self.check_other()
-        except InvalidRequest:
-            work.close()
-            raise
-        future = self._begin(work)
-        try:
-            return _result(future)
+            return result_of(self.submit(one))
         except KeyboardInterrupt as interrupt:
-            future.cancel()
+            one.cancel()
             interrupt.add_note("a commit that was in progress may have happened: query its outcome")
             raise
 
-    def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
-        """Run a coroutine and return its result; `work` gets a function that runs calls in the waiting thread."""
+    def start(self, work: Work[Result]) -> Future[Result]:
+        """Start a coroutine function and return its future; `cancel_started` cancels it. Raises as `call`."""
+        return self.submit(self.startable(work))
+
+    def startable(self, work: Work[Result]) -> PortalCall[Result]:
+        """Return a call for `submit` that `cancel_started` cancels as well."""
+        return PortalCall(partial(self._kept, work), self._loop)
+
+    def submit(self, one: PortalCall[Result]) -> Future[Result]:
+        """Run a call on the loop; return its future. Raises as `call`."""
         self.check_other()
-        waiting: ThreadQueue[tuple[Future[Any], Callable[[], Any]] | None] = self._threads.queue()
+        with self._lock:
+            if self._ending:
+                raise InvalidRequest(CLOSED)
+            return self._portal.start_task_soon(one.run)
 
-        async def in_caller(function: Callable[[], Any]) -> Any:
-            done: Future[tuple[Any, Exception | None]] = Future()
-            waiting.put((done, function))
-            result, error = await asyncio.wrap_future(done)
-            if error is not None:
-                raise error
-            return result
-
-        ended = self._threads.event()
-
-        async def whole() -> Result:
-            try:
-                return await work(in_caller)
-            finally:
-                ended.set()
-
-        future = self.start(whole())
-        future.add_done_callback(lambda _: waiting.put(None))
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, without waiting for that. Raises InvalidRequest once the loop has stopped."""
         try:
-            while (asked := waiting.get()) is not None:
-                done, function = asked
-                if not done.set_running_or_notify_cancel():
-                    continue
-                done.set_result(_outcome(function))
-        except BaseException:
-            future.cancel()
-            ended.wait(STOP_TIMEOUT)
-            raise
-        return _result(future)
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            raise InvalidRequest(CLOSED) from None
+
+    async def cancel_started(self) -> None:
+        """Cancel the unfinished coroutines of `start`, and wait until they have ended."""
+        started = [task for task in self._started if task is not None]
+        for task in started:
+            task.cancel()
+        if started:
+            await asyncio.wait(started)
 
     def check_other(self) -> None:
         """Raises InvalidRequest in the loop's own thread, which would wait for itself forever."""
@@ -117,45 +135,43 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel all unfinished coroutines, then stop the loop and its thread."""
-
-        async def cancelled() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            if others:
-                await asyncio.wait(others, timeout=STOP_TIMEOUT)
-
-        with self._lock:  # nothing can start after `cancelled` has listed the tasks
+        with self._lock:  # nothing can start after `_end` has listed the tasks
             self._ending = True
-            others_end = asyncio.run_coroutine_threadsafe(cancelled(), self._loop)
-        others_end.result()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Submit a coroutine to the loop. Raises InvalidRequest once the loop stops."""
-        with self._lock:
-            if not self._ending:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
-        work.close()
-        raise InvalidRequest("the client was closed: connect again")
+    def _run(self) -> None:
+        self._serving = self._loop.create_task(self._serve())
+        self._loop.run_forever()
+
+    async def _serve(self) -> None:
+        async with OneWayPortal(self._loop) as self._portal:
+            self._ready.set()
+            await self._portal.sleep_until_stopped()
+
+    async def _kept(self, work: Work[Result]) -> Result:
+        task = asyncio.current_task()
+        self._started.add(task)
+        try:
+            return await work()
+        finally:
+            self._started.discard(task)
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task(), self._serving}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=STOP_TIMEOUT)
+        await self._portal.stop(cancel_remaining=True)
+        await asyncio.wait([self._serving], timeout=STOP_TIMEOUT)
 
 
-def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return the result and the exception of a function; a future does not accept every exception."""
-    try:
-        return function(), None
-    except Exception as error:
-        return None, error
-
-
-def _result(future: Future[Result]) -> Result:
+def result_of(future: Future[Result]) -> Result:
     """Return the result of a future. Raises InvalidRequest if another thread closed the client during the call."""
     try:
         return future.result()
     except CancelledError:
         raise InvalidRequest("the client was closed during the call: connect again") from None
-
-
-Callback = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]

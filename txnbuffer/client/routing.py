@@ -58,6 +58,11 @@ class Routes:
         groups = await self._groups(topic, rows.keys, partition)
         return [(name, rows if which is None else take_rows(rows, which.tolist())) for name, which in groups]
 
+    def known(self, topic: str, partition: int | None) -> bool:
+        """Return whether `parts` need not wait: the cluster was asked about the topic, and it has the partition."""
+        route = self._known.get(topic)
+        return route is not None and (partition is None or (type(partition) is int and 0 <= partition < route.count))
+
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
         """Return the records grouped by the topic or partition to send them to. Raises as `parts`."""
         groups = await self._groups(topic, records.keys, partition)

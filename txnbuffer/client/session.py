@@ -301,6 +301,11 @@ class ShardSessions:
         """Return the session with the shard of a named producer or consumer group."""
         return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether a transaction without a name can begin now, without waiting for a service."""
+        return self._open[self._home].core.can_begin
+
     async def ready(self, name: str | None = None) -> ClientSession:
         """Return a session that can begin a transaction now; with `name`, the session of the name's shard.
 

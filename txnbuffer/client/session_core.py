@@ -88,8 +88,8 @@ class Sending:
         self._number = 0
 
     @property
-    def has_room(self) -> bool:
-        return self.unacknowledged < self.credits
+    def room(self) -> int:
+        return self.credits - self.unacknowledged
 
     def topic(self, name: str) -> SendTopic:
         topic = self.topics.get(name)
@@ -335,7 +335,7 @@ class SessionCore:
             self._settle(flight)
         if frame.goodbye is not None:
             self.broken = frame.goodbye
-        if self._for_room and self._sending.has_room:
+        if self._for_room and self.has_room:
             self._wake(self._for_room)
 
     def take_frame(self) -> ClientFrame | None:
@@ -409,9 +409,14 @@ class SessionCore:
         return self._transactions.begin(txn, timeout, sequence)
 
     @property
+    def room(self) -> int:
+        """How many more bytes of records the service accepts now; may be negative."""
+        return self._sending.room
+
+    @property
     def has_room(self) -> bool:
         """Whether the service accepts more records now."""
-        return self._sending.has_room
+        return self._sending.room > 0
 
     def wait_for_room(self, waiter: Waiter) -> None:
         """Return `waiter` as a result when the service accepts more records."""

@@ -82,6 +82,17 @@ class Transaction:
         """Whether commit or abort was requested."""
         return self._open is not None and self._open.ending
 
+    @property
+    def named(self) -> bool:
+        """Internal: whether it is a numbered transaction of a named producer."""
+        return self._sequence is not None
+
+    @property
+    def room(self) -> int:
+        """Internal: how many bytes of records can be sent without waiting for acknowledgements."""
+        session = self._client.session if self._open is None else self._session
+        return session.core.room
+
     def check(self) -> None:
         """Internal: raise the error that prevents sending, if there is one."""
         self._usable()

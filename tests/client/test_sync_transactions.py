@@ -9,10 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from client_world import values
+from direct_world import DirectWorld
 
-from txnbuffer import Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
-from txnbuffer.client import membership, sync_client
+from broker_io.partitions import partition_name
+from txnbuffer import Client, Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
+from txnbuffer.client import membership, sync_transaction
 from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 
@@ -22,6 +26,8 @@ NUMBERS = [str(number).encode() for number in range(30)]
 @pytest.fixture
 def client() -> Iterator[SyncClient]:
     with connect("memory:") as opened:
+        with opened.transaction() as first:  # now the next ones can begin without waiting
+            first.send("first", b"v")
         yield opened
 
 
@@ -35,14 +41,6 @@ def found(client: SyncClient, count: int) -> list[bytes | None]:
             values += [record.value for record in batch]
     assert len(values) == count + 1
     return values[:-1]
-
-
-def wait_for_abort(client: SyncClient, txn: SyncTransaction) -> None:
-    for _ in range(600):
-        if txn._transaction.begun and client.outcome(txn._transaction.id) is Outcome.ABORT:
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not abort")
 
 
 def test_transaction_of_a_returned_handler_rejects_sends(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +65,7 @@ def test_transaction_of_a_returned_handler_rejects_sends(client: SyncClient, mon
     assert client.process("source", "g", keeps_the_first, batch=10, idle_timeout=0.05).records == 30
     assert taken == [b"0", b"0"]
     assert len(told) == 58
-    assert told[0] == sync_client.RETURNED
+    assert told[0] == sync_transaction.RETURNED
     assert found(client, 2) == [b"0", None]
 
 
@@ -109,13 +107,15 @@ def test_send_during_the_commit_is_rejected(client: SyncClient, monkeypatch: pyt
     assert found(client, 1) == [b"in time"]
 
 
-def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_waits_for_the_send_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = client.client.parts
     commits: list[asyncio.Task[None]] = []
+    begun = threading.Event()
 
     async def commits_meanwhile(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
         if not commits:
             commits.append(asyncio.ensure_future(txn._commit(False)))
+            begun.set()
             for _ in range(20):
                 await asyncio.sleep(0)
         return await parts(topic, rows, partition)
@@ -124,10 +124,13 @@ def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkey
         await commits[0]
 
     monkeypatch.setattr(client.client, "parts", commits_meanwhile)
-    txn = client.transaction()
+    blocked = threading.Event()
+    client.loop.soon(lambda: blocked.wait(60))  # until both are handed over
+    txn = client.transaction().begin()
     txn.send("target", b"taken")
     txn.send("target", b"as well")
-    client.call(txn.flush)
+    blocked.set()
+    assert begun.wait(60)
     client.call(committed)
     assert found(client, 2) == [b"taken", b"as well"]
 
@@ -135,32 +138,79 @@ def test_commit_waits_for_the_flush_of_another_thread(client: SyncClient, monkey
 def test_transaction_aborted_while_it_begins_does_not_commit(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = Transaction.begin
+    beginning_now, begin = threading.Event(), Transaction.begin
 
-    async def aborted_meanwhile(beginning: Transaction) -> Transaction:
-        await txn._abort()
+    async def waits(beginning: Transaction) -> Transaction:
+        beginning_now.set()
+        await asyncio.sleep(60)
         return await begin(beginning)
 
-    txn = client.transaction()
     with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "begin", aborted_meanwhile)
+        patch.setattr(Transaction, "begin", waits)
+        txn = client.transaction().begin()
+        txn.send("target", b"never")
+        assert beginning_now.wait(60)
+        aborting = threading.Thread(target=txn.abort)
+        aborting.start()
         with pytest.raises(InvalidRequest, match="the transaction has ended: begin a new one"):
-            txn.send("target", b"never")  # may be refused already
-            txn.commit()
-    wait_for_abort(client, txn)
+            txn.commit()  # whichever comes first, it never begins
+        aborting.join(60)
     assert found(client, 0) == []
 
 
-def test_timeout_runs_while_records_are_buffered(client: SyncClient) -> None:
+def test_time_of_a_transaction_starts_with_its_block(client: SyncClient) -> None:
     with pytest.raises(TransactionAborted, match="time"), client.transaction(timeout=0.2) as txn:
-        txn.send("target", b"late")
         time.sleep(3)
-    without_block = client.transaction(timeout=0.2)
-    without_block.send("target", b"late as well")
-    time.sleep(3)
-    with pytest.raises(TransactionAborted, match="time"):
-        without_block.commit()
+        txn.send("target", b"late")
     assert found(client, 0) == []
+
+
+def test_send_does_not_wait_for_the_loop_and_does_not_hold_back(client: SyncClient) -> None:
+    blocked = threading.Event()
+    client.send("target", b"first")
+    with client.transaction() as txn:
+        client.loop.soon(lambda: blocked.wait(60))
+        began = time.monotonic()
+        for value in (b"one", b"two"):
+            txn.send("target", value)
+        assert time.monotonic() - began < 30
+        blocked.set()
+        with client.reader("target", isolation="read_uncommitted") as reader:
+            seen: list[bytes | None] = []
+            while len(seen) < 3:
+                batch = reader.read(timeout=60)
+                assert batch is not None, "they are sent before the commit"
+                seen += [record.value for record in batch]
+    assert found(client, 3) == [b"first", b"one", b"two"]
+
+
+def test_send_waits_for_room(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, room = threading.Event(), asyncio.Event()
+
+    async def no_room(_: Any) -> None:
+        waits.set()
+        await room.wait()
+
+    monkeypatch.setattr(SessionCore, "has_room", False)
+    monkeypatch.setattr(SessionCore, "room", 1000)
+    monkeypatch.setattr(client.client, "room", no_room)
+    sent = []
+
+    def sends() -> None:
+        with client.transaction() as txn:
+            for _ in range(100):
+                txn.send("target", bytes(100))
+                sent.append(time.monotonic())
+
+    sending = threading.Thread(target=sends)
+    sending.start()
+    assert waits.wait(60)
+    sending.join(0.5)
+    assert sending.is_alive()
+    assert len(sent) < 10
+    client.loop.soon(room.set)
+    sending.join(60)
+    assert len(sent) == 100
 
 
 def test_exception_while_the_transaction_begins_leaves_none_open(
@@ -183,7 +233,6 @@ def test_exception_while_the_transaction_begins_leaves_none_open(
         left.set()
         with pytest.raises(InvalidRequest, match="has ended"):
             txn.commit()
-    wait_for_abort(client, txn)
     assert found(client, 0) == []
 
 
@@ -205,38 +254,77 @@ def test_commit_during_a_failing_begin_raises_its_error_once(
     assert found(client, 0) == []
 
 
-def test_records_rejected_by_a_failed_begin_are_not_sent_later(
+def test_error_of_a_begin_is_raised_by_each_use(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(_: Transaction) -> None:
+        raise ServiceUnavailable("no service")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "begin", away)
+        txn = client.transaction().begin()
+        with pytest.raises(ServiceUnavailable):
+            _ = txn.id
+    for use in (lambda: txn.send("target", b"never"), txn.commit):
+        with pytest.raises(ServiceUnavailable):
+            use()
+    txn.abort()
+    assert found(client, 0) == []
+
+
+def test_begin_waits_for_the_service_if_it_cannot_begin_now(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(_: Transaction) -> None:
         raise ServiceUnavailable("no service")
 
-    monkeypatch.setattr(sync_client, "BUFFERED_RECORDS", 1)
-    txn = client.transaction()
     with monkeypatch.context() as patch:
+        patch.setattr(SessionCore, "can_begin", False)
         patch.setattr(Transaction, "begin", away)
-        txn.send("target", b"taken")
-        with pytest.raises(ServiceUnavailable):
-            txn.send("target", b"again")
-    txn.send("target", b"again")
-    txn.commit()
-    assert found(client, 2) == [b"taken", b"again"]
+        with pytest.raises(ServiceUnavailable), client.transaction():
+            raise AssertionError("its block is not entered")
 
 
 def test_send_whose_record_another_thread_commits_succeeds(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     call = client.call
 
     def committed_first(function: Any, *arguments: Any, **options: Any) -> Any:
-        if function == txn.flush:
+        if function == txn._sent:
             call(txn._commit, False)
         return call(function, *arguments, **options)
 
-    monkeypatch.setattr(sync_client, "BUFFERED_RECORDS", 1)
-    txn = client.transaction()
+    txn = client.transaction().begin()
     txn.send("target", b"taken")
     with monkeypatch.context() as patch:
         patch.setattr(client, "call", committed_first)
+        patch.setattr(Transaction, "room", 1)
         txn.send("target", b"as well")
     assert found(client, 2) == [b"taken", b"as well"]
     with pytest.raises(InvalidRequest, match="has ended"):
         txn.commit()
+
+
+def test_send_to_partitions_asks_the_cluster_once_and_keeps_the_order() -> None:
+    world = DirectWorld()
+
+    async def opened() -> Client:
+        await world.__aenter__()
+        world.broker.partition("wide", 2)
+        made = await world.client()
+        made.resources.push_async_callback(world.__aexit__)
+        return made
+
+    plain = SyncClient.open(opened)
+    try:
+        with plain.transaction() as txn:
+            for number in range(20):
+                txn.send("wide", str(number), partition=number % 2)
+            with pytest.raises(InvalidRequest, match="has 2 partitions"):
+                txn.send("wide", b"refused", partition=7)
+            txn.send("other", b"v")
+            with pytest.raises(InvalidRequest, match="has no partitions"):
+                txn.send("other", b"refused", partition=0)
+        assert plain.outcome(txn.id) is Outcome.COMMIT
+        for number in range(2):
+            sent = values(world.broker, partition_name("wide", number))
+            assert sent == [str(one).encode() for one in range(number, 20, 2)]
+    finally:
+        plain.close()
