@@ -322,6 +322,7 @@ def test_send_to_partitions_asks_the_cluster_once_and_keeps_the_order() -> None:
             txn.send("other", b"v")
             with pytest.raises(InvalidRequest, match="has no partitions"):
                 txn.send("other", b"refused", partition=0)
+            txn.commit(wait_visible=True)
         assert plain.outcome(txn.id) is Outcome.COMMIT
         for number in range(2):
             sent = values(world.broker, partition_name("wide", number))
