@@ -11,7 +11,8 @@ import pytest
 from service_setup import on_a_loop_for
 
 from txnbuffer import Outcome, SyncClient, SyncTransaction, TransactionAborted, connect
-from txnbuffer.client.transaction import CHUNK
+from txnbuffer.client.client import Client
+from txnbuffer.client.transaction import CHUNK, Transaction
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 NO_PARTITIONS = "topic 'orders' has no partitions"
@@ -120,3 +121,91 @@ async def test_transaction_can_only_abort_after_a_partial_send_many(
                 assert batch is not None
                 assert {record.value for record in batch} == {b"y"}
                 found += len(batch)
+
+
+class HeldSend:
+    """A `send_many` that has sent its first records and waits for `go` before it sends the others."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        parts, calls = client.parts, []
+
+        async def second_waits(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+            calls.append(topic)
+            if len(calls) == 2:
+                self.begun.set()
+                await self.go.wait()
+                if error is not None:
+                    raise error
+            return await parts(topic, rows, partition)
+
+        monkeypatch.setattr(client, "parts", second_waits)
+
+    async def in_task(self, txn: Transaction) -> asyncio.Task[None]:
+        sending = asyncio.create_task(txn.send_many("orders", [b"x"] * (CHUNK + 1)))
+        await self.begun.wait()
+        return sending
+
+
+@on_a_loop_for(120.0)
+async def test_commit_waits_until_a_send_many_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connect(f"file:{tmp_path / 'log'}") as client:
+        held = HeldSend(client, monkeypatch)
+        txn = await client.transaction().begin()
+        sending = await held.in_task(txn)
+        committing = asyncio.create_task(txn.commit())
+        await asyncio.sleep(0.05)
+        assert not committing.done()
+        assert txn.over
+        for use in (lambda: txn.send("orders", b"late"), txn.commit):
+            with pytest.raises(InvalidRequest, match="has ended: begin a new one"):
+                await use()
+        held.go.set()
+        await asyncio.gather(sending, committing)
+        found = 0
+        async with await client.reader("orders") as reader:
+            while found < CHUNK + 1:
+                batch = await reader.read(timeout=60)
+                assert batch is not None
+                found += len(batch)
+            assert await reader.read() is None
+
+
+@on_a_loop_for(120.0)
+async def test_commit_fails_if_the_rest_of_a_send_many_cannot_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(f"file:{tmp_path / 'log'}") as client:
+        held = HeldSend(client, monkeypatch, InvalidRequest("planned"))
+        txn = await client.transaction().begin()
+        sending = await held.in_task(txn)
+        committing = asyncio.create_task(txn.commit())
+        await asyncio.sleep(0)
+        held.go.set()
+        for waited in (sending, committing):
+            with pytest.raises(InvalidRequest, match="planned"):
+                await waited
+        while await client.outcome(txn.id) is None:
+            await asyncio.sleep(0.01)
+        assert await client.outcome(txn.id) is Outcome.ABORT
+
+
+@on_a_loop_for(120.0)
+async def test_commit_that_is_cancelled_while_it_waits_for_a_send_aborts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(f"file:{tmp_path / 'log'}") as client:
+        held = HeldSend(client, monkeypatch)
+        txn = await client.transaction().begin()
+        sending = await held.in_task(txn)
+        committing = asyncio.create_task(txn.commit())
+        await asyncio.sleep(0)
+        committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        held.go.set()
+        with pytest.raises(InvalidRequest, match="has ended"):
+            await sending
+        while await client.outcome(txn.id) is None:
+            await asyncio.sleep(0.01)
+        assert await client.outcome(txn.id) is Outcome.ABORT

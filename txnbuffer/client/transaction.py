@@ -44,7 +44,19 @@ class Transaction:
     The end of the block commits and raises the errors of `commit`; an exception in the block aborts.
     """
 
-    __slots__ = ("_client", "_home", "_lent", "_open", "_positions", "_sequence", "_session", "_timeout")
+    __slots__ = (
+        "_client",
+        "_committing",
+        "_home",
+        "_lent",
+        "_open",
+        "_partial",
+        "_positions",
+        "_sequence",
+        "_session",
+        "_timeout",
+        "_whole",
+    )
 
     def __init__(
         self,
@@ -66,6 +78,10 @@ class Transaction:
         self._open: OpenTransaction | None = None
         self._positions: tuple[ConsumerPosition, ...] = ()
         self._lent = False
+        self._committing = False
+        self._partial = 0
+        """How many calls of `send_rows` have sent some of their records."""
+        self._whole: asyncio.Future[None] | None = None
 
     @property
     def id(self) -> TxnId:
@@ -80,7 +96,7 @@ class Transaction:
     @property
     def over(self) -> bool:
         """Whether commit or abort was requested."""
-        return self._open is not None and self._open.ending
+        return self._open is not None and (self._open.ending or self._committing)
 
     @property
     def named(self) -> bool:
@@ -168,7 +184,7 @@ class Transaction:
         """Queue records to be sent, given as columns with one item for each record.
 
         The other arguments and the errors are those of `send`. If only some of the records could be sent, the
-        transaction can only abort.
+        transaction can only abort. A commit of another task waits until all of the records are sent.
         """
         serializer = self._client.serializers.of(topic, serializer)
         rows = many_rows(values, keys, event_times, properties, serializer)
@@ -191,18 +207,28 @@ class Transaction:
         try:
             for chunk in slices(rows, CHUNK) if count else ():
                 for name, some in await self._client.parts(topic, chunk, partition):
-                    opened = self._usable()
+                    opened = self._usable(begun=left < count)
                     session.core.send(name, some, opened)
+                    self._partial += left == count
                     left -= len(some.values)
                 session.poke()
                 if not session.core.has_room:
                     await self._client.room(session)
                     if left:
-                        self._usable()
+                        self._usable(begun=True)
         except BaseException as error:
             if 0 < left < count:
                 self.fail(error)
             raise
+        finally:
+            if left < count:
+                self._sent()
+
+    def _sent(self) -> None:
+        """A call of `send_rows` that has sent records has ended; a commit may wait for that."""
+        self._partial -= 1
+        if self._whole is not None and not self._partial and not self._whole.done():
+            self._whole.set_result(None)
 
     def consumed(self, position: ConsumerPosition) -> None:
         """Internal: move a consumer group with the commit, which fails if another member has moved it already."""
@@ -244,8 +270,9 @@ class Transaction:
         opened = self._begun()
         session = self._session
         session.check()
-        if opened.ending:
+        if self.over:
             raise self._over(opened)
+        await self._wait_whole(opened)
         future = session.future()
         session.core.end(opened, EndPlan(True, future, wait_visible, self._positions, tuple(winners)))
         session.poke()
@@ -262,6 +289,22 @@ class Transaction:
             raise
         if opened.sequence is not None:
             self._client.names.committed(opened.sequence)
+
+    async def _wait_whole(self, opened: OpenTransaction) -> None:
+        """Wait until no call has sent only some of its records; calls that have sent none yet are rejected."""
+        if not self._partial:
+            return
+        self._committing, self._whole = True, self._session.future()
+        try:
+            await self._whole
+        except BaseException:
+            self._session.core.end(opened, EndPlan(False, None))
+            self._session.poke()
+            raise
+        finally:
+            self._committing, self._whole = False, None
+        if opened.ending:
+            raise self._over(opened)
 
     async def abort(self) -> None:
         """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
@@ -280,7 +323,7 @@ class Transaction:
     ) -> None:
         self.check_can_end()
         opened = self._begun()
-        if opened.ending:
+        if opened.ending or (self._committing and error is None):
             return  # commit or abort was called in the block
         if error is None:
             await self.commit()
@@ -293,15 +336,18 @@ class Transaction:
             raise InvalidRequest("the transaction has not begun: use it with `async with`, or await begin()")
         return self._open
 
-    def _usable(self) -> OpenTransaction:
-        """Return the open transaction. Raises the error that prevents sending."""
+    def _usable(self, *, begun: bool = False) -> OpenTransaction:
+        """Return the open transaction. Raises the error that prevents sending.
+
+        A commit that waits for calls that have `begun` to send prevents all others.
+        """
         opened = self._begun()
         self._session.check()
         if opened.failure is not None:
             if isinstance(opened.failure, Fenced):
                 self._lost_name()
             raise opened.failure
-        if opened.ending:
+        if opened.ending or (self._committing and not begun):
             raise self._over(opened)
         return opened
 
