@@ -47,6 +47,19 @@ def test_all_options() -> None:
     assert options.max_messages == 500
 
 
+@pytest.mark.parametrize(
+    ("given", "topics"),
+    [({"path": "orders"}, ("orders",)), ({"PATHS": '["a, b", "c"]'}, ("a, b", "c")), ({"path": "c", **USUAL}, None)],
+)
+def test_the_path_names_the_topics(given: dict[str, str], topics: tuple[str, ...] | None) -> None:
+    options = {"broker": "file:log", **given}
+    if topics is not None:
+        assert ReadOptions.of(options).topics == topics
+        return
+    with pytest.raises(InvalidRequest, match="the path is c and option topics is orders"):
+        ReadOptions.of(options)
+
+
 def test_options_contain_the_certificates_of_a_ca_file(tmp_path: Path) -> None:
     """Tasks on other machines do not have the file."""
     (file := tmp_path / "ca.pem").write_text(text := "-----BEGIN CERTIFICATE-----\n")

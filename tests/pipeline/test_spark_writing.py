@@ -76,6 +76,16 @@ def test_a_job_with_a_name_and_a_number_is_committed_once(spark: Any, address: s
     assert read(spark, address, "many").count() == 80
 
 
+def test_the_path_names_the_topic(spark: Any, address: str, tmp_path: Path) -> None:
+    frame = numbered(spark, 4)
+    frame.write.format("txnbuffer").mode("append").option("broker", address).save("by path")
+    reading = spark.readStream.format("txnbuffer").options(broker=address, columns="key,value").load("by path")
+    query = reading.writeStream.format("txnbuffer").options(broker=address, checkpointLocation=str(tmp_path))
+    run_out(query.option("path", "copied"))
+    found = spark.read.format("txnbuffer").option("broker", address).load(["by path", "copied"])
+    assert_soon_same_rows(texts(found), frame.union(frame))
+
+
 def test_a_retried_task_leaves_one_copy(spark: Any, address: str) -> None:
     frame = numbered(spark, 40)
     write(frame.mapInArrow(failing(1), frame.schema), address, topic="retried")

@@ -151,9 +151,10 @@ def test_types_of_columns() -> None:
 
 
 def test_options() -> None:
-    options = WriteOptions.of({**SERVICE, "Topic": "t", "checkpointLocation": "/c", "path": "x"}, streaming=True)
+    options = WriteOptions.of({**SERVICE, "Topic": "t", "checkpointLocation": "/c", "path": "t"}, streaming=True)
     assert (options.topic, options.producer_number, options.batching) == ("t", None, "messages")
     assert options.timeout == TRANSACTION_TIMEOUT
+    assert WriteOptions.of({**SERVICE, "Path": "t"}, streaming=False).topic == "t"
     cluster = {"broker": "pulsar://h:6650/t/n", "service": "h:1", "batching": "records", "pulsar.admin_url": "http://h"}
     options = WriteOptions.of({**cluster, "name": "n", "number": "7", "transaction_timeout": "5"}, streaming=False)
     assert (options.service, options.batching) == ("h:1", "records")
@@ -168,6 +169,8 @@ def test_options() -> None:
         ({"broker": "file:log"}, False, "txnbuf serve file:log"),
         ({"topics": "t"}, False, "unknown option topics"),
         ({"topic": ""}, False, "topic"),
+        ({"topic": "t", "path": "u"}, True, "the path is u and option topic is t: name the topic in one of them"),
+        ({"path": ""}, False, "topic"),
         ({"name": "n"}, False, "both of the options name and number"),
         ({"name": "n", "number": "1"}, True, "for batch jobs"),
         ({"name": "n", "number": "x"}, False, "option number must be a whole number"),

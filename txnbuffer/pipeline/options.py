@@ -74,7 +74,7 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidConfiguration."""
-        given = {name.lower(): text for name, text in options.items()}
+        given = _lower(options, "topics")
         settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
         if strange := sorted(given.keys() - {*_READ_OPTIONS, *settings}):
             raise InvalidRequest(f"unknown option {', '.join(strange)}: use {', '.join(_READ_OPTIONS)}, pulsar.…")
@@ -153,6 +153,21 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
     return load_config(path, os.environ, flags, option="option").pulsar.options()
+
+
+def _lower(options: Mapping[str, str], topic_option: str) -> dict[str, str]:
+    """The options by names in lower case. The argument of `load` or `save`, their `path`, sets `topic_option`.
+
+    Raises InvalidRequest.
+    """
+    given = {name.lower(): text for name, text in options.items()}
+    for name in ("path", "paths"):
+        path = given.pop(name, None)
+        if path is not None and given.setdefault(topic_option, path) != path:
+            raise InvalidRequest(
+                f"the path is {path} and option {topic_option} is {given[topic_option]}: name the topic in one of them"
+            )
+    return given
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:
@@ -280,7 +295,7 @@ TRANSACTION_TIMEOUT = 900.0
 _WRITE_OPTIONS = (
     "broker", "topic", "name", "number", "transaction_timeout", "batching", "service", "tls_ca", "config",
 )  # fmt: skip
-SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
+SPARKS = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark, in lower case."""
 
 
@@ -308,7 +323,7 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidTopicName."""
-        given = {name.lower(): text for name, text in options.items() if name.lower() not in SPARKS}
+        given = {name: text for name, text in _lower(options, "topic").items() if name not in SPARKS}
         settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
         if strange := sorted(given.keys() - {*_WRITE_OPTIONS, *settings}):
             raise InvalidRequest(f"unknown option {', '.join(strange)}: use {', '.join(_WRITE_OPTIONS)}, pulsar.…")

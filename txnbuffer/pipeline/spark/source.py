@@ -3,7 +3,7 @@
     from txnbuffer.pipeline.spark.source import register
 
     register(spark)
-    spark.read.format("txnbuffer").option("broker", "file:DIR").option("topics", "orders").load()
+    spark.read.format("txnbuffer").option("broker", "file:DIR").load("orders")
 
 Topics are pinned when Spark plans a data frame, at its first action; a data frame that is loaded again sees what is
 decided by then. In streaming queries one process plans all micro-batches, and tasks read them. A micro-batch ends at a
@@ -308,7 +308,7 @@ class TxnbufferSource(DataSource):
         return StreamWriter(WriteOptions.of(self.options, streaming=True), schema, overwrite=overwrite)
 
     def _read_options(self) -> ReadOptions:
-        return ReadOptions.of({name: text for name, text in self.options.items() if name.lower() != "path"})
+        return ReadOptions.of(self.options)
 
 
 class BatchReader(DataSourceReader):
