@@ -12,6 +12,10 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException
 
+from broker_io.errors import ServiceUnavailable
+from broker_io.system import SystemNetwork
+from broker_io.testing.standalone import Port
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import JobFailed, report_progress, session
 from txnbuffer.pipeline.spark import session as sessions
 
@@ -108,3 +112,44 @@ def test_errors_of_the_connection_to_the_jvm_are_one_line(
     monkeypatch.setattr(sessions, "open_session", fail)
     with pytest.raises(JobFailed, match=f"^Spark does not start: {said}"), session():
         pass
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["lokal[*]", "local[0]", "local[2", "local[x]", "localhost:7077", "spark://h", "spark://h:x", "spark://:1"],
+)
+def test_an_invalid_master_is_refused_without_a_jvm(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/missing")
+    with pytest.raises(InvalidRequest, match=r"^master '.*' is invalid: write "), session(master):
+        pass
+    with pytest.raises(InvalidRequest, match="is invalid"), session(settings={"spark.master": master}):
+        pass
+
+
+def test_a_master_that_does_not_answer_is_one_error_without_a_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/missing")
+    ports = [Port().number for _ in range(2)]
+    places = ",".join(f"127.0.0.1:{port}" for port in ports)
+    said = f"^no Spark master answers at 127.0.0.1:{ports[0]} .*, 127.0.0.1:{ports[1]} .*: check the host and the port"
+    with pytest.raises(ServiceUnavailable, match=said), session(f"spark://{places}"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2, 3]", "local-cluster[1,1,1024]", "yarn", "k8s://https://h:443"]
+)
+def test_other_masters_are_left_to_spark(master: str) -> None:
+    sessions.check_master(master)
+
+
+def test_one_standby_of_a_master_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def probe(_: object, host: str, port: int, seconds: float) -> None:
+        asked.append((host, port))
+        if host == "away":
+            raise ConnectionRefusedError
+
+    monkeypatch.setattr(SystemNetwork, "probe", probe)
+    sessions.check_master("spark://away:1,[::1]:2,third:3")
+    assert asked == [("away", 1), ("::1", 2)]
