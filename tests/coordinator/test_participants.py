@@ -16,6 +16,7 @@ from txnbuffer.coordinator.messages import (
     Result,
     State,
 )
+from txnbuffer.coordinator.sessions import PARTICIPANT_GRACE
 from txnbuffer.errors import AlreadyCommitted, ForeignTransaction, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.model import Outcome
 
@@ -110,9 +111,7 @@ def test_what_is_not_finished_ends_with_its_session() -> None:
             writers.go("task2")
         else:
             owner.coordinator.session_disconnected("task2", writers.stage.world.now)
-            owner.age(29.0)
-            assert writers.state(unfinished) is State.OPEN
-            owner.age(2.0)
+            owner.age(PARTICIPANT_GRACE)
         assert writers.state(unfinished) is Outcome.ABORT
         assert writers.state(finished) is State.OPEN
         assert writers.commit(0, 1, finished) is Outcome.COMMIT
@@ -293,3 +292,35 @@ def test_a_commit_soon_after_a_take_over_finds_its_winners() -> None:
     assert writers.begin("task2", there, 1) is None
     assert writers.commit(0, 1, gone, there) is Outcome.COMMIT
     assert writers.values == [b"1", b"2"]
+
+
+def test_an_unfinished_participant_soon_follows_its_connection() -> None:
+    writers = Writers()
+    killed, finished, back, other = (
+        writers.task(goes=False), writers.task(), writers.task(goes=False), writers.task(2, goes=False)
+    )  # fmt: skip
+    owner = writers.stage.owner
+    plain = owner.client("task5", ids=1)
+    owner.coordinator.begin_many("task5", [Begin(owner.request(), txn(plain), None, None)], writers.stage.world.now)
+    for task in ("task1", "task2", "task3", "task5"):
+        owner.coordinator.session_disconnected(task, writers.stage.world.now)
+    owner.age(PARTICIPANT_GRACE / 2)
+    assert writers.state(killed) is State.OPEN
+    owner.open("task3", txn(back))
+    owner.age(PARTICIPANT_GRACE / 2 + 0.1)
+    assert writers.state(killed) is Outcome.ABORT
+    assert [writers.state(least) for least in (finished, back, other)] == [State.OPEN] * 3
+    assert writers.state(plain) is State.OPEN  # it has `session_timeout`
+    assert writers.commit(0, 1, finished) is Outcome.COMMIT
+
+
+def test_the_participants_of_an_earlier_owner_have_the_session_timeout() -> None:
+    writers = Writers()
+    there = writers.task(goes=False)
+    owner = writers.stage.owner = writers.stage.world.take_over()
+    owner.age(PARTICIPANT_GRACE + 1.0)
+    owner.open(S, writers.stage.txn(0))
+    owner.open("task1", txn(there))
+    assert writers.begin("task1", there, 1) is None
+    assert writers.begin("task1", there, 1, FINISHED_PARTICIPANT) is None
+    assert writers.commit(0, 1, there) is Outcome.COMMIT

@@ -31,6 +31,13 @@ from txnbuffer.model import Outcome, TxnId
 
 Abort = Callable[[TransactionState, str], None]
 
+PARTICIPANT_GRACE = 2.0
+"""Seconds after which the unfinished participants of a client whose connection has ended abort.
+
+The task of a stopped or failed job is killed, and its records would block readers for `session_timeout`; a network that
+fails for longer only makes the job repeat the task. The clients of an earlier owner have `session_timeout`.
+"""
+
 
 class Sessions:
     """The sessions of a coordinator and their ids.
@@ -61,13 +68,14 @@ class Sessions:
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = Session(name)
-        session.disconnected_since = None
+        session.disconnected_since = session.participants_until = None
         return session
 
     def disconnect(self, name: str) -> None:
         session = self._sessions.get(name)
         if session is not None:
             session.disconnected_since = self._core.now
+            session.participants_until = self._core.now + PARTICIPANT_GRACE
 
     # Leases
 
@@ -202,15 +210,11 @@ class Sessions:
         A branch lives as long as its parent, and a finished participant until its number is committed.
         """
         kept = set(claimed)
-        live = self._core.live
         for block in self.blocks(session):
             if block.first > up_to:
                 break
-            for least in [least for least in self._unended(block.first, block.last) if least in live]:
-                transaction = live[least]
-                if transaction.finished:
-                    continue
-                if transaction.state is State.OPEN and transaction.parent is None and least not in kept:
+            for transaction in self._open_of(block):
+                if transaction.txn.least not in kept:
                     self._abort(transaction, reason)
             self._retire(block, block.first, block.last)
 
@@ -222,6 +226,10 @@ class Sessions:
     def tick(self) -> None:
         """End sessions whose client was disconnected for too long, and leases that were not used in time."""
         core = self._core
+        for session in self._sessions.values():
+            if session.participants_until is not None and session.participants_until <= core.now:
+                session.participants_until = None
+                self._abort_participants(session)
         horizon = core.now - core.config.session_timeout
         for session in [one for one in self._sessions.values() if one.disconnected_since is not None]:
             if session.disconnected_since is not None and session.disconnected_since <= horizon:
@@ -234,6 +242,20 @@ class Sessions:
             if block.left:
                 self._retire(block, block.first, block.last)
         self.drop_ended()
+
+    def _abort_participants(self, session: Session) -> None:
+        for block in self.blocks(session):
+            for transaction in self._open_of(block):
+                if transaction.participant_of is not None:
+                    self._abort(transaction, f"its client was away for {PARTICIPANT_GRACE:g} s")
+
+    def _open_of(self, block: Block) -> Iterator[TransactionState]:
+        """The open transactions of a block that end with their session: no branches, and no finished participants."""
+        live = self._core.live
+        for least in [least for least in self._unended(block.first, block.last) if least in live]:
+            transaction = live[least]
+            if transaction.state is State.OPEN and transaction.parent is None and not transaction.finished:
+                yield transaction
 
     def blocks(self, session: Session) -> list[Block]:
         """The blocks of a session that have ids left."""

@@ -16,13 +16,17 @@ Waiter = tuple[str, int, bool]
 
 
 class Session:
-    """The session of a client. `outstanding`: the number of its leased ids that have not ended."""
+    """The session of a client. `outstanding`: the number of its leased ids that have not ended.
 
-    __slots__ = ("block", "disconnected_since", "name", "outstanding")
+    `participants_until`: when its unfinished participants abort, because its connection has ended.
+    """
+
+    __slots__ = ("block", "disconnected_since", "name", "outstanding", "participants_until")
 
     def __init__(self, name: str, disconnected_since: float | None = None) -> None:
         self.name = name
         self.disconnected_since = disconnected_since
+        self.participants_until: float | None = None
         self.outstanding = 0
         self.block: Block | None = None
 
