@@ -32,7 +32,7 @@ _MASTER = re.compile(
 def check_master(master: str) -> None:
     """Check a master before a JVM starts: Spark would try for a minute to reach a standalone one.
 
-    Raises InvalidRequest if it is none, ServiceUnavailable if it does not answer.
+    Raises InvalidRequest if the text is no master, ServiceUnavailable if none of its hosts answers.
     """
     if not _MASTER.fullmatch(master):
         raise InvalidRequest(
