@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
+import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker_io.environment import current
+import httpx
+
+from broker_io.environment import Mutex, current
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import AnswerKind, classify_status
 from broker_io.pulsar.credentials import Bearer, Credentials
@@ -22,6 +24,8 @@ MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
 
 _REDIRECTS = (301, 302, 307, 308)
+_NEWS = ("connection.connect_tcp.started", "http11.receive_response_headers.complete")
+"""Events after which an error is not that of a kept connection that has ended meanwhile."""
 
 
 class AdminClient:
@@ -35,10 +39,9 @@ class AdminClient:
         self._retry = retry
         self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, retry.seconds))
         self._bearer = Bearer(credentials)
-        self._tls = credentials.tls_context() if parts.scheme == "https" else None
-        self._credentials = credentials
+        self._tls = credentials.tls_context()
         self._lock = current().threads.lock()
-        self._idle: list[tuple[str, http.client.HTTPConnection]] = []
+        self._kept: KeptConnections | None = None
 
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
         """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.
@@ -51,10 +54,11 @@ class AdminClient:
         return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
 
     def close(self) -> None:
+        """Close the connections; those that requests use once they have their answers."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
+            kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.release()
 
     def _ask(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -63,7 +67,7 @@ class AdminClient:
             status, content, location = self._call(method, place, data)
             if status not in _REDIRECTS or not location:
                 return self._checked_answer(method, path, status, content)
-            place = location
+            place = str(httpx.URL(place).join(location))
         raise ServiceUnavailable(
             f"{self.url} redirected {method} {path} {MOST_REDIRECTS} times: wait until its topic has moved"
         )
@@ -87,55 +91,57 @@ class AdminClient:
         raise ClusterRefused(what, status, reason)
 
     def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
-        parts = urlsplit(place)
-        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         headers = {"Content-Type": "application/json", "Accept": "*/*", **self._bearer.headers()}
-        connection, used = self._connection(parts.scheme, parts.netloc)
+        seconds = min(self._call_seconds, QUERY_SECONDS if method == "GET" else CALL_SECONDS)
+        repeatable = True
+
+        def trace(event: str, _: object) -> None:
+            nonlocal repeatable
+            repeatable = repeatable and event not in _NEWS
+
         while True:
-            _limit(connection, min(self._call_seconds, QUERY_SECONDS if method == "GET" else CALL_SECONDS))
+            kept = self._connections()
             try:
-                connection.request(method, target, data, headers)
-                response = connection.getresponse()
-                content = response.read()
-                break
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if isinstance(error, TimeoutError):
+                response = kept.client.request(
+                    method, place, content=data, headers=headers, timeout=seconds, extensions={"trace": trace}
+                )
+                return response.status_code, response.content, response.headers.get("Location")
+            except (httpx.RequestError, httpx.InvalidURL) as error:
+                if isinstance(error, httpx.TimeoutException):
                     self.close()  # all kept ones may be dead
-                    used = False
-                if not used:
-                    raise ServiceUnavailable(
-                        f"no admin interface answers at {parts.scheme}://{parts.netloc} ({error!r}): is the cluster "
-                        "running, and admin_url right?"
-                    ) from None
-                connection, used = self._connect(parts.scheme, parts.netloc), False  # a kept one may have ended
-        if response.will_close:
-            connection.close()
-        else:
-            with self._lock:
-                self._idle.append((parts.netloc, connection))
-        return response.status, content, response.getheader("Location")
+                elif isinstance(error, (httpx.NetworkError, httpx.RemoteProtocolError)) and repeatable:
+                    continue  # a kept one may have ended
+                raise ServiceUnavailable(
+                    f"no admin interface answers at {place.partition('/admin/')[0]} ({error!r}): is the cluster "
+                    "running, and admin_url right?"
+                ) from None
+            finally:
+                kept.release()
 
-    def _connection(self, scheme: str, netloc: str) -> tuple[http.client.HTTPConnection, bool]:
+    def _connections(self) -> KeptConnections:
+        """The connections, for one request, which has to release them."""
         with self._lock:
-            for index, (kept, connection) in enumerate(self._idle):
-                if kept == netloc:
-                    del self._idle[index]
-                    return connection, True
-        return self._connect(scheme, netloc), False
-
-    def _connect(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
-        if scheme == "https":
-            context = self._tls or self._credentials.tls_context()
-            return http.client.HTTPSConnection(netloc, timeout=self._call_seconds, context=context)
-        return http.client.HTTPConnection(netloc, timeout=self._call_seconds)
+            if self._kept is None:
+                self._kept = KeptConnections(self._tls, self._lock)
+            self._kept.users += 1
+            return self._kept
 
 
-def _limit(connection: http.client.HTTPConnection, seconds: float) -> None:
-    """Limit the time of the next request, also on a connection that was kept."""
-    connection.timeout = seconds
-    if connection.sock is not None:
-        connection.sock.settimeout(seconds)
+class KeptConnections:
+    """Connections that are kept until the last of their `users` releases them; the first one is their owner."""
+
+    def __init__(self, tls: ssl.SSLContext, lock: Mutex) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+        self.client = httpx.Client(verify=tls, trust_env=False, limits=limits)
+        self.users = 1
+        self._lock = lock
+
+    def release(self) -> None:
+        with self._lock:
+            self.users -= 1
+            left = self.users
+        if not left:
+            self.client.close()
 
 
 def _reason(content: bytes) -> str:

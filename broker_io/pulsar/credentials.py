@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+import httpx
 import pulsar
 
 from broker_io.environment import current
@@ -101,31 +99,37 @@ class Bearer:
 
 def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
     """A token of the client credentials flow, and its lifetime in seconds."""
+    from authlib.oauth2.base import OAuth2Error
+    from authlib.oauth2.client import OAuth2Client
+
     issuer = oauth2["issuer_url"].rstrip("/")
     try:
         secret = json.loads(_content(oauth2["private_key"]))
-        place = _get_json(f"{issuer}/.well-known/openid-configuration")["token_endpoint"]
-        form = {
-            "grant_type": "client_credentials",
-            "client_id": secret["client_id"],
-            "client_secret": secret["client_secret"],
-            **{name: oauth2[name] for name in ("audience", "scope") if oauth2.get(name)},
-        }
-        answer = _get_json(place, urllib.parse.urlencode(form).encode())
+        optional = {name: oauth2[name] for name in ("audience", "scope") if oauth2.get(name)}
+        with httpx.Client(verify=ssl.create_default_context(), timeout=OAUTH2_SECONDS, follow_redirects=True) as web:
+            found = web.get(f"{issuer}/.well-known/openid-configuration").raise_for_status().json()
+            answer = OAuth2Client(web).fetch_token(
+                found["token_endpoint"],
+                grant_type="client_credentials",
+                client_id=secret["client_id"],
+                client_secret=secret["client_secret"],
+                auth=httpx.Auth(),  # the form has the credentials
+                **optional,
+            )
         return str(answer["access_token"]), float(answer.get("expires_in", 3600))
-    except urllib.error.HTTPError as error:
-        raise NotAuthorized(f"{issuer} refuses a token ({error}): check the credentials of oauth2") from None
-    except urllib.error.URLError as error:
-        raise ServiceUnavailable(f"the token issuer {issuer} does not answer ({error.reason})") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (httpx.HTTPStatusError, OAuth2Error) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error:
+            raise ServiceUnavailable(f"the token issuer {issuer} fails ({_said(error)})") from None
+        raise NotAuthorized(f"{issuer} refuses a token ({_said(error)}): check the credentials of oauth2") from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, OSError, ValueError, KeyError, TypeError) as error:
         raise NotAuthorized(f"no token from {issuer} ({error!r}): check the parameters of oauth2") from None
+    except httpx.RequestError as error:
+        raise ServiceUnavailable(f"the token issuer {issuer} does not answer ({error!r})") from None
 
 
-def _get_json(url: str, form: bytes | None = None) -> Any:
-    if not url.startswith(("https://", "http://")):
-        raise ValueError(f"{url!r} is not the address of a web server")
-    with urllib.request.urlopen(url, form, timeout=OAUTH2_SECONDS) as answer:  # noqa: S310 - looked at above
-        return json.load(answer)
+def _said(error: Exception) -> str:
+    """The first line; httpx adds a link to an explanation of the status."""
+    return str(error).partition("\n")[0]
 
 
 def _content(place: str) -> bytes:

@@ -19,11 +19,17 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
 
 
 class Vanishing:
-    """Answers the first request of each connection; later ones only if it has not vanished."""
+    """Answers the first request of each connection; later ones only if it has not vanished.
+
+    If it `drops`, a later request ends its connection without an answer.
+    """
 
     def __init__(self) -> None:
-        self.vanished = False
+        self.vanished = self.drops = False
+        self.requests = 0
         self.connections = 0
+        self.together: threading.Barrier | None = None
+        """Requests wait for one another here, so that each has a connection."""
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,8 +47,13 @@ class Vanishing:
         answered = 0
         with accepted:
             while accepted.recv(65_536):
+                self.requests += 1
+                if answered and self.drops:
+                    return
                 if not (answered and self.vanished):
                     answered += 1
+                    if self.together is not None:
+                        self.together.wait()
                     accepted.sendall(ANSWER)
 
     def close(self) -> None:
@@ -59,11 +70,14 @@ def server() -> Iterator[Vanishing]:
 def client_of(server: Vanishing, kept: int) -> AdminClient:
     """A client with connections that were kept."""
     client = AdminClient(server.url, Credentials(), RetryPolicy(60.0, lambda: None, from_start=True))
-    taken = [client._connection("http", server.url.removeprefix("http://"))[0] for _ in range(kept)]
-    for connection in taken:
-        connection.request("GET", "/")
-        connection.getresponse().read()
-        client._idle.append((server.url.removeprefix("http://"), connection))
+    server.together = threading.Barrier(kept)
+    threads = [threading.Thread(target=client.ask, args=("GET", "namespaces")) for _ in range(kept)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.together = None
+    assert server.connections == kept
     return client
 
 
@@ -77,6 +91,27 @@ def test_a_query_is_repeated_on_a_new_connection_after_one_timeout(
     assert client.ask("GET", "namespaces") == 1
     assert time.monotonic() - began < admin_module.CALL_SECONDS / 2
     assert server.connections == 6
+    assert server.requests == 5 + 1 + 1, "the other kept connections are not used"
+    client.close()
+
+
+def test_a_request_that_meets_the_end_of_a_kept_connection_is_repeated(server: Vanishing) -> None:
+    client = client_of(server, 2)
+    server.drops = True
+    assert client.ask("PUT", "x", retry=False) == 1
+    assert server.requests == 2 + 2 + 1
+    client.close()
+
+
+def test_connections_are_closed_once_no_request_uses_them(server: Vanishing) -> None:
+    client = client_of(server, 2)
+    used = client._connections()
+    client.close()
+    assert not used.client.is_closed
+    assert client.ask("GET", "namespaces") == 1
+    assert server.connections == 3
+    used.release()
+    assert used.client.is_closed
     client.close()
 
 

@@ -293,6 +293,62 @@ def test_oauth2_token_is_fetched_and_reused(
     assert b"grant_type=client_credentials&client_id=me&client_secret=hush&audience=pulsar" in interface.questions[1][2]
 
 
+def test_errors_of_an_oauth2_issuer_say_whether_to_retry(
+    interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
+) -> None:
+    secret = tmp_path / "key.json"
+    secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
+
+    def asked(url: str = interface.url) -> None:
+        oauth2 = {"issuer_url": url, "private_key": f"file://{secret}"}
+        admin(Credentials(oauth2=oauth2), max_unavailable=0.0).ask("GET", "x")
+
+    where = {"token_endpoint": f"{interface.url}/token"}
+    refused: list[list[tuple[int, object]]] = [
+        [(404, b"no such page")],
+        [(200, where), (401, {"error": "invalid_client"})],
+        [(200, where), (403, b"<html>")],
+    ]
+    for answers in refused:
+        for status, content in answers:
+            interface.will_answer(status, content)
+        with pytest.raises(NotAuthorized, match="refuses a token"):
+            asked()
+    for answers in ([(200, {"other": 1})], [(200, where), (200, {"token_type": "Bearer"})], [(200, b"text")]):
+        for status, content in answers:
+            interface.will_answer(status, content)
+        with pytest.raises(NotAuthorized, match="no token from"):
+            asked()
+    for bad in ("ftp://127.0.0.1", "127.0.0.1", f"{interface.url}:x"):
+        with pytest.raises(NotAuthorized, match="no token from"):
+            asked(bad)
+    interface.will_answer(503)
+    with pytest.raises(ServiceUnavailable, match="503"):
+        asked()
+    with pytest.raises(ServiceUnavailable, match=r"issuer http://127.0.0.1:9 does not answer"):
+        asked("http://127.0.0.1:9")
+
+
+def test_a_redirect_to_a_wrong_address_is_an_error(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    asked = admin(max_unavailable=0.0)
+    for place in ("ftp://127.0.0.1/x", "http://127.0.0.1:x/", "http://127.0.0.1:x/"):
+        interface.will_answer(307, Location=place)
+        with pytest.raises(ServiceUnavailable):
+            asked.ask("GET", "x")
+    assert len(interface.questions) == 3, "an answer was received, so nothing is repeated"
+    interface.will_answer(307, Location="/admin/v2/there")
+    interface.will_answer(200, 1)
+    assert asked.ask("GET", "x") == 1
+
+
+def test_a_proxy_of_the_environment_is_not_used(
+    interface: Interface, admin: Callable[..., AdminClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    interface.will_answer(200, 1)
+    assert admin(max_unavailable=0.0).ask("GET", "x") == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [
