@@ -122,7 +122,24 @@ def long_waits() -> list[LongWait]:
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-_highest_pause = tenacity.wait_exponential(FIRST_PAUSE, LONGEST_PAUSE)
+
+
+class Backoff:
+    """Pauses between the attempts of a shell: up to `first` seconds, then twice as long each time, at most `longest`.
+
+    A random part of each is waited, so that those who lost the same service do not all return at once.
+    """
+
+    def __init__(self, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> None:
+        self._highest = tenacity.wait_exponential(first, longest)
+        self._retrying = tenacity.Retrying()
+        self._uniform = current().randomness.uniform
+
+    def after(self, failures: int) -> float:
+        """The seconds to wait after this many failures in a row, at least one."""
+        state = tenacity.RetryCallState(self._retrying, None, (), {})
+        state.attempt_number = failures
+        return self._uniform(0.0, self._highest(state))
 
 
 class RetryPolicy:
@@ -137,10 +154,11 @@ class RetryPolicy:
         self._check = check
         self._from_start = from_start
         self._environment = current()
+        self._backoff = Backoff()
 
     def __call__(self, what: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`; `what` names the wait. Raises the last ServiceUnavailable."""
-        clock, randomness = self._environment.clock, self._environment.randomness
+        clock = self._environment.clock
         began = clock.monotonic() if self._from_start else None
 
         def is_over(_: tenacity.RetryCallState) -> bool:
@@ -158,7 +176,7 @@ class RetryPolicy:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(ServiceUnavailable),
                 sleep=clock.sleep,
-                wait=lambda state: randomness.uniform(0.0, _highest_pause(state)),
+                wait=lambda state: self._backoff.after(state.attempt_number),
                 stop=is_over,
                 before_sleep=failed,
                 reraise=True,

@@ -10,8 +10,9 @@ import pytest
 from broker_io import waits
 from broker_io.environment import current, use
 from broker_io.errors import Closed, ServiceUnavailable, TopicNotFound
+from broker_io.system import SystemRandomness
 from broker_io.testing import SimulatedClock
-from broker_io.waits import RetryPolicy
+from broker_io.waits import Backoff, RetryPolicy
 
 
 class Clock(SimulatedClock):
@@ -53,6 +54,20 @@ def test_an_attempt_is_repeated_until_the_time_is_up(clock: Clock) -> None:
     assert 20.0 <= clock.monotonic() <= 20.0 + waits.LONGEST_PAUSE
     assert max(clock.pauses) <= waits.LONGEST_PAUSE
     assert clock.pauses[0] <= waits.FIRST_PAUSE
+
+
+def test_pauses_are_random_parts_of_doubling_ones() -> None:
+    parts: list[tuple[float, float]] = []
+
+    class Parts(SystemRandomness):
+        def uniform(self, low: float, high: float) -> float:
+            parts.append((low, high))
+            return high / 2
+
+    with use(replace(current(), randomness=Parts())):
+        backoff = Backoff(0.5, 3.0)
+    assert [backoff.after(failures) for failures in (1, 2, 3, 4, 2000)] == [0.25, 0.5, 1.0, 1.5, 1.5]
+    assert parts[0] == (0.0, 0.5)
 
 
 def test_without_retry_time_there_is_one_attempt(clock: Clock) -> None:

@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from broker_io.waits import Backoff
 from txnbuffer.checks import check_awaitable
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.membership import BLOCKED, MIN_CALLS, AdaptiveBatch, LoopStalls, Membership
@@ -180,6 +181,7 @@ class HandlerRunner:
         self._turn = turn
         self._batch_size = batch_size
         self._aborts = 0
+        self._backoff = Backoff(PAUSE, LONGEST_RETRY)
         self._tried = 0
         self._last_at = 0.0
 
@@ -343,7 +345,7 @@ class HandlerRunner:
             LOG.warning(
                 "group %r retries a transaction on %r: %s", self._member.group, self._assignment.partition, aborted
             )
-        await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
+        await asyncio.sleep(self._backoff.after(self._aborts))
 
     def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
         """Reduce the batch size, because handling these records took too long; `last`: seconds of the last record."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
 from broker_io.environment import current
+from broker_io.waits import Backoff
 from snapshots.shards import shard_of
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.lifecycle import ClosedOnExit
@@ -35,9 +36,6 @@ from txnbuffer.streams.messages import (
     StreamEnded,
     StreamOpened,
 )
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two attempts to connect."""
 
 _STARTS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
@@ -144,12 +142,12 @@ class StreamSession:
         self._wake_writer.set()
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        failures, backoff = 0, Backoff()
         while True:
             error: Error
             try:
                 link = await self._connector()
-                pause = FIRST_PAUSE
+                failures = 0
                 error = await self._talk(link)
             except Error as refused:
                 error = refused
@@ -169,8 +167,8 @@ class StreamSession:
             if isinstance(error, ClientBroken):
                 self.broken = error
                 return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            failures += 1
+            await asyncio.sleep(backoff.after(failures))
 
     async def _talk(self, link: StreamLink) -> Error:
         """Use a connection until it ends; return the error that ended it."""

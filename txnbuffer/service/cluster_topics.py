@@ -21,6 +21,7 @@ from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partition_of
 from broker_io.port import Broker, PartitionedBroker, PolicyLookupBroker, Writer
 from broker_io.position import Position
+from broker_io.waits import Backoff
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.model import Marker
 from txnbuffer.protocol import encode_marker
@@ -198,13 +199,13 @@ class MarkerWriters:
         return True
 
     async def _open(self, topic: ServiceTopic) -> None:
-        pause = FIRST_PAUSE
+        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         try:
             while topic.problem is None and topic.writer is None:
                 # Appends in flight belong to the failed writer: their failure must not affect the next one.
                 if topic.write_problem is not None or topic.flights:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    pauses += 1
+                    await asyncio.sleep(backoff.after(pauses))
                 if topic.flights:
                     continue
                 try:
@@ -244,13 +245,13 @@ class TopicRecreation:
             self._run(self._resolve_until_done(name))
 
     async def _resolve_until_done(self, name: str) -> None:
-        pause = FIRST_PAUSE
+        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         try:
             while self._unsettled(name):
                 if self._is_missing(name) and await self._look(name):
                     return
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pauses += 1
+                await asyncio.sleep(backoff.after(pauses))
         finally:
             self._pending.discard(name)
 

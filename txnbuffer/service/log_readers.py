@@ -22,6 +22,7 @@ from broker_io.environment import Thread, current
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, NotifyingReader, Reader
 from broker_io.position import Position, Positions
+from broker_io.waits import Backoff
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.connection import MIB
@@ -170,7 +171,7 @@ class LogReader:
         self._ahead: Position | None = None
         self._received: list[PlacedBatch] = []
         self._held = 0
-        self._pause = FIRST_PAUSE
+        self._failures, self._backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._check_after = FIRST_CHECK
         self._lock = environment.threads.lock()
         self._busy = True  # whether a read is running or scheduled
@@ -246,7 +247,7 @@ class LogReader:
         self._at = placed.positions.last
         self._read_at = self._monotonic()
         self.problem = self._ahead = None
-        self._pause, self._check_after = FIRST_PAUSE, FIRST_CHECK
+        self._failures, self._check_after = 0, FIRST_CHECK
         with self._lock:
             self._received.append(placed)
             self._held += placed.messages.weight
@@ -262,8 +263,8 @@ class LogReader:
     def _try_again(self, error: Error) -> None:
         self.problem = error
         self.close()
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._pool.schedule(pause, lambda: self._pool.submit_slow(self._turn))
+        self._failures += 1
+        self._pool.schedule(self._backoff.after(self._failures), lambda: self._pool.submit_slow(self._turn))
 
     def _end(self, error: BaseException) -> None:
         self.close()

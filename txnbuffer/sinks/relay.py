@@ -22,6 +22,7 @@ from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
+from broker_io.waits import Backoff
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.client.routing import Start
@@ -195,7 +196,7 @@ class Relay:
         what reading the source and writing the target raise, RelayTargetTaken and RelayBranched; after any error
         another run resumes.
         """
-        pause = FIRST_PAUSE
+        failures, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._last_progress = self._clock.monotonic()
         while True:
             before = self._last_progress
@@ -212,8 +213,8 @@ class Relay:
                 return self.progress
             if stop():
                 return self.progress
-            pause = FIRST_PAUSE if self._last_progress > before else min(2 * pause, LONGEST_PAUSE)
-            self._clock.sleep(pause)
+            failures = 1 if self._last_progress > before else failures + 1
+            self._clock.sleep(backoff.after(failures))
 
     @property
     def unacknowledged(self) -> int:
