@@ -121,7 +121,10 @@ class Sequenced(NamedTuple):
 
 
 class Sequencer:
-    """`position`: the end of the last sequenced message, or the start of the next ledger; None before the first."""
+    """`position`: the end of the last sequenced message, or the start of the next ledger; None before the first.
+
+    `first_seqnos` has ledgers in ascending order, with the seqno of the first visible record from each one's start on.
+    """
 
     __slots__ = ("first_seqnos", "next_seqno", "position")
 

@@ -6,7 +6,9 @@ existed are read from the log. Durable cursors are stored in the snapshots of th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +125,8 @@ class Feed:
     def read_start(self, request: ReadLog) -> SeqnoAnchor:
         """The last known position at or before a request's first seqno. Raises MutationsTrimmed."""
         ledgers = [*self.followed.numbered.first_seqnos.items()]
-        places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
+        known = bisect_right(ledgers, request.first, key=itemgetter(1))
+        places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers[:known][-1:]]
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
         if (reached := self._reached.get(request.cursor)) is not None:

@@ -11,9 +11,11 @@ branched.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeAlias
 
 from broker_io.errors import Error, TooManyStreams
@@ -480,7 +482,8 @@ def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
 def first_needed(seqno: int, first_seqnos: Mapping[int, int]) -> int | None:
     """The first ledger with records after `seqno`; None if no ledger has a visible record.
 
-    `first_seqnos`: ledger → seqno of the first visible record at or after its start.
+    `first_seqnos`: ledger → seqno of the first visible record at or after its start, ascending.
     """
-    usable = [ledger for ledger, first in first_seqnos.items() if first <= seqno + 1]
-    return max(usable, default=min(first_seqnos, default=None))
+    ledgers = [*first_seqnos.items()]
+    usable = bisect_right(ledgers, seqno + 1, key=itemgetter(1))
+    return ledgers[max(usable - 1, 0)][0] if ledgers else None
