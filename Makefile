@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden docs lock clean
+.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ docs: $(STAMP) ## build the documentation site in site/, update the diagram in d
 	$(BIN)/python tests/layers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "open site/index.html" >&2
+
+protocols: $(STAMP) ## generate the modules of the protocol files (*.proto) again
+	$(BIN)/python requirements/protocols.py
 
 lock: ## resolve the lock files again (Python 3.11)
 	$(PYTHON) requirements/lock.py

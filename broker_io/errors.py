@@ -1,20 +1,17 @@
-"""The root of the error tree, the errors of brokers, and the form in which errors are sent to other processes.
+"""The root of the error tree, and the errors of brokers.
 
 Every error states whose fault it is, the exit code of `txnbuf`, whether a retry can help, and the name of its
 gRPC status. Its message names what is wrong and says what to do. `txnbuffer.errors` and `snapshots.errors`
 extend this tree.
 
-The sent form is an Avro record: `name` of the class, `fault` (caller, peer, storage, environment), `message`, and
-`details`, the attributes that are texts or integers. The receiver raises the same class, or, if it does not know
-the class, the base class of the fault. A failed gRPC call ends with the gRPC status of the class and carries the
-record as trailing metadata under `txnbuffer-error-bin`.
+`broker_io.rpc.encoding` sends errors to other processes. A failed gRPC call ends with the gRPC status of the class and
+has the error as trailing metadata under `txnbuffer-error-bin`.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class Fault(enum.Enum):
@@ -119,6 +116,12 @@ class TooManyStreams(CallerError):
 
     retryable = True
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class VersionMismatch(CallerError):
+    """Client and service have different versions of the protocol; the message says which side to upgrade."""
+
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class MalformedMessage(CallerError):
@@ -249,72 +252,3 @@ class TooManyFiles(EnvironmentFault):
 
 class MissingDependency(EnvironmentFault):
     """An optional package is not installed."""
-
-
-ERROR_TRAILER = "txnbuffer-error-bin"
-LONGEST_MESSAGE = 2000
-"""Characters of a message that are sent: gRPC metadata is limited to some kilobytes."""
-
-ERROR_SCHEMA = {
-    "type": "record",
-    "name": "Error",
-    "fields": [
-        {"name": "name", "type": "string"},
-        {"name": "fault", "type": "string"},
-        {"name": "message", "type": "string"},
-        {"name": "details", "type": {"type": "map", "values": ["long", "string"]}},
-    ],
-}
-
-_OF_FAULT: dict[str, type[Error]] = {
-    Fault.CALLER.value: CallerError,
-    Fault.PEER.value: PeerError,
-    Fault.STORAGE.value: StorageError,
-    Fault.ENVIRONMENT.value: EnvironmentFault,
-}
-
-
-def detail(value: object) -> int | str | None:
-    """An attribute of an error as it is sent; None if it is not sent."""
-    if isinstance(value, str):
-        return _short(value)
-    return value if type(value) is int and -(2**63) <= value < 2**63 else None
-
-
-def error_to_fields(error: Error, as_detail: Callable[[object], int | str | None] = detail) -> dict[str, Any]:
-    """The record of an error; `as_detail` converts each attribute to the form that is sent."""
-    details = {name: as_detail(value) for name, value in vars(error).items()}
-    return {
-        "name": type(error).__name__,
-        "fault": error.fault.value,
-        "message": _short(str(error)),
-        "details": {name: value for name, value in details.items() if value is not None},
-    }
-
-
-def error_from_fields(fields: dict[str, Any]) -> Error:
-    """The error of a record. Raises ValueError for an unknown fault."""
-    kind = _classes().get(fields["name"]) or _OF_FAULT.get(fields["fault"])
-    if kind is None:
-        raise ValueError(f"an error has the unknown fault {fields['fault']!r}")
-    error = kind.__new__(kind)
-    Exception.__init__(error, fields["message"])
-    for name, value in fields["details"].items():
-        if not hasattr(kind, name):  # a peer must not override attributes of the class
-            setattr(error, name, value)
-    return error
-
-
-def _short(text: str) -> str:
-    clean = text.encode(errors="replace").decode()
-    return clean if len(clean) <= LONGEST_MESSAGE else clean[: LONGEST_MESSAGE - 1] + "…"
-
-
-def _classes() -> dict[str, type[Error]]:
-    found: dict[str, type[Error]] = {}
-    waiting: list[type[Error]] = [Error]
-    while waiting:
-        kind = waiting.pop()
-        found.setdefault(kind.__name__, kind)
-        waiting += kind.__subclasses__()
-    return found

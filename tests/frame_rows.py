@@ -28,7 +28,6 @@ from txnbuffer.errors import AlreadyCommitted, TransactionAborted
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 from txnbuffer.protocol import transactional
 from txnbuffer.rpc.frames import (
-    SESSION_VERSION,
     Abort,
     ClientFrame,
     Deletion,
@@ -99,7 +98,7 @@ def parts(draw: st.DrawFn) -> GroupHeartbeat:
 
 client_frames = st.builds(
     ClientFrame,
-    hello=st.one_of(st.none(), st.builds(SessionHello, st.just(SESSION_VERSION), words, tuples(txns))),
+    hello=st.one_of(st.none(), st.builds(SessionHello, words, tuples(txns))),
     registers=tuples(st.builds(NamedRequest, requests, words)),
     leases=tuples(st.builds(LeaseRequest, requests, longs)),
     open_names=tuples(st.builds(NamedRequest, requests, words)),

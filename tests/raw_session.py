@@ -12,7 +12,6 @@ from broker_io.batch import Batch, Blobs, Labels, Numbers
 from txnbuffer.coordinator.messages import Commit, Leased
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import (
-    SESSION_VERSION,
     ClientFrame,
     Failure,
     LeaseRequest,
@@ -57,7 +56,7 @@ class RawSession:
         self.credits = 0
 
     async def hello(self, session: str = "", claims: Sequence[TxnId] = ()) -> Welcome:
-        self.link.send(ClientFrame(hello=SessionHello(SESSION_VERSION, session, tuple(claims))))
+        self.link.send(ClientFrame(hello=SessionHello(session, tuple(claims))))
         await self.until(lambda: self.welcome is not None)
         assert self.welcome is not None
         self.session = self.welcome.session
@@ -140,19 +139,22 @@ class InProcess:
 class OverGrpc:
     """A link over gRPC; `send_bytes` sends arbitrary bytes."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, metadata: Any = None) -> None:
         import grpc
 
-        from txnbuffer.rpc.frames import SESSION_METHOD, SESSION_SERVICE
+        from broker_io.rpc.channel import VERSION_METADATA
+        from txnbuffer.rpc.session_encoding import SESSION
 
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
-        self.call = self.channel.stream_stream(f"/{SESSION_SERVICE}/{SESSION_METHOD}")()
+        self.call = self.channel.stream_stream(SESSION.path)(
+            metadata=VERSION_METADATA if metadata is None else metadata
+        )
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self._sender = asyncio.ensure_future(self._send_for_ever())
 
     def send(self, frame: ClientFrame) -> None:
-        from txnbuffer.rpc.client_frames import encode_client_frame
+        from txnbuffer.rpc.session_encoding import encode_client_frame
 
         self.send_bytes(encode_client_frame(frame))
 
@@ -162,7 +164,7 @@ class OverGrpc:
     async def receive(self) -> ServerFrame | None:
         import grpc
 
-        from txnbuffer.rpc.server_frames import decode_server_frame
+        from txnbuffer.rpc.session_encoding import decode_server_frame
 
         try:
             data = await self.call.read()

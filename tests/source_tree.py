@@ -117,9 +117,10 @@ class Module:
 
 
 def modules(*directories: str) -> list[Module]:
-    """All modules under some directories of the repository, sorted by path."""
+    """All modules under some directories of the repository, sorted by path; without generated ones."""
     paths = sorted(path for directory in directories for path in (ROOT / directory).rglob("*.py"))
-    return [Module(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+    written = [path for path in paths if not path.name.endswith("_pb2.py")]
+    return [Module(str(path.relative_to(ROOT)), path.read_text()) for path in written]
 
 
 def tracked_files() -> list[str] | None:

@@ -8,7 +8,6 @@ from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.failover import FailoverLog, ResumeToken, Version
 from txnbuffer.streams.messages import (
     NO_END,
-    STREAM_VERSION,
     ClientEvent,
     ClientMessage,
     FindTopic,
@@ -45,7 +44,7 @@ class ServerRig:
 
     def __init__(self, config: ServerConfig | None = None, name: str = "") -> None:
         self.server = StreamServer(config or ServerConfig(), 0.0)
-        self.say(StreamHello(STREAM_VERSION, name, 10.0))
+        self.say(StreamHello(name, 10.0))
 
     def say(self, *messages: ClientMessage, now: float = 0.0) -> None:
         self.server.receive(messages, now)

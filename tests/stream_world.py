@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.rpc.stream_frames import (
+from txnbuffer.rpc.streams_encoding import (
     decode_stream_client_frame,
     decode_stream_server_frame,
     encode_stream_client_frame,

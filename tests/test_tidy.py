@@ -22,13 +22,14 @@ from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, 
 
 PURE = (
     "broker_io.batch", "broker_io.block", "broker_io.errors", "broker_io.partitions", "broker_io.position",
-    "snapshots.errors", "snapshots.format", "snapshots.shards",
+    "broker_io.rpc.encoding", "broker_io.rpc.log_pb2", "snapshots.errors", "snapshots.format", "snapshots.shards",
     "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors",
     "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.pipeline.ranges", "txnbuffer.protocol",
-    "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.client_frames", "txnbuffer.rpc.columns",
-    "txnbuffer.rpc.frames", "txnbuffer.rpc.server_frames", "txnbuffer.rpc.stream_frames", "txnbuffer.streams",
+    "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2",
+    "txnbuffer.rpc.frames", "txnbuffer.rpc.session_encoding", "txnbuffer.rpc.session_pb2",
+    "txnbuffer.rpc.streams_encoding", "txnbuffer.rpc.streams_pb2", "txnbuffer.streams",
 )  # fmt: skip
-PORTS = ("broker_io.compacted", "broker_io.port", "broker_io.environment")
+PORTS = ("broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel")
 LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""
 WORLDLESS = (*PURE, "broker_io.compacted", "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
@@ -41,7 +42,7 @@ ORDER = (
     ("broker_io.errors", "broker_io.position", "broker_io.system"),
     ("broker_io.batch", "broker_io.environment", "broker_io.partitions"),
     ("broker_io.block", "broker_io.port", "broker_io.waits"),
-    ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.testing"),
+    ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
@@ -588,7 +589,7 @@ def test_lock_files_have_the_requirements_of_the_project() -> None:
         "runtime.txt": runtime,
         "pulsar.txt": runtime + project["project"]["optional-dependencies"]["pulsar"],
         "build.txt": groups["build"],
-        "dev.txt": runtime + [item for name in ("build", "test", "lint", "notebook", "docs") for item in groups[name]],
+        "dev.txt": runtime + [item for name in ("build", "test", "lint", "notebook", "docs", "protocols") for item in groups[name]],
     }
     wanted["dev.txt"] += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
     assert {path.name for path in LOCKS} == set(wanted)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from broker_io.environment import current
-from broker_io.errors import NotSupported, UnsupportedFormat
+from broker_io.errors import NotSupported
 from broker_io.port import Ledger, check_topic_name
 from broker_io.position import EARLIEST, Position
 from broker_io.remote.connection import RemoteConnection
-from broker_io.remote.messages import VERSION, Reply
+from broker_io.remote.messages import decode_position
 from broker_io.remote.reader import RemoteReader
 from broker_io.remote.writer import RemoteWriter
+from broker_io.rpc import log_pb2
+
+T = TypeVar("T")
 
 MAX_WAIT = 30.0
 """Default seconds for which calls wait for an unavailable service."""
@@ -34,30 +37,26 @@ class RemoteBroker:
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = current().threads.lock()
         try:
-            version, self.max_message_bytes, self._max_append_bytes = self._ask("Hello").numbers
-            if version != VERSION:
-                raise UnsupportedFormat(
-                    f"the service at {target} uses version {version} of the log protocol and this release version "
-                    f"{VERSION}: use releases with the same version"
-                )
+            limits = self._ask("Hello", log_pb2.LogLimits)
         except BaseException:
             self._connection.close()
             raise
+        self.max_message_bytes, self._max_append_bytes = limits.max_message_bytes, limits.max_append_bytes
 
     def topics(self) -> list[str]:
-        return [*self._ask("Topics").texts]
+        return [*self._ask("Topics", log_pb2.TopicNames).names]
 
     def create_topic(self, topic: str) -> None:
-        self._ask("CreateTopic", topic)
+        self._ask("CreateTopic", log_pb2.Empty, topic)
 
     def delete_topic(self, topic: str) -> None:
         self._connection.check()
         self._connection.ask(
-            "DeleteTopic", check_topic_name(topic), slow=True
+            "DeleteTopic", log_pb2.Empty, check_topic_name(topic), slow=True
         )  # not retried: it may be re-created meanwhile
 
     def incarnation(self, topic: str) -> str:
-        return self._ask("Incarnation", topic).texts[0]
+        return self._ask("Incarnation", log_pb2.TopicIncarnation, topic).incarnation
 
     def writer(
         self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
@@ -86,30 +85,26 @@ class RemoteBroker:
         return reader
 
     def ledgers(self, topic: str) -> list[Ledger]:
-        numbers = iter(self._ask("Ledgers", topic).numbers)
-        rows = zip(numbers, numbers, numbers, numbers, strict=True)
-        return [
-            Ledger(ledger, entries, size, closed=bool(state & 1), lasting=not state & 2)
-            for ledger, entries, size, state in rows
-        ]
+        rows = self._ask("Ledgers", log_pb2.LedgerList, topic).ledgers
+        return [Ledger(row.ledger, row.entries, row.bytes, closed=row.closed, lasting=row.lasting) for row in rows]
 
     def first_position(self, topic: str) -> Position | None:
-        return _position(self._ask("FirstPosition", topic))
+        return self._position("FirstPosition", topic)
 
     def last_position(self, topic: str) -> Position | None:
-        return _position(self._ask("LastPosition", topic))
+        return self._position("LastPosition", topic)
 
     def position_at(self, topic: str, time_ms: int) -> Position | None:
-        return _position(self._ask("PositionAt", topic, time_ms))
+        return self._position("PositionAt", topic, time_ms)
 
     def roll(self, topic: str) -> None:
-        self._ask("Roll", topic, slow=True)
+        self._ask("Roll", log_pb2.Empty, topic, slow=True)
 
     def trim(self, topic: str, first_ledger: int) -> None:
-        self._ask("Trim", topic, first_ledger, slow=True)
+        self._ask("Trim", log_pb2.Empty, topic, first_ledger, slow=True)
 
     def compact(self, topic: str) -> None:
-        self._ask("Compact", topic, slow=True)
+        self._ask("Compact", log_pb2.Empty, topic, slow=True)
 
     def close(self) -> None:
         if self._connection.closed:
@@ -128,12 +123,12 @@ class RemoteBroker:
     ) -> None:
         self.close()
 
-    def _ask(self, method: str, topic: str | None = None, number: int = 0, *, slow: bool = False) -> Reply:
+    def _position(self, method: str, topic: str, number: int = 0) -> Position | None:
+        found = self._ask(method, log_pb2.FoundPosition, topic, number)
+        return decode_position(found.position) if found.HasField("position") else None
+
+    def _ask(self, method: str, kind: type[T], topic: str | None = None, number: int = 0, *, slow: bool = False) -> T:
         """Send an idempotent request, with retries."""
         self._connection.check()
         name = "" if topic is None else check_topic_name(topic)
-        return self._connection.retry(lambda: self._connection.ask(method, name, number, slow=slow))
-
-
-def _position(reply: Reply) -> Position | None:
-    return Position(*reply.numbers) if reply.numbers else None
+        return self._connection.retry(lambda: self._connection.ask(method, kind, name, number, slow=slow))

@@ -7,23 +7,14 @@ from typing import Any, TypeVar
 
 import grpc
 
-from broker_io.errors import ERROR_TRAILER, Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
-from broker_io.remote import messages
-from broker_io.remote.messages import SERVICE, Reply, TopicRequest
+from broker_io.errors import Closed, Error, InvalidAddress
+from broker_io.remote.messages import SERVICE, parse
+from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of
+from broker_io.rpc.log_pb2 import TopicRequest
 from broker_io.waits import RetryPolicy
 
 T = TypeVar("T")
 
-OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 CALL_SECONDS = 60.0
 """Timeout of a request."""
 
@@ -35,30 +26,28 @@ class RemoteConnection:
         self.target = target
         self.closed = False
         self._max_unavailable = max_unavailable
-        if root_certificates is None:
-            self._channel = grpc.insecure_channel(target, OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(root_certificates), OPTIONS)
+        self._channel = Endpoint(target, root_certificates).channel(grpc)
         self._calls: dict[str, Any] = {}
 
     def check(self) -> None:
         if self.closed:
             raise Closed(f"the connection to {self.target} was closed in this process: open it again")
 
-    def ask(self, method: str, topic: str = "", number: int = 0, *, slow: bool = False) -> Reply:
-        """The reply to one request. Raises the error of the service, or ServiceUnavailable."""
+    def ask(self, method: str, kind: type[T], topic: str = "", number: int = 0, *, slow: bool = False) -> T:
+        """The reply, of this kind, to one request. Raises the error of the service, or ServiceUnavailable."""
         self.check()
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        request = messages.encode_request(TopicRequest(topic, number))
+        request = TopicRequest(topic=topic, number=number).SerializeToString()
         try:
-            return messages.decode_reply(self._calls[method](request, timeout=None if slow else CALL_SECONDS))
+            reply = self._calls[method](request, timeout=None if slow else CALL_SECONDS, metadata=VERSION_METADATA)
         except grpc.RpcError as error:
             raise self.to_error(error) from None
+        return parse(kind, reply)
 
     def stream(self, method: str, requests: Any) -> Any:
         """The answers of a stream; `cancel` ends it."""
-        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests)
+        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=VERSION_METADATA)
 
     def retry(self, attempt: Callable[[], T]) -> T:
         policy = RetryPolicy(self._max_unavailable, self.check)
@@ -68,12 +57,7 @@ class RemoteConnection:
         """The error of the tree for a failed call."""
         if self.closed:
             return Closed(f"the connection to {self.target} was closed in this process: open it again")
-        trailer = dict(error.trailing_metadata() or ()).get(ERROR_TRAILER)
-        if trailer is not None:
-            return messages.decode_error(trailer)
-        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-            return PeerError(f"the server at {self.target} serves no log: give the address of `txnbuf serve`")
-        return ServiceUnavailable(f"no service answers at {self.target} ({error.details()}): is it running?")
+        return error_of(error, self.target)
 
     def close(self) -> None:
         self.closed = True

@@ -97,7 +97,7 @@ class RemoteReader:
         opened = messages.decode_opened(stream.receive())
         self._opening = self._opening._replace(incarnation=opened.incarnation)
         if self._opening.start >= LATEST:
-            self._opening = self._opening._replace(start=opened.behind, inclusive=False)
+            self._opening = self._opening._replace(start=opened.after, inclusive=False)
         return stream
 
     def _drop(self) -> None:

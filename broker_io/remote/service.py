@@ -16,8 +16,8 @@ import functools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -25,7 +25,7 @@ import numpy as np
 
 from broker_io.batch import ROW_BYTES, Batch, Labels, PlacedBatch
 from broker_io.environment import current
-from broker_io.errors import ERROR_TRAILER, Error, ServiceUnavailable, TooManyStreams, TopicNotFound, as_error
+from broker_io.errors import Error, ServiceUnavailable, TooManyStreams, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Reader, Writer
 from broker_io.position import LATEST, NO_INDEX, Position, Positions
 from broker_io.remote import messages
@@ -35,11 +35,12 @@ from broker_io.remote.messages import (
     OpenReader,
     Outcome,
     ReaderOpened,
-    Reply,
-    TopicRequest,
     decode_appends,
     encode_appended,
 )
+from broker_io.rpc import log_pb2
+from broker_io.rpc.channel import end_call
+from broker_io.rpc.log_pb2 import TopicRequest
 
 T = TypeVar("T")
 
@@ -223,7 +224,7 @@ class ServedReader:
 
     def _open(self, broker: Broker, opening: OpenReader) -> None:
         topic, start = opening.topic, opening.start
-        behind = _end(broker, topic) if start >= LATEST else start
+        after = _end(broker, topic) if start >= LATEST else start
         incarnation = broker.incarnation(topic)
         if opening.incarnation not in ("", incarnation):
             raise _topic_recreated(topic)
@@ -231,7 +232,7 @@ class ServedReader:
         if broker.incarnation(topic) != incarnation:
             self._reader.close()
             raise _topic_recreated(topic)
-        self.opened = ReaderOpened(incarnation, behind)
+        self.opened = ReaderOpened(incarnation, after)
 
     def answer(self, ask: Ask) -> Answer:
         """The messages that the reader has now, or gets within the wait of the request."""
@@ -312,6 +313,9 @@ CALL_THREADS, CHANGE_THREADS = 8, 2
 Change = Literal["create", "delete", "write", "own", "roll", "trim", "compact"]
 """A change of a topic that a client requests; "own" is to open an exclusive writer."""
 
+Query = Callable[[Broker, TopicRequest], Any]
+"""Answers a request with a message."""
+
 Guard = Callable[[str, Change], None]
 """Raises an error for a change that is not allowed; it is called on the loop."""
 
@@ -375,23 +379,24 @@ class LogService:
 
     # --- one request, one reply ---
 
-    async def _hello(self, _: TopicRequest) -> Reply:
-        return Reply((), (messages.VERSION, *self._limits))
+    async def _hello(self, _: TopicRequest) -> log_pb2.LogLimits:
+        return log_pb2.LogLimits(max_message_bytes=self._limits[0], max_append_bytes=self._limits[1])
 
-    async def _query(self, call: Callable[[Broker, TopicRequest], Reply], request: TopicRequest) -> Reply:
+    async def _query(self, call: Query, request: TopicRequest) -> Any:
         return await run(self._calls, call, self._broker, request)
 
     async def _change(
         self, change: Change, call: Callable[[Broker, TopicRequest], None], request: TopicRequest
-    ) -> Reply:
+    ) -> log_pb2.Empty:
         self._check(request.topic, change)
         await run(self._changes, call, self._broker, request)
-        return Reply()
+        return log_pb2.Empty()
 
-    def _unary(self, method: Callable[[TopicRequest], Awaitable[Reply]]) -> Any:
+    def _unary(self, method: Callable[[TopicRequest], Awaitable[Any]]) -> Any:
         async def answer(data: bytes, context: Any) -> bytes:
             async with self._errors_as_status(context):
-                return messages.encode_reply(await method(messages.decode_request(data)))
+                reply: bytes = (await method(messages.parse(TopicRequest, data))).SerializeToString()
+                return reply
             raise AssertionError("a call that failed was not ended")
 
         return grpc.unary_unary_rpc_method_handler(answer)
@@ -482,11 +487,11 @@ class LogService:
                 raise _stopping()
             yield
         except Error as error:
-            await _abort(context, error)
+            await end_call(context, error)
         except grpc.aio.BaseError:
             raise
         except Exception as error:
-            await _abort(context, as_error(error))
+            await end_call(context, as_error(error))
         finally:
             if task is not None:
                 self._tasks.discard(task)
@@ -503,31 +508,21 @@ def _stopping() -> ServiceUnavailable:
     return ServiceUnavailable("the service is stopping: connect again later")
 
 
-async def _abort(context: Any, error: Error) -> None:
-    trailer = ((ERROR_TRAILER, messages.encode_error(error)),)
-    details = messages.decode_error(trailer[0][1])
-    with suppress(asyncio.InvalidStateError):
-        await context.abort(grpc.StatusCode[error.grpc_status], str(details), trailer)
-
-
 def _answer(reading: ServedReader, ask: messages.Ask) -> bytes:
     return messages.encode_answer(reading.answer(ask))
 
 
-def _position(position: Position | None) -> Reply:
-    return Reply((), () if position is None else position)
+def _position(position: Position | None) -> log_pb2.FoundPosition:
+    return log_pb2.FoundPosition(position=None if position is None else position._asdict())
 
 
-def _ledgers(broker: Broker, request: TopicRequest) -> Reply:
-    numbers: list[int] = []
-    for row in broker.ledgers(request.topic):
-        numbers += (row.ledger, row.entries, row.bytes, row.closed + 2 * (not row.lasting))
-    return Reply((), numbers)
+def _ledgers(broker: Broker, request: TopicRequest) -> log_pb2.LedgerList:
+    return log_pb2.LedgerList(ledgers=[asdict(row) for row in broker.ledgers(request.topic)])
 
 
-QUERIES: dict[str, Callable[[Broker, TopicRequest], Reply]] = {
-    "Topics": lambda broker, _: Reply(broker.topics()),
-    "Incarnation": lambda broker, request: Reply([broker.incarnation(request.topic)]),
+QUERIES: dict[str, Query] = {
+    "Topics": lambda broker, _: log_pb2.TopicNames(names=broker.topics()),
+    "Incarnation": lambda broker, request: log_pb2.TopicIncarnation(incarnation=broker.incarnation(request.topic)),
     "Ledgers": _ledgers,
     "FirstPosition": lambda broker, request: _position(broker.first_position(request.topic)),
     "LastPosition": lambda broker, request: _position(broker.last_position(request.topic)),

@@ -18,7 +18,6 @@ from broker_io.port import check_batch
 from broker_io.position import Positions
 from broker_io.remote import messages
 from broker_io.remote.connection import RemoteConnection
-from broker_io.remote.messages import OpenWriter
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 """Bytes of appends without an answer; above this limit `append` blocks."""
@@ -40,7 +39,7 @@ class RemoteWriter:
         self._pending: deque[tuple[Future[Positions], int]] = deque()
         self._pending_bytes = 0
         self._dead: Error | None = None
-        self._queue.put(messages.encode_open_writer(OpenWriter(topic, exclusive)))
+        self._queue.put(messages.encode_open_writer(topic, exclusive))
         self._answers = connection.stream("Append", self._frames())
         try:
             messages.decode_appended(next(self._answers))
@@ -111,7 +110,7 @@ class RemoteWriter:
                     break
                 blocks.append(more)
                 size += len(more)
-            yield b"".join(blocks)
+            yield messages.encode_appends(blocks)
             if ended:
                 return
 

@@ -25,6 +25,7 @@ from broker_io.remote import writer as writer_module
 from broker_io.remote.broker import RemoteBroker
 from broker_io.remote.messages import Ask, OpenReader
 from broker_io.remote.service import ServedReader
+from broker_io.rpc.log_pb2 import Error
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
     eventually,
@@ -195,12 +196,12 @@ def stream_of(server: LogServer, method: str, *frames: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("method", ["Append", "Read", "Hello", "Ledgers"])
-@pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("data", [b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n"])
 def test_invalid_bytes_are_rejected_without_other_effects(
     place: Place, remote: RemoteBroker, method: str, data: bytes
 ) -> None:
     prelude = {
-        "Append": [messages.encode_open_writer(messages.OpenWriter(TOPIC, False))],
+        "Append": [messages.encode_open_writer(TOPIC, False)],
         "Read": [messages.encode_open_reader(opening())],
     }
     attempts = [[data], *([[*prelude[method], data]] if method in prelude else [])]
@@ -214,7 +215,7 @@ def test_invalid_bytes_are_rejected_without_other_effects(
         call: Any = failed.value
         assert call.code() == grpc.StatusCode.INVALID_ARGUMENT
         trailer = dict(call.trailing_metadata())["txnbuffer-error-bin"]
-        assert isinstance(messages.decode_error(trailer), MalformedMessage)
+        assert isinstance(messages.decode_error(messages.parse(Error, trailer)), MalformedMessage)
     with remote.writer(TOPIC) as writer:
         put(writer, numbered(1))
     assert len(read_all(remote, TOPIC)) == 1
@@ -231,11 +232,11 @@ def test_appends_before_invalid_bytes_stay(place: Place) -> None:
         stream_of(
             place.server,
             "Append",
-            messages.encode_open_writer(messages.OpenWriter(TOPIC, False)),
-            good,
-            good + b"noise",
+            messages.encode_open_writer(TOPIC, False),
+            messages.encode_appends([good, good]),
+            messages.encode_appends([good, good + b"noise"]),
         )
-    assert [placed.message for placed in read_all(place.log, TOPIC)] == numbered(2)
+    assert [placed.message for placed in read_all(place.log, TOPIC)] == numbered(2) * 2
 
 
 def test_grpc_does_not_touch_forked_children() -> None:

@@ -89,7 +89,7 @@ def test_service_without_a_log_is_distinguished_from_an_unavailable_one() -> Non
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with pytest.raises(PeerError, match="serves no log") as raised:
+    with pytest.raises(PeerError, match="is not a service of this release") as raised:
         open_broker(f"txnbuf://127.0.0.1:{port}")
     assert not isinstance(raised.value, ServiceUnavailable)
     server.stop(None).wait()

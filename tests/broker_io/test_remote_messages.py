@@ -15,19 +15,17 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Blobs, Labels, Message, PlacedBatch
 from broker_io.block import encode_block
 from broker_io.errors import (
-    LONGEST_MESSAGE,
     Damaged,
     Error,
     Fenced,
     MalformedMessage,
     PositionTrimmed,
     UnsupportedFormat,
-    error_from_fields,
-    error_to_fields,
 )
 from broker_io.position import Position, Positions
 from broker_io.remote import messages
-from broker_io.remote.messages import Answer, Ask, OpenReader, OpenWriter, ReaderOpened, Reply, TopicRequest
+from broker_io.remote.messages import Answer, Ask, OpenReader, ReaderOpened
+from broker_io.rpc import encoding, log_pb2
 
 MESSAGES = [Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None), Message(b"", b"", {"n": "12"})]
 PLACED = PlacedBatch(Positions.consecutive(7, 40, 3), np.full(3, 1_700_000_000_000, np.int64), Batch.of(MESSAGES))
@@ -54,13 +52,24 @@ def row(value: Any) -> Any:
 
 
 GOLDEN: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "request": (TopicRequest("größe", 2**62), messages.encode_request, messages.decode_request),
-    "reply": (Reply(["a", "b"], [1, -1, 2**40]), messages.encode_reply, messages.decode_reply),
-    "error": (DAMAGED, messages.encode_error, messages.decode_error),
-    "open-writer": (OpenWriter("orders", True), messages.encode_open_writer, messages.decode_open_writer),
+    "request": (
+        log_pb2.TopicRequest(topic="größe", number=2**62),
+        encoding.serialize,
+        lambda data: messages.parse(log_pb2.TopicRequest, data),
+    ),
+    "error": (
+        DAMAGED,
+        lambda error: encoding.serialize(encoding.encode_error(error)),
+        lambda data: messages.decode_error(messages.parse(log_pb2.Error, data)),
+    ),
+    "open-writer": (
+        log_pb2.OpenLogWriter(topic="orders", exclusive=True),
+        lambda row: messages.encode_open_writer(row.topic, row.exclusive),
+        messages.decode_open_writer,
+    ),
     "appends": (
         [Batch.of(MESSAGES), Batch.of(MESSAGES[:1])],
-        lambda batches: b"".join(map(messages.encode_append, batches)),
+        lambda batches: messages.encode_appends([*map(messages.encode_append, batches)]),
         messages.decode_appends,
     ),
     "appended": (
@@ -92,15 +101,27 @@ def test_golden(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_cut_off_or_extended_bytes_are_refused(name: str) -> None:
+def test_cut_off_bytes_give_no_other_value_of_a_field(name: str) -> None:
     value, encode, decode = GOLDEN[name]
     data = encode(value)
-    whole = {len(messages.encode_append(value[0]))} if name == "appends" else set()
-    for size in {*range(len(data))} - whole:
-        with pytest.raises(MalformedMessage):
-            decode(data[:size])
+    for size in range(len(data)):
+        with contextlib.suppress(MalformedMessage):  # between two fields, the rest is a message too
+            found = row(decode(data[:size]))
+            assert not isinstance(found, list) or found == row(value)[: len(found)]
     with pytest.raises(MalformedMessage):
         decode(data + b"\0")
+
+
+def test_unknown_field_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="a ReadRequest has a field that this release does not know"):
+        messages.decode_ask(messages.encode_ask(Ask(1, 2)) + b"\xf8\x01\x01")
+
+
+@pytest.mark.parametrize("decode", [messages.decode_open_writer, messages.decode_appends, messages.decode_opened])
+def test_messages_in_the_wrong_order_are_refused(decode: Callable[[bytes], Any]) -> None:
+    for data in (b"", messages.encode_ask(Ask(1, 2))):
+        with pytest.raises(MalformedMessage):
+            decode(data)
 
 
 @given(st.sampled_from([*GOLDEN]), st.data())
@@ -150,18 +171,20 @@ def test_answers_round_trip(batch: PlacedBatch) -> None:
 
 def test_block_of_a_client_is_not_decompressed_and_its_labels_are_checked() -> None:
     batch = Batch.of([Message(b"k", b"v" * 1000)] * 5)
-    packed = b"".join(encode_block(batch, first_entry=0, publish_time=0, compress=True).chunks)
+    packed = messages.encode_appends(
+        [b"".join(encode_block(batch, first_entry=0, publish_time=0, compress=True).chunks)]
+    )
     with pytest.raises(MalformedMessage, match="compressed"):
         messages.decode_appends(packed)
     for codes in ([0, 2], [-2, 0]):
         labels = {"p": Labels(np.array(codes, np.int32), ("a", "b"))}
-        lying = messages.encode_append(Batch(Blobs.none(2), Blobs.none(2), labels))
+        lying = messages.encode_appends([messages.encode_append(Batch(Blobs.none(2), Blobs.none(2), labels))])
         with pytest.raises(MalformedMessage, match="'p'"):
             messages.decode_appends(lying)
 
 
 def test_errors_keep_class_message_and_details() -> None:
-    found = error_from_fields(error_to_fields(DAMAGED))
+    found = encoding.decode_error(encoding.encode_error(DAMAGED))
     assert isinstance(found, Damaged)
     assert (str(found), found.path, found.offset, found.what) == (
         str(DAMAGED), DAMAGED.path, DAMAGED.offset, DAMAGED.what,
@@ -170,15 +193,20 @@ def test_errors_keep_class_message_and_details() -> None:
 
 
 def test_unknown_error_is_of_its_fault_and_overrides_no_class_attribute() -> None:
-    fields = {**error_to_fields(Fenced("gone")), "name": "FromTheFuture", "details": {"retryable": 1, "shard": 3}}
-    found = error_from_fields(fields)
+    message = log_pb2.Error(
+        name="FromTheFuture",
+        fault="peer",
+        message="gone",
+        details=[{"name": "retryable", "number": 1}, {"name": "shard", "number": 3}],
+    )
+    found = encoding.decode_error(message)
     assert type(found).__name__ == "PeerError"
     assert (found.retryable, vars(found)) == (False, {"shard": 3})
     with pytest.raises(ValueError, match="fault"):
-        error_from_fields({**fields, "fault": "nobody"})
+        encoding.decode_error(log_pb2.Error(name="FromTheFuture", fault="nobody"))
 
 
 def test_long_message_is_cut_to_fit_into_a_trailer() -> None:
-    found = error_from_fields(error_to_fields(Damaged("p" * 50_000, 1, "w" * 50_000)))
-    assert len(str(found)) == LONGEST_MESSAGE
-    assert len(messages.encode_error(Damaged("ü" * 50_000, 1, "w" * 50_000))) < 16_000
+    message = encoding.encode_error(Damaged("p" * 50_000, 1, "w" * 50_000))
+    assert len(str(encoding.decode_error(message))) == encoding.LONGEST_TEXT
+    assert len(encoding.serialize(encoding.encode_error(Damaged("ü" * 50_000, 1, "w" * 50_000)))) < 16_000

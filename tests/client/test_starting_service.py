@@ -10,7 +10,8 @@ from service_process import kept_port
 from service_setup import starting_service
 
 from txnbuffer import Client, ServiceUnavailable, connect
-from txnbuffer.client.links import GrpcLink
+from txnbuffer.client import connection
+from txnbuffer.client.links import Link, open_session
 
 
 async def use(connecting: asyncio.Future[Client]) -> None:
@@ -20,9 +21,9 @@ async def use(connecting: asyncio.Future[Client]) -> None:
 
 
 def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned_away, opening = asyncio.Event(), GrpcLink.open
+    turned_away, opening = asyncio.Event(), open_session
 
-    async def watched(*arguments: object) -> GrpcLink:
+    async def watched(*arguments: object) -> Link:
         try:
             return await opening(*arguments)  # type: ignore[arg-type]  # as they came
         except ServiceUnavailable:
@@ -39,7 +40,7 @@ def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -
             await serve()
             await use(connecting)
 
-    monkeypatch.setattr(GrpcLink, "open", watched)
+    monkeypatch.setattr(connection, "open_session", watched)
     run(test())
 
 

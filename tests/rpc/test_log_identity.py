@@ -9,13 +9,14 @@ import pytest
 from client_world import run, until, values
 
 from broker_io.memory import MemoryBroker
+from broker_io.rpc.channel import VERSION_METADATA, Endpoint, LogIdentity
 from txnbuffer import Error, ServiceUnavailable
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on, connector_at, owner_connector
-from txnbuffer.client.links import Connector, GrpcAdminLink, GrpcLink, GrpcStreamLink, Link, StreamLink
+from txnbuffer.client.links import Connector, Link, StreamLink, open_admin, open_session, open_streams
 from txnbuffer.client.session import ClientSession
 from txnbuffer.coordinator.decisions import TOPIC
-from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of
+from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
@@ -63,7 +64,7 @@ class Served:
 
 def dialling(log: LogIdentity) -> Callable[[str], Awaitable[Link]]:
     async def dial(target: str) -> Link:
-        return await GrpcLink.open(target, None, CONNECTING, log)
+        return await open_session(Endpoint(target), CONNECTING, log)
 
     return dial
 
@@ -111,7 +112,7 @@ def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_addre
             async def dial(target: str) -> Link:
                 nonlocal refused
                 refused += target == other.address
-                return await GrpcLink.open(target, None, CONNECTING, log)
+                return await open_session(Endpoint(target), CONNECTING, log)
 
             async with client_of(ours, owner_connector(ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
                 await until(lambda: refused == 2)
@@ -132,7 +133,7 @@ def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
             target, log = first, LogIdentity()
 
             async def dial() -> Link:
-                return await GrpcLink.open(target.address, None, CONNECTING, log)
+                return await open_session(Endpoint(target.address), CONNECTING, log)
 
             session = ClientSession(dial, SHORT)
             await session.open()
@@ -160,7 +161,7 @@ class Silent(LogIdentity):
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
         await super().metadata()
-        return ()
+        return VERSION_METADATA
 
 
 def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
@@ -192,7 +193,7 @@ def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
                 await commit(writer, b"theirs")
 
                 async def stream_connector() -> StreamLink:
-                    return await GrpcStreamLink.open(other.address, None, CONNECTING, log)
+                    return await open_streams(Endpoint(other.address), CONNECTING, log)
 
                 client.stream_connector = stream_connector
                 async with client.stream("d") as stream:
@@ -207,7 +208,7 @@ def test_operators_questions_are_not_asked_of_another_log() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
             for served in (ours, other):
-                link = await GrpcAdminLink.open(served.address, None, CONNECTING, ours.log)
+                link = await open_admin(Endpoint(served.address), CONNECTING, ours.log)
                 if served is ours:
                     assert await link.ask("Cursors", {}) == []
                 else:
@@ -240,6 +241,6 @@ def test_a_log_that_cant_be_asked_for_is_asked_for_again() -> None:
         log = log_identity_of(Odd(), "n", TOPIC)
         with pytest.raises(ServiceUnavailable, match="what is this"):
             await log.metadata()
-        assert await log.metadata() == (("txnbuffer-log", "i"),)
+        assert await log.metadata() == (*VERSION_METADATA, ("txnbuffer-log", "i"))
 
     run(test())

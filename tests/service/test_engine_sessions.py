@@ -23,7 +23,7 @@ from txnbuffer.errors import (
     UnknownSession,
 )
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.rpc.frames import SESSION_VERSION, ClientFrame, Deletion, LeaseRequest, NamedRequest, Query, SessionHello
+from txnbuffer.rpc.frames import ClientFrame, Deletion, LeaseRequest, NamedRequest, Query, SessionHello
 from txnbuffer.service import appends
 from txnbuffer.service import engine as engine_module
 
@@ -176,8 +176,8 @@ async def test_an_invalid_name_is_refused_and_the_session_continues(name):
         (ClientFrame(leases=(LeaseRequest(1, 1),)), "must contain hello"),
         (ClientFrame(hello=SessionHello(1, "")), "upgrade the client"),
         (ClientFrame(hello=SessionHello(99, "")), "upgrade the service"),
-        (ClientFrame(hello=SessionHello(SESSION_VERSION, "no good")), "use the id that the service assigned"),
-        (ClientFrame(hello=SessionHello(SESSION_VERSION, "x" * 101)), "use the id that the service assigned"),
+        (ClientFrame(hello=SessionHello("no good")), "use the id that the service assigned"),
+        (ClientFrame(hello=SessionHello("x" * 101)), "use the id that the service assigned"),
     ],
 )
 @on_a_loop
@@ -195,7 +195,7 @@ async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame,
 async def test_hello_twice_ends_the_connection():
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine)
-        session.link.send(ClientFrame(hello=SessionHello(SESSION_VERSION, "")))
+        session.link.send(ClientFrame(hello=SessionHello("")))
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert "hello was sent twice" in str(session.goodbye)

@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager
 import commands
 import grpc
 import pytest
-from golden_files import GOLDEN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import EnvironmentFault, InvalidAddress
+from broker_io.errors import EnvironmentFault, InvalidAddress, VersionMismatch
 from broker_io.memory import MemoryBroker
+from broker_io.rpc import channel
+from broker_io.rpc.channel import VERSION, VERSION_KEY
 from txnbuffer import connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
-from txnbuffer.client import session_core
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.rpc.frames import SESSION_VERSION, ClientFrame, SessionHello, VersionMismatch
+from txnbuffer.rpc.frames import ClientFrame, SessionHello
 from txnbuffer.service import engine as engine_module
 from txnbuffer.service import grpc_server
 from txnbuffer.service.admin import ServiceAdmin
@@ -67,12 +67,12 @@ async def test_a_session_over_a_socket():
     assert visible(broker, "a") in ({b"v": 15}, {})  # the others may still be open at the end
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n"])
 @on_a_loop
 async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data):
     async with served() as (_, server):
         other, ids = await session_at(server, "a")
-        for prelude in ([], [ClientFrame(hello=SessionHello(SESSION_VERSION, ""))]):
+        for prelude in ([], [ClientFrame(hello=SessionHello(""))]):
             session = RawSession(OverGrpc(server.port))
             for frame in prelude:
                 session.link.send(frame)
@@ -86,17 +86,18 @@ async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data)
 
 
 @pytest.mark.parametrize(
-    ("data", "upgrade"),
+    ("metadata", "upgrade"),
     [
-        ((GOLDEN / "session/client-version-1.bin").read_bytes(), "upgrade the client"),
-        (b"\3\0\0\0\x02\x06?", "upgrade the service"),
+        ((), "upgrade the client"),
+        (((VERSION_KEY, str(VERSION - 1)),), "upgrade the client"),
+        (((VERSION_KEY, str(VERSION + 1)),), "upgrade the service"),
     ],
 )
 @on_a_loop
-async def test_a_client_of_another_version_gets_a_status_that_says_so(data, upgrade):
+async def test_a_client_of_another_version_gets_a_status_that_says_so(metadata, upgrade):
     async with served() as (_, server):
-        session = RawSession(OverGrpc(server.port))
-        session.link.send_bytes(data)
+        session = RawSession(OverGrpc(server.port, metadata))
+        session.link.send(ClientFrame())
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert session.link.status.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -107,7 +108,7 @@ async def test_a_client_of_another_version_gets_a_status_that_says_so(data, upgr
 @on_a_loop
 async def test_a_client_fails_at_once_if_the_service_has_another_version(monkeypatch):
     async with served() as (_, server):
-        monkeypatch.setattr(session_core, "SESSION_VERSION", SESSION_VERSION + 1)
+        monkeypatch.setattr(channel, "VERSION_METADATA", ((VERSION_KEY, str(VERSION + 1)),))
         with pytest.raises(
             VersionMismatch, match=f"127.0.0.1:{server.port} rejected this client: .* upgrade the service"
         ):

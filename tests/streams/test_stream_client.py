@@ -19,7 +19,6 @@ from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.failover import ResumeToken, Version
 from txnbuffer.streams.messages import (
     NO_END,
-    STREAM_VERSION,
     CaughtUp,
     CloseStream,
     Completed,
@@ -64,7 +63,7 @@ def request_of(rig: ClientRig) -> StreamRequest:
 def test_the_first_messages_of_a_connection() -> None:
     rig = ClientRig(PART, config=ClientConfig("indexer", 10, 1000, 5.0))
     assert rig.first == [
-        StreamHello(STREAM_VERSION, "indexer", 5.0),
+        StreamHello("indexer", 5.0),
         StreamRequest(1, "t", 150, NO_END, (W,), 100, 200, RequestFlag.NONE, "c-1", "i-1", 0),
         Grant(1, 10, 1000),
     ]

@@ -8,7 +8,6 @@ from stream_rigs import ServerRig, facts, request, rows
 from broker_io.errors import TopicNotFound
 from txnbuffer.errors import ConnectionSilent, StreamViolation
 from txnbuffer.streams.messages import (
-    STREAM_VERSION,
     ClientMessage,
     CloseCursor,
     CloseStream,
@@ -30,11 +29,10 @@ from txnbuffer.streams.server import ServerConfig, StreamServer
     [
         (NoopAnswer(),),
         (request(),),
-        (StreamHello(STREAM_VERSION + 1, "", 10.0),),
-        (StreamHello(STREAM_VERSION, "x" * 201, 10.0),),
-        (StreamHello(STREAM_VERSION, "", 0.0),),
-        (StreamHello(STREAM_VERSION, "", float("nan")),),
-        (StreamHello(STREAM_VERSION, "", 10.0), StreamHello(STREAM_VERSION, "", 10.0)),
+        (StreamHello("x" * 201, 10.0),),
+        (StreamHello("", 0.0),),
+        (StreamHello("", float("nan")),),
+        (StreamHello("", 10.0), StreamHello("", 10.0)),
     ],
 )
 def test_a_connection_must_begin_with_one_valid_hello(messages: tuple[ClientMessage, ...]) -> None:

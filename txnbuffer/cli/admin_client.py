@@ -114,25 +114,21 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     """The response of a service to one admin call. Raises the error that it returns, or ServiceUnavailable."""
     import grpc
 
-    from txnbuffer.client.links import error_of
-    from txnbuffer.rpc.frames import ADMIN_SERVICE
+    from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of
+    from broker_io.rpc.encoding import parse
+    from txnbuffer.rpc.admin_encoding import ADMIN_PATH, encode_admin_request
+    from txnbuffer.rpc.admin_pb2 import AdminAnswer
 
     target = service.address.removeprefix("txnbuf://")
     host, _, port = target.rpartition(":")
     if not host or not port.isdecimal() or "/" in target:
         kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
         raise InvalidAddress(f"{service.address!r} is {kind}: give HOST:PORT of the service")
-    with _channel(target, service.tls_ca) as channel:
-        rpc = channel.unary_unary(f"/{ADMIN_SERVICE}/{method}")
+    message = encode_admin_request(request).SerializeToString()
+    certificates = None if service.tls_ca is None else read_ca_file(service.tls_ca)
+    with Endpoint(target, certificates).channel(grpc) as channel:
+        rpc = channel.unary_unary(f"{ADMIN_PATH}/{method}")
         try:
-            return json.loads(rpc(json.dumps(request).encode(), timeout=timeout))
+            return json.loads(parse(AdminAnswer, rpc(message, timeout=timeout, metadata=VERSION_METADATA)).json)
         except grpc.RpcError as error:
             raise error_of(error, target) from None
-
-
-def _channel(target: str, tls_ca: str | None) -> Any:
-    import grpc
-
-    if tls_ca is None:
-        return grpc.insecure_channel(target)
-    return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca_file(tls_ca)))

@@ -18,6 +18,7 @@ from broker_io import is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker, PartitionedBroker
+from broker_io.rpc.channel import Endpoint, LogIdentity
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
@@ -31,11 +32,11 @@ from txnbuffer.client.links import (
     EngineAdminLink,
     EngineLink,
     EngineStreamLink,
-    GrpcAdminLink,
-    GrpcLink,
-    GrpcStreamLink,
     Link,
     StreamLink,
+    open_admin,
+    open_session,
+    open_streams,
 )
 from txnbuffer.client.outbox import BATCHINGS, Batching
 from txnbuffer.client.routing import Routes
@@ -45,7 +46,7 @@ from txnbuffer.client.streams import ShardStreams
 from txnbuffer.client.writers import OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
-from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of, read_ca_file
+from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of, read_ca_file
 
 if TYPE_CHECKING:
     from txnbuffer.client.sync_client import SyncClient
@@ -246,13 +247,13 @@ class PendingConnection:
         ]
         client = await client_on(
             broker,
-            [factory(GrpcLink.open) for factory in factories],
+            [factory(open_session) for factory in factories],
             self._serializers,
             self._max_unavailable,
             resources,
         )
-        streams = [factory(GrpcStreamLink.open) for factory in factories]
-        client.admin = AdminClients([factory(GrpcAdminLink.open) for factory in factories], self._max_unavailable)
+        streams = [factory(open_streams) for factory in factories]
+        client.admin = AdminClients([factory(open_admin) for factory in factories], self._max_unavailable)
         if shards == 1:
             client.stream_connector = streams[0]
         else:
@@ -260,13 +261,13 @@ class PendingConnection:
         return client
 
     def _connector_factory(self, broker: Broker, decisions: str, trusted: bytes | None) -> ConnectorFactory:
-        """Return a function that turns `open` of a link class into a connector to the owner of a decision log."""
+        """Return a function that turns a function that opens links into a connector to the owner of a decision log."""
         service, _ = self._cluster
         log = log_identity_of(broker, self.address, decisions)
 
         def connector_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
             async def connector(target: str) -> Any:
-                return await opening(target, trusted, self._attempt, log)
+                return await opening(Endpoint(target, trusted), self._attempt, log)
 
             if service is not None:
                 return connector_at(service, connector)
@@ -288,10 +289,10 @@ class PendingConnection:
             raise InvalidAddress(f"{self.address!r} is not the address of a service: write txnbuf://HOST:PORT")
         trusted = await self._certificates()
         brokers: list[Broker] = []
-        log = LogIdentity()
+        address, log = Endpoint(target, trusted), LogIdentity()
 
         async def connector() -> Link:
-            return await GrpcLink.open(target, trusted, self._attempt, log)
+            return await open_session(address, self._attempt, log)
 
         def broker() -> Broker:
             if not brokers:
@@ -304,10 +305,10 @@ class PendingConnection:
                 await asyncio.to_thread(one.close)
 
         async def stream_connector() -> StreamLink:
-            return await GrpcStreamLink.open(target, trusted, self._attempt, log)
+            return await open_streams(address, self._attempt, log)
 
         async def connect_admin() -> AdminLink:
-            return await GrpcAdminLink.open(target, trusted, self._attempt, log)
+            return await open_admin(address, self._attempt, log)
 
         client = await self._client_of(connector, broker)
         client.stream_connector, client.admin = stream_connector, AdminClients([connect_admin], self._max_unavailable)

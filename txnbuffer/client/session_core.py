@@ -25,7 +25,6 @@ from txnbuffer.errors import CoordinatorStopped, Error, OutcomeUnknown, SendUnkn
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import (
     FRAME_BYTES,
-    SESSION_VERSION,
     Abort,
     ClientFrame,
     Deletion,
@@ -301,7 +300,7 @@ class SessionCore:
     def hello(self) -> ClientFrame:
         """Return the first frame of a new connection."""
         self.lost()
-        return ClientFrame(hello=SessionHello(SESSION_VERSION, self.session, self._transactions.ids()))
+        return ClientFrame(hello=SessionHello(self.session, self._transactions.ids()))
 
     def lost(self) -> None:
         """Handle the loss of the connection."""

@@ -4,16 +4,12 @@ A new owner of a decision log writes its address into the log, and into a proper
 takes one request; reading the log may take seconds. The log is authoritative. The address in the property is returned
 once for each owner; a caller that cannot connect to it reads the log.
 
-Addresses are reused, so the service of another log may answer at one. A log is identified by the incarnation of its
-decision log. Each call has the identity that the client expects as metadata, and the service rejects any other. The
-service sends its own identity before it answers, and the client checks that too.
+A log is identified by the incarnation of its decision log; `broker_io.rpc.channel` checks it with each call.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
 
 from broker_io.batch import PlacedBatch
 from broker_io.compacted import CompactedReader
@@ -21,11 +17,11 @@ from broker_io.environment import current
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
+from broker_io.rpc.channel import LogIdentity
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode, decode_owner_address
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable, TopicNotCreated
-from txnbuffer.rpc.frames import LOG_KEY
 
 _KEY = OWNER_KEY.encode()
 
@@ -132,34 +128,6 @@ class ServiceDiscovery:
                 entry = decode(placed.messages[row])
                 if isinstance(entry, Owner) and (self._owner is None or entry.epoch >= self._owner.epoch):
                     self._owner = entry
-
-
-REMEDY = "give the address of this log's service, or connect again if the log was re-created"
-
-
-class LogIdentity:
-    """The identity of the log that a client uses.
-
-    `read_identity` reads it, and blocks. Without this function the client accepts the log of the first service that it
-    connects to.
-    """
-
-    def __init__(self, read_identity: Callable[[], str] | None = None) -> None:
-        self.name: str | None = None
-        self._read_identity = read_identity
-
-    async def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata for a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
-        if self.name is None and self._read_identity is not None:
-            self.name = await asyncio.to_thread(self._read_identity)
-        return () if self.name is None else ((LOG_KEY, self.name),)
-
-    def check(self, target: str, name: str) -> None:
-        """Check the identity that the service at `target` sent. Raises ServiceUnavailable."""
-        if self.name is None:
-            self.name = name
-        elif name != self.name:
-            raise ServiceUnavailable(f"the service at {target} serves another log than this client's: {REMEDY}")
 
 
 def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdentity:

@@ -1,8 +1,7 @@
-"""The frames of the session protocol as plain values, and the names of gRPC services, methods and metadata
+"""The frames of the session protocol as plain values
 
-Each side collects many messages in one frame. `txnbuffer.rpc.client_frames` and `txnbuffer.rpc.server_frames` encode
-and decode frames. The client numbers its requests over all connections of its session; the service answers them by
-number, in any order.
+Each side collects many messages in one frame; `txnbuffer.rpc.session_encoding` encodes and decodes them. The client
+numbers its requests over all connections of its session; the service answers them by number, in any order.
 
 Sends are numbered 1, 2, 3 … over one connection, in the order of the frames and of `sends` in a frame. If the
 connection is lost, the client opens another one, names its session and its open transactions, and repeats the sends
@@ -17,14 +16,8 @@ from typing import NamedTuple
 
 from broker_io.batch import Batch
 from txnbuffer.coordinator.messages import Begin, Commit, GroupHeartbeat, Result, State
-from txnbuffer.errors import Error, MalformedFrame
+from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
-
-SESSION_VERSION = 2
-"""The version of the session protocol: client and service must have the same."""
-
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of a frame. Clients start a new frame long before that."""
 
 FRAME_BYTES = 8 * 1024 * 1024
 """A client starts a new frame when the sends of one have this many bytes."""
@@ -32,26 +25,9 @@ SEND_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a send that has more than one record."""
 
 
-class VersionMismatch(MalformedFrame):
-    """Client and service have different versions of the session protocol; the message says which side to upgrade."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-def check_version(version: int) -> None:
-    """Raises VersionMismatch if a client's version differs from this service's."""
-    if version != SESSION_VERSION:
-        which = "service" if version > SESSION_VERSION else "client"
-        raise VersionMismatch(
-            f"the client has version {version} of the session protocol, the service version {SESSION_VERSION}: "
-            f"upgrade the {which}"
-        )
-
-
 class SessionHello(NamedTuple):
     """The first message of a connection: the session to continue, "" for a new one, and its open transactions."""
 
-    version: int
     session: str
     open: tuple[TxnId, ...] = ()
 
@@ -173,17 +149,3 @@ class ServerFrame:
     draining: bool = False
     goodbye: Error | None = None
     settled: tuple[int, ...] = ()
-
-
-SESSION_SERVICE = "txnbuffer.v1.Session"
-SESSION_METHOD = "Talk"
-STREAMS_SERVICE = "txnbuffer.v1.Streams"
-STREAMS_METHOD = "Stream"
-ADMIN_SERVICE = "txnbuffer.v1.Admin"
-LOG_SERVICE = "txnbuffer.v1.Log"
-LOG_KEY = "txnbuffer-log"
-"""Metadata with the identity of a log, the incarnation of its decision log: in calls the identity that the client
-expects, in answers that of the service."""
-ERROR_NAME = "txnbuffer-error"
-ERROR_FAULT = "txnbuffer-fault"
-"""Trailing metadata with the class and the fault of an error; its message is in the details of the status."""

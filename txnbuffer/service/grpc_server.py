@@ -2,14 +2,13 @@
 
 - `txnbuffer.v1.Session`, method `Talk`: a stream of client frames, answered by a stream of server frames.
 - `txnbuffer.v1.Streams`, method `Stream`: change streams, one stream of frames each way.
-- `txnbuffer.v1.Admin`: one method per request of `txnbuffer.service.admin`; request and answer are JSON objects.
+- `txnbuffer.v1.Admin`: one method per request of `txnbuffer.service.admin`; answers are JSON values.
 - `txnbuffer.v1.Log`: the log as the broker `txnbuf://HOST:PORT`. Every topic can be read. Only the engine may append
   to, trim and delete internal topics and topics that sessions have written to; any client may change other topics.
 
-Messages are bytes, encoded by `txnbuffer.rpc`; there is no generated code. The metadata of a call may name the log that
-it is meant for (`txnbuffer-log`); if another one is served, the call ends as UNAVAILABLE without effect. Sessions and
-change streams begin by naming the served log. The server listens before there is an engine, because the engine
-publishes its address; until `serve` it rejects all calls.
+The protocol files and `docs/wire.md` define the messages. `broker_io.rpc.channel` checks the metadata of a call: its
+version, and the log that it is meant for. Sessions and change streams begin by naming the served log. The
+server listens before there is an engine, because the engine publishes its address; until `serve` it rejects all calls.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from typing import Any
 from broker_io import serve_broker
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
+from broker_io.rpc.channel import LOG_KEY, end_call, rejection
+from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
-from txnbuffer.rpc.client_frames import decode_client_frame
-from txnbuffer.rpc.frames import (
-    ADMIN_SERVICE,
-    ERROR_FAULT,
-    ERROR_NAME,
-    FRAME_BYTES,
-    LOG_KEY,
-    LOG_SERVICE,
-    SEND_BYTES,
+from txnbuffer.errors import InvalidConfiguration, ServiceUnavailable
+from txnbuffer.rpc.admin_encoding import ADMIN_SERVICE, decode_admin_request
+from txnbuffer.rpc.admin_pb2 import AdminAnswer
+from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES
+from txnbuffer.rpc.session_encoding import (
     SESSION_METHOD,
     SESSION_SERVICE,
+    decode_client_frame,
+    encode_server_frame,
+)
+from txnbuffer.rpc.streams_encoding import (
     STREAMS_METHOD,
     STREAMS_SERVICE,
-    VersionMismatch,
+    decode_stream_client_frame,
+    encode_stream_server_frame,
 )
-from txnbuffer.rpc.server_frames import encode_server_frame
-from txnbuffer.rpc.stream_frames import decode_stream_client_frame, encode_stream_server_frame
 from txnbuffer.service.admin import METHODS, ServiceAdmin
 from txnbuffer.service.connection import MIB, Limits, SessionConnection
 from txnbuffer.service.engine import Engine
@@ -138,6 +137,8 @@ ANSWER = 10.0
 """Seconds within which admin requests that query the cluster are answered."""
 OF_TOPICS = ("List", "Describe")
 """Admin requests that query the cluster."""
+PREFIX = "/txnbuffer.v1."
+"""What the paths of the methods begin with; others, such as health checks, need no handshake."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
 
 Method = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -165,7 +166,7 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._log_check()])
+        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._handshake()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         streams = stream_handler(lambda: self._engine, lambda: self.waits_for)
@@ -203,25 +204,26 @@ class GrpcServer:
         if self._server is not None:
             await self._server.stop(2 * LAST_WORDS)
 
-    def _log_check(self) -> Any:
+    def _handshake(self) -> Any:
         import grpc
 
         outer = self
 
-        async def refuse(_: Any, context: Any) -> None:
-            if outer._engine is None:
-                await outer._not_yet(_, context)
-            text = "this service serves another log than the requested one: connect to the service of that log"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-
-        class LogCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+        class Handshake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
             async def intercept_service(self, continuation: Any, details: Any) -> Any:
-                wanted = dict(details.invocation_metadata).get(LOG_KEY)
-                if wanted is None or (outer._engine is not None and outer._engine.log == wanted):
+                if not details.method.startswith(PREFIX):
                     return await continuation(details)
+                engine = outer._engine
+                error = rejection(dict(details.invocation_metadata), None if engine is None else engine.log)
+                if error is None:
+                    return await continuation(details)
+
+                async def refuse(_: Any, context: Any) -> None:
+                    await end_call(context, error)
+
                 return grpc.stream_stream_rpc_method_handler(refuse)
 
-        return LogCheck()
+        return Handshake()
 
     def _session_handler(self) -> Any:
         import grpc
@@ -245,7 +247,7 @@ class GrpcServer:
             def service(self, details: Any) -> Any:
                 if outer._log is not None:
                     return outer._log.handler.service(details)
-                return not_yet if details.method.startswith(f"/{LOG_SERVICE}/") else None
+                return not_yet if details.method.startswith(f"{PREFIX}Log/") else None
 
         return Handler()
 
@@ -272,8 +274,6 @@ class GrpcServer:
                 await context.write(encode_server_frame(frame))
             # A stream that ends while the client writes to it would fail there instead of ending.
             await asyncio.wait([reading], timeout=LAST_WORDS)
-            if reading.done() and (other := reading.result()) is not None:
-                await _refuse(context, other)
         finally:
             reading.cancel()
             connection.lost()
@@ -285,13 +285,14 @@ class GrpcServer:
                 if method is None:
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *_waits()]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
-                    return json.dumps(await method(_decode_request(request))).encode()
+                    found = await method(decode_admin_request(request))
+                    return serialize(AdminAnswer(json=json.dumps(found)))
             except TimeoutError:
                 waits = "; ".join(_waits()) or "the cluster does not answer"
-                await _refuse(context, ServiceUnavailable(f"the service runs but can't answer now: {waits}"))
+                await end_call(context, ServiceUnavailable(f"the service runs but can't answer now: {waits}"))
                 raise
             except Error as error:
-                await _refuse(context, error)
+                await end_call(context, error)
                 raise
 
         return answer
@@ -301,16 +302,7 @@ def _waits() -> list[str]:
     return [str(wait) for wait in long_waits()]
 
 
-async def _refuse(context: Any, error: Error) -> None:
-    """End a call with the status of an error."""
-    import grpc
-
-    context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
-    await context.abort(grpc.StatusCode[error.grpc_status], str(error))
-
-
-async def _read(context: Any, connection: SessionConnection) -> VersionMismatch | None:
-    """Receive frames until the end; return a version mismatch, as such a client can't read our frames."""
+async def _read(context: Any, connection: SessionConnection) -> None:
     import grpc
 
     while True:
@@ -318,24 +310,11 @@ async def _read(context: Any, connection: SessionConnection) -> VersionMismatch 
         data = await context.read()
         if data is grpc.aio.EOF:
             connection.lost()
-            return None
+            return
         try:
             connection.receive(decode_client_frame(data))
-        except VersionMismatch as error:
-            connection.lost()
-            return error
         except Error as error:
             connection.close(error)
-
-
-def _decode_request(data: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(data or b"{}")
-    except ValueError:
-        request = None
-    if not isinstance(request, dict):
-        raise InvalidRequest("the request must be a JSON object")
-    return request
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

@@ -20,7 +20,7 @@ from txnbuffer.errors import (
     UnknownSession,
 )
 from txnbuffer.model import TxnId
-from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello, check_version
+from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello
 from txnbuffer.service.appends import Appends, SendPart, Sends, UnsettledSends
 from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.registration import TopicRegistrar
@@ -112,7 +112,6 @@ class RequestHandler:
     def _hello(self, connection: SessionConnection, hello: SessionHello, now: float) -> None:
         if self.draining:
             raise CoordinatorStopped("the service is stopping: connect again later")
-        check_version(hello.version)
         if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"

@@ -18,7 +18,6 @@ from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.messages import (
     NO_END,
-    STREAM_VERSION,
     CaughtUp,
     ClientEvent,
     ClientMessage,
@@ -320,7 +319,7 @@ class StreamClient:
         self.disconnected()
         self._last_stream = 0
         self._pulse = ClientPulse(self._config.noop_interval, now)
-        self._out = [StreamHello(STREAM_VERSION, self._config.name, self._config.noop_interval)]
+        self._out = [StreamHello(self._config.name, self._config.noop_interval)]
         self._request_due(now)
 
     def disconnected(self) -> None:

@@ -24,9 +24,6 @@ from txnbuffer.errors import (
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, ResumeToken, Version
 
-STREAM_VERSION = 1
-"""Version of the stream protocol; a server rejects clients of a newer one."""
-
 NO_END = MAX_SEQNO
 """The end of a stream that never ends."""
 
@@ -40,7 +37,6 @@ class StreamHello(NamedTuple):
     After `noop_interval` seconds without a message the server sends a noop; after two of them a side disconnects.
     """
 
-    version: int
     name: str
     noop_interval: float
 

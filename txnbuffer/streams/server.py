@@ -34,7 +34,6 @@ from txnbuffer.errors import (
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import FailoverLog, ResumeToken, common_seqno, rollback_point
 from txnbuffer.streams.messages import (
-    STREAM_VERSION,
     ClientMessage,
     CloseCursor,
     CloseStream,
@@ -209,10 +208,6 @@ class StreamServer:
         low, high = self._config.min_noop_interval, self._config.max_noop_interval
         if self._pulse is not None:
             raise StreamViolation("a connection must have only one hello; open another connection")
-        if hello.version != STREAM_VERSION:
-            raise StreamViolation(
-                f"the client uses version {hello.version} of the stream protocol, this release {STREAM_VERSION}"
-            )
         if len(hello.name.encode()) > MAX_NAME or not low <= hello.noop_interval <= high:
             raise StreamViolation(
                 f"a connection's name must have up to {MAX_NAME} bytes, its noop interval must be {low} to {high} s"

@@ -1,0 +1,106 @@
+"""Messages of the protocol files, and errors, as bytes.
+
+An error is sent as `Error` of `log.proto`: the name of its class, its fault, its message, and those of its attributes
+that are texts or integers. The receiver raises the same class, or, if it does not know the class, the base class of the
+fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
+from broker_io.rpc import log_pb2
+
+M = TypeVar("M")
+Out = TypeVar("Out")
+In = TypeVar("In")
+Detail = int | str | None
+
+LONGEST_TEXT = 2000
+"""Characters of a message that are sent: gRPC metadata is limited to some kilobytes."""
+
+_OF_FAULT: dict[str, type[Error]] = {
+    Fault.CALLER.value: CallerError,
+    Fault.PEER.value: PeerError,
+    Fault.STORAGE.value: StorageError,
+    Fault.ENVIRONMENT.value: EnvironmentFault,
+}
+
+
+class StreamMethod(NamedTuple, Generic[Out, In]):
+    """A method with a stream of messages each way, which `encode` and `decode` convert."""
+
+    path: str
+    encode: Callable[[Out], bytes]
+    decode: Callable[[bytes], In]
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Return the message of these bytes. Raises ValueError, also for fields that this release does not know."""
+    message: Any = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        raise ValueError(f"these {len(data)} bytes are not a {message.DESCRIPTOR.name}") from None
+    if len(UnknownFieldSet(message)):
+        raise ValueError(f"a {message.DESCRIPTOR.name} has a field that this release does not know")
+    found: M = message
+    return found
+
+
+def serialize(message: Any) -> bytes:
+    """Return the bytes of a message."""
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def detail(value: object) -> Detail:
+    """An attribute of an error as it is sent; None if it is not sent."""
+    if isinstance(value, str):
+        return _short(value)
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
+
+
+def encode_error(error: Error, as_detail: Callable[[object], Detail] = detail) -> log_pb2.Error:
+    """Return the message of an error; `as_detail` converts each attribute to the form that is sent."""
+    message = log_pb2.Error(name=type(error).__name__, fault=error.fault.value, message=_short(str(error)))
+    for name, attribute in vars(error).items():
+        value = as_detail(attribute)
+        if isinstance(value, int):
+            message.details.add(name=name, number=value)
+        elif value is not None:
+            message.details.add(name=name, text=value)
+    return message
+
+
+def decode_error(message: log_pb2.Error) -> Error:
+    """Return the error of a message. Raises ValueError for an unknown fault."""
+    kind = _classes().get(message.name) or _OF_FAULT.get(message.fault)
+    if kind is None:
+        raise ValueError(f"an error has the unknown fault {message.fault!r}")
+    error = kind.__new__(kind)
+    Exception.__init__(error, message.message)
+    for one in message.details:
+        if not hasattr(kind, one.name):  # a peer must not override attributes of the class
+            setattr(error, one.name, one.number if one.HasField("number") else one.text)
+    return error
+
+
+def _short(text: str) -> str:
+    clean = text.encode(errors="replace").decode()
+    return clean if len(clean) <= LONGEST_TEXT else clean[: LONGEST_TEXT - 1] + "…"
+
+
+def _classes() -> dict[str, type[Error]]:
+    found: dict[str, type[Error]] = {}
+    waiting: list[type[Error]] = [Error]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.__name__, kind)
+        waiting += kind.__subclasses__()
+    return found

@@ -1,0 +1,31 @@
+"""Requests of operators as messages of `admin.proto`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_io.rpc.encoding import parse
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.rpc.admin_pb2 import AdminRequest
+
+ADMIN_SERVICE = "txnbuffer.v1.Admin"
+ADMIN_PATH = f"/{ADMIN_SERVICE}"
+
+
+def encode_admin_request(arguments: dict[str, Any]) -> AdminRequest:
+    """Return the message of a request; arguments that are None are left out. Raises InvalidRequest."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if isinstance(at := given.get("at"), int) and not isinstance(at, bool):
+        given["at"] = str(at)
+    try:
+        return AdminRequest(**given)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"these are not arguments of a request: {error}") from None
+
+
+def decode_admin_request(data: bytes) -> dict[str, Any]:
+    """Return the arguments of a request. Raises InvalidRequest."""
+    try:
+        return {field.name: value for field, value in parse(AdminRequest, data).ListFields()}
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None

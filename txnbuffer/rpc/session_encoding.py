@@ -1,0 +1,347 @@
+"""Frames of the session protocol as messages of `session.proto`
+
+The messages have the fields of the values in `txnbuffer.rpc.frames` and `txnbuffer.coordinator.messages`. Frames of a
+peer are checked: decoding raises MalformedFrame for contradictions, UnsupportedFormat for blocks of a newer release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from broker_io.block import BadBlock, decode_foreign_block, encode_block
+from broker_io.position import Position
+from broker_io.rpc import encoding
+from broker_io.rpc.encoding import Detail, StreamMethod, detail, parse, serialize
+from broker_io.rpc.log_pb2 import Empty, LogPosition
+from broker_io.rpc.log_pb2 import Error as ErrorMessage
+from txnbuffer.coordinator.messages import (
+    Begin,
+    Branch,
+    Commit,
+    ConsumerPosition,
+    Done,
+    GroupHeartbeat,
+    Joined,
+    Leased,
+    MemberAssignments,
+    NameOpened,
+    PartitionAssignment,
+    ProducerSequence,
+    Result,
+    State,
+)
+from txnbuffer.errors import Error, MalformedFrame
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc import session_pb2
+from txnbuffer.rpc.frames import (
+    Abort,
+    ClientFrame,
+    Deletion,
+    Failure,
+    IdBlock,
+    LeaseRequest,
+    NamedRequest,
+    Query,
+    Send,
+    ServerFrame,
+    SessionHello,
+    Welcome,
+)
+
+Fields = dict[str, Any]
+
+
+def encode_client_frame(frame: ClientFrame) -> bytes:
+    """Return the bytes of a frame. Each send must have at least one message."""
+    message = session_pb2.ClientFrame(bye=frame.bye)
+    if frame.hello is not None:
+        message.hello.session = frame.hello.session
+        message.hello.open.extend(map(_txn_message, frame.hello.open))
+    for rows, requests in (
+        (message.registers, frame.registers),
+        (message.leases, frame.leases),
+        (message.open_names, frame.open_names),
+        (message.delete_names, frame.delete_names),
+        (message.joins, frame.joins),
+        (message.returned, frame.returned),
+    ):
+        for request in requests:
+            rows.add(**request._asdict())
+    for member in frame.members:
+        message.members.add(**{**member._asdict(), "ends": [end._asdict() for end in member.ends]})
+    begin = message.begins.add
+    for number, (most, least), timeout, parent, sequence in frame.begins:
+        row = begin(request=number, most=most, least=least, timeout=timeout)
+        if parent is not None or sequence is not None:
+            row.MergeFrom(session_pb2.Begin(parent=parent and parent._asdict(), sequence=_fields(sequence)))
+    for topic, batch in frame.sends:
+        message.sends.add(topic=topic, block=b"".join(encode_block(batch, first_entry=0, publish_time=0).chunks))
+    _add_commits(message, frame.commits)
+    for number, (most, least), topics in frame.aborts:
+        message.aborts.add(request=number, most=most, least=least, topics=topics)
+    for number, (most, least) in frame.queries:
+        message.queries.add(request=number, most=most, least=least)
+    return serialize(message)
+
+
+def _add_commits(message: session_pb2.ClientFrame, commits: Iterable[Commit]) -> None:
+    add = message.commits.add
+    for number, (most, least), topics, records, wait, sequence, winners, losers, positions in commits:
+        row = add(request=number, most=most, least=least, topics=topics, records=records, wait_visible=wait)
+        if sequence is not None:
+            row.sequence.MergeFrom(session_pb2.ProducerSequence(**sequence._asdict()))
+        for txn, branch_topics, branch_records in winners:
+            row.winners.add(txn=txn._asdict(), topics=branch_topics, records=branch_records)
+        row.losers.extend(map(_txn_message, losers))
+        for position in positions:
+            ends = {"start": position.start._asdict(), "end": position.end._asdict()}
+            row.positions.add(**{**position._asdict(), **ends})
+
+
+def _fields(sequence: ProducerSequence | None) -> Fields | None:
+    return None if sequence is None else sequence._asdict()
+
+
+def _txn_message(txn: TxnId) -> session_pb2.TransactionId:
+    return session_pb2.TransactionId(most=txn.most, least=txn.least)
+
+
+def encode_error(error: Error) -> ErrorMessage:
+    """Return the message of an error; its attribute `txn` is sent as text."""
+    return encoding.encode_error(error, _detail)
+
+
+def _detail(value: object) -> Detail:
+    return str(value) if isinstance(value, TxnId) else detail(value)
+
+
+def decode_error(message: ErrorMessage) -> Error:
+    """Return the error of a message. Raises ValueError."""
+    error = encoding.decode_error(message)
+    txn = vars(error).get("txn")
+    if txn is not None:
+        error.txn = TxnId.parse(str(txn))  # type: ignore[attr-defined]  # some classes have it
+    return error
+
+
+def decode_client_frame(data: bytes) -> ClientFrame:
+    """Return the frame of these bytes. Raises MalformedFrame, and UnsupportedFormat."""
+    try:
+        message = parse(session_pb2.ClientFrame, data)
+        return ClientFrame(
+            hello=_hello(message.hello) if message.HasField("hello") else None,
+            registers=_named(message.registers),
+            leases=tuple([LeaseRequest(row.request, row.size) for row in message.leases]),
+            open_names=_named(message.open_names),
+            delete_names=tuple([Deletion(row.request, row.name, _count(row.over)) for row in message.delete_names]),
+            joins=_named(message.joins),
+            members=tuple([_member(row) for row in message.members]),
+            begins=tuple([_begin(row) for row in message.begins]),
+            sends=tuple([_send(number, row) for number, row in enumerate(message.sends)]),
+            commits=tuple([_commit(row) for row in message.commits]),
+            aborts=tuple([Abort(row.request, _txn(row), tuple(row.topics)) for row in message.aborts]),
+            queries=tuple([Query(row.request, _txn(row)) for row in message.queries]),
+            returned=tuple([IdBlock(_count(row.first), _count(row.size)) for row in message.returned]),
+            bye=message.bye,
+        )
+    except (ValueError, BadBlock) as error:
+        raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
+
+
+def _hello(row: session_pb2.Hello) -> SessionHello:
+    return SessionHello(row.session, tuple(map(_txn, row.open)))
+
+
+def _named(rows: Iterable[session_pb2.NamedRequest]) -> tuple[NamedRequest, ...]:
+    return tuple([NamedRequest(row.request, row.name) for row in rows])
+
+
+def _txn(row: Any) -> TxnId:
+    """Return the transaction id in `most` and `least`, whose largest values are those of an int64."""
+    most, least = row.most, row.least
+    if most < 0 or least < 1:
+        raise ValueError(f"the transaction id {most}:{least} is out of range")
+    return TxnId(most, least)
+
+
+def _count(number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{number} is below 0")
+    return number
+
+
+def _position(row: LogPosition) -> Position:
+    return Position(row.ledger, row.entry, row.batch)
+
+
+def _member(row: session_pb2.GroupHeartbeat) -> GroupHeartbeat:
+    topics, partitions, ends = tuple(row.topics), tuple(row.partitions), tuple(map(_position, row.ends))
+    if len(topics) != len(partitions) or len(ends) not in (0, len(partitions)):
+        raise ValueError(f"a member has {len(topics)} topics and {len(ends)} ends for {len(partitions)} partitions")
+    return GroupHeartbeat(row.request, row.group, row.member, topics, partitions, ends, row.leaves)
+
+
+def _begin(row: session_pb2.Begin) -> Begin:
+    if not 0.0 <= row.timeout < float("inf"):
+        raise ValueError("a begin has a timeout that is negative or not a finite number")
+    parent = _txn(row.parent) if row.HasField("parent") else None
+    return Begin(row.request, _txn(row), row.timeout or None, parent, _sequence(row))
+
+
+def _sequence(row: session_pb2.Begin | session_pb2.Commit) -> ProducerSequence | None:
+    if not row.HasField("sequence"):
+        return None
+    sequence = row.sequence
+    return ProducerSequence(sequence.name, sequence.number, sequence.epoch)
+
+
+def _send(number: int, row: session_pb2.Send) -> Send:
+    data = row.block
+    try:
+        decoded, end = decode_foreign_block(data)
+        if end != len(data):
+            raise BadBlock(f"{len(data) - end} bytes follow it")
+    except BadBlock as error:
+        raise ValueError(f"block {number}, for topic {row.topic!r}: {error}") from None
+    return Send(row.topic, decoded.messages)
+
+
+def _records(row: session_pb2.Commit | session_pb2.Branch) -> tuple[int, ...]:
+    records = tuple(row.records)
+    if len(records) != len(row.topics) or (records and min(records) < 0):
+        raise ValueError(f"a commit has {len(row.topics)} topics with the numbers of records {records}")
+    return records
+
+
+def _commit(row: session_pb2.Commit) -> Commit:
+    commit = Commit(row.request, _txn(row), tuple(row.topics), _records(row), row.wait_visible, _sequence(row))
+    if not (row.winners or row.losers or row.positions):
+        return commit
+    return commit._replace(
+        winners=tuple([Branch(_txn(branch.txn), tuple(branch.topics), _records(branch)) for branch in row.winners]),
+        losers=tuple(map(_txn, row.losers)),
+        positions=tuple(map(_consumer_position, row.positions)),
+    )
+
+
+def _consumer_position(row: session_pb2.ConsumerPosition) -> ConsumerPosition:
+    return ConsumerPosition(row.group, row.topic, row.generation, _position(row.start), _position(row.end))
+
+
+# --- from service to client ---
+
+
+def encode_server_frame(frame: ServerFrame) -> bytes:
+    """Return the bytes of a frame. Raises TypeError for a result that is not an answer, such as SessionOpened."""
+    message = session_pb2.ServerFrame(
+        acknowledged=frame.acknowledged, credits=frame.credits, draining=frame.draining, goodbye=_error(frame.goodbye)
+    )
+    if frame.welcome is not None:
+        fields = frame.welcome._asdict()
+        message.welcome.MergeFrom(session_pb2.Welcome(**{**fields, "states": [*map(_known, fields["states"])]}))
+    for send, error, txn in frame.failures:
+        message.failures.add(send=send, error=encode_error(error), txn=txn and txn._asdict())
+    answer = message.answers.add
+    for request, result in frame.answers:
+        if type(result) is Outcome:
+            answer(request=request, outcome=result)
+        else:
+            answer(request=request, **_answer(result))
+    return serialize(message)
+
+
+def _error(error: Error | None) -> ErrorMessage | None:
+    return None if error is None else encode_error(error)
+
+
+def _known(known: tuple[TxnId, State | Error]) -> Fields:
+    txn, state = known
+    found = {"error": encode_error(state)} if isinstance(state, Error) else {"state": state.value}
+    return {"txn": txn._asdict(), **found}
+
+
+def _answer(result: Result) -> Fields:
+    match result:
+        case Error():
+            return {"error": encode_error(result)}
+        case State():
+            return {"state": result.value}
+        case Done():
+            return {"done": Empty()}
+        case Leased():
+            return {"leased": result._asdict()}
+        case NameOpened():
+            return {"opened": result._asdict()}
+        case Joined(generation, positions):
+            places = [position._asdict() for _, position in positions]
+            return {
+                "joined": {"generation": generation, "topics": [name for name, _ in positions], "positions": places}
+            }
+        case MemberAssignments():
+            rows = [{**row._asdict(), "end": row.end._asdict()} for row in result.assignments]
+            return {"assignments": {**result._asdict(), "assignments": rows}}
+    raise TypeError(f"{result!r} is not an answer to a session's request")
+
+
+def decode_server_frame(data: bytes) -> ServerFrame:
+    """Return the frame of these bytes. Raises MalformedFrame."""
+    try:
+        message = parse(session_pb2.ServerFrame, data)
+        return ServerFrame(
+            welcome=_welcome(message.welcome) if message.HasField("welcome") else None,
+            acknowledged=message.acknowledged,
+            failures=tuple([_failure(row) for row in message.failures]),
+            answers=tuple([(row.request, _result(row)) for row in message.answers]),
+            credits=message.credits if message.HasField("credits") else None,
+            draining=message.draining,
+            goodbye=decode_error(message.goodbye) if message.HasField("goodbye") else None,
+        )
+    except ValueError as error:
+        raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None
+
+
+def _welcome(row: session_pb2.Welcome) -> Welcome:
+    states = tuple([(_txn(known.txn), _state_or_error(known)) for known in row.states])
+    return Welcome(row.session, row.shard, row.epoch, row.max_message_bytes, states)
+
+
+def _state_or_error(known: session_pb2.KnownState) -> State | Error:
+    return decode_error(known.error) if known.HasField("error") else State(known.state)
+
+
+def _failure(row: session_pb2.SendFailure) -> Failure:
+    return Failure(row.send, decode_error(row.error), _txn(row.txn) if row.HasField("txn") else None)
+
+
+def _joined(row: session_pb2.GroupJoined) -> Joined:
+    return Joined(row.generation, tuple(zip(row.topics, map(_position, row.positions), strict=True)))
+
+
+def _assignments(row: session_pb2.MemberAssignments) -> MemberAssignments:
+    rows = tuple([PartitionAssignment(one.partition, one.since, _position(one.end)) for one in row.assignments])
+    return MemberAssignments(row.generation, rows, row.unsettled)
+
+
+_RESULTS: dict[str, Callable[[Any], Result]] = {
+    "outcome": Outcome,
+    "state": State,
+    "done": lambda _: Done(),
+    "leased": lambda row: Leased(row.first, row.size),
+    "opened": lambda row: NameOpened(row.epoch, row.committed),
+    "joined": _joined,
+    "assignments": _assignments,
+    "error": decode_error,
+}
+
+
+def _result(row: session_pb2.Answer) -> Result:
+    kind = row.WhichOneof("result")
+    if kind is None:
+        raise ValueError(f"the answer to request {row.request} has no result")
+    return _RESULTS[kind](getattr(row, kind))
+
+
+SESSION_SERVICE = "txnbuffer.v1.Session"
+SESSION_METHOD = "Talk"
+SESSION = StreamMethod(f"/{SESSION_SERVICE}/{SESSION_METHOD}", encode_client_frame, decode_server_frame)

@@ -1,0 +1,292 @@
+"""Frames of change streams as messages of `streams.proto`
+
+The messages have the fields of the values in `txnbuffer.streams.messages`. Frames of a peer are checked: decoding
+raises MalformedFrame for contradictions, and UnsupportedFormat for blocks of a newer release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from broker_io.block import BadBlock, Decoded, decode_foreign_block, encode_block
+from broker_io.position import Int64s, Positions
+from broker_io.rpc.encoding import StreamMethod, parse, serialize
+from broker_io.rpc.log_pb2 import Empty
+from txnbuffer.errors import MalformedFrame
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.rpc import streams_pb2
+from txnbuffer.rpc.session_encoding import decode_error, encode_error
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_VERSIONS, FailoverLog, Version, is_sound
+from txnbuffer.streams.messages import (
+    ClientMessage,
+    CloseStream,
+    EndReason,
+    Goodbye,
+    Grant,
+    Noop,
+    NoopAnswer,
+    Ok,
+    Refused,
+    RequestFlag,
+    RollbackRequired,
+    ServerMessage,
+    SnapshotBegin,
+    SnapshotEnd,
+    SnapshotFlag,
+    StreamEnd,
+    StreamHello,
+    StreamMutations,
+    StreamRequest,
+)
+
+_ALL_FLAGS, _ALL_REQUEST_FLAGS = sum(SnapshotFlag), sum(RequestFlag)
+_MAX_SPAN = 2**32 - 1
+"""The largest difference of two entry numbers in a block."""
+
+Fields = dict[str, Any]
+
+
+def encode_stream_client_frame(messages: Iterable[ClientMessage]) -> bytes:
+    """Return the bytes of messages, which keep their order."""
+    frame = streams_pb2.StreamClientFrame()
+    for message in messages:
+        match message:
+            case StreamHello():
+                frame.messages.add(hello=message._asdict())
+            case StreamRequest():
+                frame.messages.add(request=_with_versions(message._asdict(), message.versions))
+            case CloseStream():
+                frame.messages.add(close=message._asdict())
+            case Grant():
+                frame.messages.add(grant=message._asdict())
+            case NoopAnswer():
+                frame.messages.add(noop_answer=Empty())
+    return serialize(frame)
+
+
+def _with_versions(fields: Fields, versions: Iterable[Version]) -> Fields:
+    return {**fields, "versions": [version._asdict() for version in versions]}
+
+
+def decode_stream_client_frame(data: bytes) -> tuple[ClientMessage, ...]:
+    """Return the messages of these bytes. Raises MalformedFrame."""
+    try:
+        frame = parse(streams_pb2.StreamClientFrame, data)
+        return tuple([_CLIENT[_kind(row)](row) for row in frame.messages])
+    except ValueError as error:
+        raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
+
+
+def _kind(row: streams_pb2.StreamClientMessage | streams_pb2.StreamServerMessage) -> str:
+    kind: str | None = row.WhichOneof("message")
+    if kind is None:
+        raise ValueError("a message of a frame is empty")
+    return kind
+
+
+def _not_negative(what: str, *numbers: int) -> tuple[int, ...]:
+    if min(numbers) < 0:
+        raise ValueError(f"{what} has a number below 0: {numbers}")
+    return numbers
+
+
+def _seqnos(what: str, *numbers: int) -> None:
+    """Raises ValueError if a number is not a seqno."""
+    if not 0 <= min(numbers) <= max(numbers) <= MAX_SEQNO:
+        raise ValueError(f"{what} has a number that is not a seqno")
+
+
+def _versions(row: streams_pb2.StreamRequest | streams_pb2.StreamOk) -> tuple[Version, ...]:
+    return tuple([Version(*_not_negative("a version", one.uuid, one.seqno)) for one in row.versions])
+
+
+def _request(message: streams_pb2.StreamClientMessage) -> StreamRequest:
+    row = message.request
+    versions = _versions(row)
+    if len(versions) > MAX_VERSIONS or not all(map(is_sound, versions)):
+        raise ValueError(f"a stream request has {len(versions)} versions, which no failover log can have")
+    if row.stream < 1 or not 0 <= row.flags <= _ALL_REQUEST_FLAGS:
+        raise ValueError(f"a stream request has the number {row.stream} and flags {row.flags}")
+    _seqnos("a stream request", row.start, row.end, row.snapshot_start, row.snapshot_end, row.purge_seqno)
+    return StreamRequest(
+        *(row.stream, row.topic, row.start, row.end, versions, row.snapshot_start, row.snapshot_end),
+        *(RequestFlag(row.flags), row.cluster, row.incarnation, row.purge_seqno),
+    )
+
+
+def _grant(message: streams_pb2.StreamClientMessage) -> Grant:
+    row = message.grant
+    return Grant(*_not_negative("a grant", row.stream, row.items, row.bytes))
+
+
+_CLIENT: dict[str, Callable[[streams_pb2.StreamClientMessage], ClientMessage]] = {
+    "hello": lambda message: StreamHello(message.hello.name, message.hello.noop_interval),
+    "request": _request,
+    "close": lambda message: CloseStream(*_not_negative("a close", message.close.stream)),
+    "grant": _grant,
+    "noop_answer": lambda _: NoopAnswer(),
+}
+
+
+# --- from server to client ---
+
+
+def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
+    """Return the bytes of messages, which keep their order. A batch of mutations must not be empty."""
+    frame = streams_pb2.StreamServerFrame()
+    for message in messages:
+        frame.messages.add(**_server_fields(message))
+    return serialize(frame)
+
+
+def _server_fields(message: ServerMessage) -> Fields:
+    match message:
+        case StreamMutations(stream, mutations):
+            return {"mutations": _mutation_fields(stream, mutations)}
+        case SnapshotBegin():
+            return {"begin": message._asdict()}
+        case SnapshotEnd():
+            return {"snapshot_end": message._asdict()}
+        case Ok():
+            fields = message._asdict()
+            return {"ok": _with_versions(fields, fields.pop("log").versions)}
+        case RollbackRequired():
+            return {"rollback": message._asdict()}
+        case Refused(stream, error):
+            return {"refused": {"stream": stream, "error": encode_error(error)}}
+        case StreamEnd():
+            return {"stream_end": message._asdict()}
+        case Noop():
+            return {"noop": Empty()}
+        case Goodbye(error):
+            return {"goodbye": encode_error(error)}
+
+
+def _mutation_fields(stream: int, mutations: MutationBatch) -> Fields:
+    places = mutations.positions
+    return {
+        "stream": stream,
+        "blocks": [*map(_block, _within_span(mutations))],
+        "ledgers": _column(places.ledgers),
+        "entries": _column(places.entries),
+        "indexes": _column(places.indexes),
+    }
+
+
+def _within_span(batch: MutationBatch) -> Iterator[MutationBatch]:
+    """Cut a batch where its seqnos are too far apart for one block."""
+    while batch.last - batch.first >= _MAX_SPAN:
+        cut = int(np.searchsorted(batch.seqnos, batch.first + _MAX_SPAN))
+        yield batch.take(slice(0, cut))
+        batch = batch.take(slice(cut, None))
+    yield batch
+
+
+def _block(batch: MutationBatch) -> bytes:
+    times = batch.publish_times
+    same = bool((times == times[0]).all())
+    block = encode_block(
+        batch.messages,
+        first_entry=batch.first,
+        publish_time=int(times[0]),
+        entries=batch.seqnos,
+        publish_times=None if same else times,
+    )
+    return b"".join(block.chunks)
+
+
+def _column(column: Int64s) -> bytes:
+    return (column[:1] if (column == column[0]).all() else column).astype("<i8", copy=False).tobytes()
+
+
+def decode_stream_server_frame(data: bytes) -> tuple[ServerMessage, ...]:
+    """Return the messages of these bytes. Raises MalformedFrame; UnsupportedFormat for blocks of a newer release."""
+    try:
+        frame = parse(streams_pb2.StreamServerFrame, data)
+        return tuple([_SERVER[_kind(row)](row) for row in frame.messages])
+    except (ValueError, BadBlock) as error:
+        raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None
+
+
+def _ok(message: streams_pb2.StreamServerMessage) -> Ok:
+    row = message.ok
+    numbers = row.start, row.snapshot_start, row.snapshot_end, row.end, row.high_seqno, row.purge_seqno
+    _seqnos("an ok", *numbers)
+    if not row.snapshot_start <= row.start <= row.snapshot_end:
+        raise ValueError(f"an ok starts at {row.start}, outside [{row.snapshot_start}, {row.snapshot_end}]")
+    return Ok(row.stream, FailoverLog(_versions(row)), *numbers, row.cluster, row.incarnation)
+
+
+def _begin(message: streams_pb2.StreamServerMessage) -> SnapshotBegin:
+    row = message.begin
+    _not_negative("the begin of a snapshot", row.stream, row.start)
+    if not row.start <= row.end or not 0 <= row.flags <= _ALL_FLAGS:
+        raise ValueError(f"a snapshot [{row.start}, {row.end}] with flags {row.flags}")
+    return SnapshotBegin(row.stream, row.start, row.end, SnapshotFlag(row.flags))
+
+
+def _rollback(message: streams_pb2.StreamServerMessage) -> RollbackRequired:
+    row = message.rollback
+    return RollbackRequired(*_not_negative("a rollback", row.stream, row.seqno))
+
+
+def _snapshot_end(message: streams_pb2.StreamServerMessage) -> SnapshotEnd:
+    row = message.snapshot_end
+    return SnapshotEnd(*_not_negative("the end of a snapshot", row.stream, row.seqno, row.high_seqno))
+
+
+def _mutations(message: streams_pb2.StreamServerMessage) -> StreamMutations:
+    row = message.mutations
+    decoded = [_read_block(number, row.stream, data) for number, data in enumerate(row.blocks)]
+    total = sum(len(block.messages) for block in decoded)
+    if not total:
+        raise ValueError(f"a batch of mutations of stream {row.stream} is empty")
+    where = Positions(
+        _read_column(row.ledgers, total, "ledgers"),
+        _read_column(row.entries, total, "entries"),
+        _read_column(row.indexes, total, "indexes"),
+    )
+    batches, done = [], 0
+    for entries, times, messages in decoded:
+        batches.append(MutationBatch(entries, where.take(slice(done, done + len(messages))), times, messages))
+        done += len(messages)
+    return StreamMutations(row.stream, MutationBatch.concat(batches))
+
+
+def _read_block(number: int, stream: int, data: bytes) -> Decoded:
+    try:
+        decoded, end = decode_foreign_block(data)
+        if end != len(data):
+            raise BadBlock(f"{len(data) - end} bytes follow it")
+    except BadBlock as error:
+        raise ValueError(f"block {number}, of stream {stream}: {error}") from None
+    return decoded
+
+
+def _read_column(column: bytes, count: int, name: str) -> Int64s:
+    if len(column) == 8:
+        return np.full(count, int.from_bytes(column, "little", signed=True), np.int64)
+    if len(column) != 8 * count:
+        raise ValueError(f"{count} mutations have {len(column)} bytes of {name}")
+    return np.frombuffer(column, "<i8").astype(np.int64, copy=False)
+
+
+_SERVER: dict[str, Callable[[streams_pb2.StreamServerMessage], ServerMessage]] = {
+    "ok": _ok,
+    "rollback": _rollback,
+    "refused": lambda message: Refused(message.refused.stream, decode_error(message.refused.error)),
+    "begin": _begin,
+    "mutations": _mutations,
+    "snapshot_end": _snapshot_end,
+    "stream_end": lambda message: StreamEnd(message.stream_end.stream, EndReason(message.stream_end.reason)),
+    "noop": lambda _: Noop(),
+    "goodbye": lambda message: Goodbye(decode_error(message.goodbye)),
+}
+
+
+STREAMS_SERVICE = "txnbuffer.v1.Streams"
+STREAMS_METHOD = "Stream"
+STREAMS = StreamMethod(f"/{STREAMS_SERVICE}/{STREAMS_METHOD}", encode_stream_client_frame, decode_stream_server_frame)
