@@ -589,7 +589,8 @@ def test_lock_files_have_the_requirements_of_the_project() -> None:
         "runtime.txt": runtime,
         "pulsar.txt": runtime + project["project"]["optional-dependencies"]["pulsar"],
         "build.txt": groups["build"],
-        "dev.txt": runtime + [item for name in ("build", "test", "lint", "notebook", "docs", "protocols") for item in groups[name]],
+        "dev.txt": runtime
+        + [item for name in ("build", "test", "lint", "notebook", "docs", "protocols") for item in groups[name]],
     }
     wanted["dev.txt"] += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
     assert {path.name for path in LOCKS} == set(wanted)

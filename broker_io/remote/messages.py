@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.block import BadBlock, Decoded, decode_foreign_block, encode_block
+from broker_io.block import Decoded, encode_block
 from broker_io.errors import Error, MalformedMessage
 from broker_io.position import NO_INDEX, Position, Positions
 from broker_io.rpc import encoding, log_pb2
-from broker_io.rpc.encoding import encode_error, serialize
+from broker_io.rpc.encoding import BlockSlice, decode_block, encode_error, join_blocks, serialize, split_blocks
 
 M = TypeVar("M")
 
@@ -124,25 +124,29 @@ def encode_append(batch: Batch) -> bytes:
 
 
 def encode_appends(blocks: Sequence[bytes]) -> bytes:
-    return serialize(log_pb2.AppendRequest(blocks=blocks))
+    return join_blocks(log_pb2.AppendRequest(), [(block,) for block in blocks])
 
 
 def decode_appends(data: bytes) -> list[Batch]:
     """The batches of the blocks of a request, at least one."""
-    message = parse(log_pb2.AppendRequest, data)
-    if message.HasField("open") or not message.blocks:
+    message, blocks = _split(log_pb2.AppendRequest, data)
+    if message.HasField("open") or not blocks:
         raise MalformedMessage("a request of an open writer must have blocks, and nothing else")
-    return [_block(block, f"append {number} of a message").messages for number, block in enumerate(message.blocks)]
+    return [_block(block, f"append {number} of a message").messages for number, block in enumerate(blocks)]
 
 
-def _block(data: bytes, what: str) -> Decoded:
+def _split(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
     try:
-        decoded, end = decode_foreign_block(data)
-        if end != len(data):
-            raise BadBlock(f"{len(data) - end} bytes follow it")
-    except BadBlock as error:
-        raise MalformedMessage(f"{what} can't be read: {error}") from None
-    return decoded
+        return split_blocks(kind, data)
+    except ValueError as error:
+        raise MalformedMessage(str(error)) from None
+
+
+def _block(block: BlockSlice, what: str) -> Decoded:
+    try:
+        return decode_block(block, f"{what} can't be read")
+    except ValueError as error:
+        raise MalformedMessage(str(error)) from None
 
 
 def encode_appended(outcomes: Sequence[Outcome]) -> bytes:
@@ -243,17 +247,16 @@ def encode_answer(answer: Answer) -> bytes:
         entries=None if indexed else entries,
         publish_times=None if (times == times[0]).all() else times,
     )
-    message.block = b"".join(block.chunks)
-    return serialize(message)
+    return join_blocks(message, [block.chunks])
 
 
 def decode_answer(data: bytes) -> Answer:
-    message = parse(log_pb2.ReadReply, data)
-    if message.HasField("opened"):
-        raise MalformedMessage("a reader was opened twice")
+    message, blocks = _split(log_pb2.ReadReply, data)
+    if message.HasField("opened") or len(blocks) > 1:
+        raise MalformedMessage(f"a reply to an open reader has {len(blocks)} blocks, or opens it again")
     batch: PlacedBatch | None = None
-    if message.block:
-        decoded = _block(message.block, "an answer to a reader")
+    if blocks:
+        decoded = _block(blocks[0], "an answer to a reader")
         batch = PlacedBatch(_positions(message, decoded), decoded.publish_times, decoded.messages)
     return Answer(batch, decode_error(message.error) if message.HasField("error") else None, message.more)
 

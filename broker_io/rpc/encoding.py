@@ -7,12 +7,13 @@ fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from broker_io.block import BadBlock, Decoded, decode_foreign_block
 from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
 from broker_io.rpc import log_pb2
 
@@ -51,6 +52,78 @@ def parse(kind: type[M], data: bytes) -> M:
         raise ValueError(f"a {message.DESCRIPTOR.name} has a field that this release does not know")
     found: M = message
     return found
+
+
+BLOCKS_TAG = 15 << 3 | 2
+"""The encoded number and type of the field `blocks`, which all messages with blocks have."""
+LARGE_BYTES = 16 * 1024
+"""From this size on, the blocks of a message are read where they are."""
+
+BlockSlice = tuple[bytes, int, int]
+"""Bytes, and where in them a block begins and ends."""
+
+
+def join_blocks(message: Any, blocks: Iterable[Sequence[bytes]]) -> bytes:
+    """Return the bytes of a message and its blocks, each given as chunks, which are copied only once."""
+    parts = [serialize(message)]
+    for chunks in blocks:
+        parts.append(_length_prefix(sum(map(len, chunks))))
+        parts += chunks
+    return b"".join(parts)
+
+
+def _length_prefix(length: int) -> bytes:
+    prefix = bytearray([BLOCKS_TAG])
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix)
+
+
+def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
+    """Return the message and its blocks, which in a large message are not copied. Raises ValueError."""
+    if len(data) < LARGE_BYTES:
+        message: Any = parse(kind, data)
+        return message, [(block, 0, len(block)) for block in message.blocks]
+    rest, blocks, at = [], [], 0
+    while at < len(data):
+        start = at
+        tag, at = _varint(data, at)
+        if tag & 7 == 2:
+            length, at = _varint(data, at)
+            end = at + length
+        else:
+            end = _varint(data, at)[1] if tag & 7 == 0 else at + {1: 8, 5: 4}.get(tag & 7, len(data))
+        if end > len(data):
+            raise ValueError(f"these {len(data)} bytes are not a message")
+        if tag == BLOCKS_TAG:
+            blocks.append((data, at, end))
+        else:
+            rest.append(data[start:end])
+        at = end
+    return parse(kind, b"".join(rest)), blocks
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + shift // 7 + 1
+    raise ValueError("a number in a message is cut off")
+
+
+def decode_block(block: BlockSlice, what: str) -> Decoded:
+    """Return the messages of a block of a peer. Raises ValueError that names `what`; UnsupportedFormat."""
+    data, start, end = block
+    try:
+        decoded, found = decode_foreign_block(data, start)
+        if found != end:
+            raise BadBlock(f"it has {found - start} bytes, and its field {end - start}")
+    except BadBlock as error:
+        raise ValueError(f"{what}: {error}") from None
+    return decoded
 
 
 def serialize(message: Any) -> bytes:

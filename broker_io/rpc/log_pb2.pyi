@@ -153,22 +153,22 @@ class OpenLogReader(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., start: _Optional[_Union[LogPosition, _Mapping]] = ..., inclusive: _Optional[bool] = ..., compacted: _Optional[bool] = ...) -> None: ...
 
 class ReadReply(_message.Message):
-    __slots__ = ("opened", "ledger", "block", "entries", "indexes", "more", "error")
+    __slots__ = ("opened", "ledger", "entries", "indexes", "more", "error", "blocks")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     opened: LogReaderOpened
     ledger: int
-    block: bytes
     entries: bytes
     indexes: bytes
     more: bool
     error: Error
-    def __init__(self, opened: _Optional[_Union[LogReaderOpened, _Mapping]] = ..., ledger: _Optional[int] = ..., block: _Optional[bytes] = ..., entries: _Optional[bytes] = ..., indexes: _Optional[bytes] = ..., more: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    blocks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, opened: _Optional[_Union[LogReaderOpened, _Mapping]] = ..., ledger: _Optional[int] = ..., entries: _Optional[bytes] = ..., indexes: _Optional[bytes] = ..., more: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LogReaderOpened(_message.Message):
     __slots__ = ("incarnation", "after")

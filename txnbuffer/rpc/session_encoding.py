@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from broker_io.block import BadBlock, decode_foreign_block, encode_block
+from broker_io.block import encode_block
 from broker_io.position import Position
 from broker_io.rpc import encoding
-from broker_io.rpc.encoding import Detail, StreamMethod, detail, parse, serialize
+from broker_io.rpc.encoding import (
+    BlockSlice,
+    Detail,
+    StreamMethod,
+    decode_block,
+    detail,
+    join_blocks,
+    parse,
+    serialize,
+    split_blocks,
+)
 from broker_io.rpc.log_pb2 import Empty, LogPosition
 from broker_io.rpc.log_pb2 import Error as ErrorMessage
 from txnbuffer.coordinator.messages import (
@@ -74,29 +84,34 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
     for number, (most, least), timeout, parent, sequence in frame.begins:
         row = begin(request=number, most=most, least=least, timeout=timeout)
         if parent is not None or sequence is not None:
-            row.MergeFrom(session_pb2.Begin(parent=parent and parent._asdict(), sequence=_fields(sequence)))
+            details = session_pb2.BeginDetails(parent=parent and parent._asdict(), sequence=_fields(sequence))
+            row.details.CopyFrom(details)
+    blocks = []
     for topic, batch in frame.sends:
-        message.sends.add(topic=topic, block=b"".join(encode_block(batch, first_entry=0, publish_time=0).chunks))
+        message.sends.add(topic=topic)
+        blocks.append(encode_block(batch, first_entry=0, publish_time=0).chunks)
     _add_commits(message, frame.commits)
     for number, (most, least), topics in frame.aborts:
         message.aborts.add(request=number, most=most, least=least, topics=topics)
     for number, (most, least) in frame.queries:
         message.queries.add(request=number, most=most, least=least)
-    return serialize(message)
+    return join_blocks(message, blocks)
 
 
 def _add_commits(message: session_pb2.ClientFrame, commits: Iterable[Commit]) -> None:
     add = message.commits.add
     for number, (most, least), topics, records, wait, sequence, winners, losers, positions in commits:
         row = add(request=number, most=most, least=least, topics=topics, records=records, wait_visible=wait)
-        if sequence is not None:
-            row.sequence.MergeFrom(session_pb2.ProducerSequence(**sequence._asdict()))
+        if sequence is None and not (winners or losers or positions):
+            continue
+        details = row.details
+        details.CopyFrom(session_pb2.CommitDetails(sequence=_fields(sequence)))
         for txn, branch_topics, branch_records in winners:
-            row.winners.add(txn=txn._asdict(), topics=branch_topics, records=branch_records)
-        row.losers.extend(map(_txn_message, losers))
+            details.winners.add(txn=txn._asdict(), topics=branch_topics, records=branch_records)
+        details.losers.extend(map(_txn_message, losers))
         for position in positions:
             ends = {"start": position.start._asdict(), "end": position.end._asdict()}
-            row.positions.add(**{**position._asdict(), **ends})
+            details.positions.add(**{**position._asdict(), **ends})
 
 
 def _fields(sequence: ProducerSequence | None) -> Fields | None:
@@ -128,7 +143,7 @@ def decode_error(message: ErrorMessage) -> Error:
 def decode_client_frame(data: bytes) -> ClientFrame:
     """Return the frame of these bytes. Raises MalformedFrame, and UnsupportedFormat."""
     try:
-        message = parse(session_pb2.ClientFrame, data)
+        message, blocks = split_blocks(session_pb2.ClientFrame, data)
         return ClientFrame(
             hello=_hello(message.hello) if message.HasField("hello") else None,
             registers=_named(message.registers),
@@ -138,14 +153,14 @@ def decode_client_frame(data: bytes) -> ClientFrame:
             joins=_named(message.joins),
             members=tuple([_member(row) for row in message.members]),
             begins=tuple([_begin(row) for row in message.begins]),
-            sends=tuple([_send(number, row) for number, row in enumerate(message.sends)]),
+            sends=_sends([row.topic for row in message.sends], blocks),
             commits=tuple([_commit(row) for row in message.commits]),
             aborts=tuple([Abort(row.request, _txn(row), tuple(row.topics)) for row in message.aborts]),
             queries=tuple([Query(row.request, _txn(row)) for row in message.queries]),
             returned=tuple([IdBlock(_count(row.first), _count(row.size)) for row in message.returned]),
             bye=message.bye,
         )
-    except (ValueError, BadBlock) as error:
+    except ValueError as error:
         raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
 
 
@@ -185,43 +200,48 @@ def _member(row: session_pb2.GroupHeartbeat) -> GroupHeartbeat:
 def _begin(row: session_pb2.Begin) -> Begin:
     if not 0.0 <= row.timeout < float("inf"):
         raise ValueError("a begin has a timeout that is negative or not a finite number")
-    parent = _txn(row.parent) if row.HasField("parent") else None
-    return Begin(row.request, _txn(row), row.timeout or None, parent, _sequence(row))
+    begin = Begin(row.request, _txn(row), row.timeout or None)
+    if not row.HasField("details"):
+        return begin
+    details = row.details
+    parent = _txn(details.parent) if details.HasField("parent") else None
+    return begin._replace(parent=parent, sequence=_sequence(details))
 
 
-def _sequence(row: session_pb2.Begin | session_pb2.Commit) -> ProducerSequence | None:
-    if not row.HasField("sequence"):
+def _sequence(details: session_pb2.BeginDetails | session_pb2.CommitDetails) -> ProducerSequence | None:
+    if not details.HasField("sequence"):
         return None
-    sequence = row.sequence
+    sequence = details.sequence
     return ProducerSequence(sequence.name, sequence.number, sequence.epoch)
 
 
-def _send(number: int, row: session_pb2.Send) -> Send:
-    data = row.block
-    try:
-        decoded, end = decode_foreign_block(data)
-        if end != len(data):
-            raise BadBlock(f"{len(data) - end} bytes follow it")
-    except BadBlock as error:
-        raise ValueError(f"block {number}, for topic {row.topic!r}: {error}") from None
-    return Send(row.topic, decoded.messages)
+def _sends(topics: list[str], blocks: list[BlockSlice]) -> tuple[Send, ...]:
+    if len(topics) != len(blocks):
+        raise ValueError(f"it has {len(topics)} sends and {len(blocks)} blocks")
+    return tuple([
+        Send(topic, decode_block(block, f"block {number}, for topic {topic!r}").messages)
+        for number, (topic, block) in enumerate(zip(topics, blocks, strict=True))
+    ])  # fmt: skip
 
 
-def _records(row: session_pb2.Commit | session_pb2.Branch) -> tuple[int, ...]:
-    records = tuple(row.records)
-    if len(records) != len(row.topics) or (records and min(records) < 0):
-        raise ValueError(f"a commit has {len(row.topics)} topics with the numbers of records {records}")
-    return records
+def _counted(row: session_pb2.Commit | session_pb2.Branch) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the topics, and the numbers of records in them."""
+    topics, records = tuple(row.topics), tuple(row.records)
+    if len(records) != len(topics) or (records and min(records) < 0):
+        raise ValueError(f"a commit has {len(topics)} topics with the numbers of records {records}")
+    return topics, records
 
 
 def _commit(row: session_pb2.Commit) -> Commit:
-    commit = Commit(row.request, _txn(row), tuple(row.topics), _records(row), row.wait_visible, _sequence(row))
-    if not (row.winners or row.losers or row.positions):
+    commit = Commit(row.request, _txn(row), *_counted(row), row.wait_visible)
+    if not row.HasField("details"):
         return commit
+    details = row.details
     return commit._replace(
-        winners=tuple([Branch(_txn(branch.txn), tuple(branch.topics), _records(branch)) for branch in row.winners]),
-        losers=tuple(map(_txn, row.losers)),
-        positions=tuple(map(_consumer_position, row.positions)),
+        sequence=_sequence(details),
+        winners=tuple([Branch(_txn(branch.txn), *_counted(branch)) for branch in details.winners]),
+        losers=tuple(map(_txn, details.losers)),
+        positions=tuple(map(_consumer_position, details.positions)),
     )
 
 
@@ -242,12 +262,11 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
         message.welcome.MergeFrom(session_pb2.Welcome(**{**fields, "states": [*map(_known, fields["states"])]}))
     for send, error, txn in frame.failures:
         message.failures.add(send=send, error=encode_error(error), txn=txn and txn._asdict())
-    answer = message.answers.add
     for request, result in frame.answers:
         if type(result) is Outcome:
-            answer(request=request, outcome=result)
+            (message.committed if result else message.aborted).append(request)
         else:
-            answer(request=request, **_answer(result))
+            message.answers.add(request=request, **_answer(result))
     return serialize(message)
 
 
@@ -292,7 +311,11 @@ def decode_server_frame(data: bytes) -> ServerFrame:
             welcome=_welcome(message.welcome) if message.HasField("welcome") else None,
             acknowledged=message.acknowledged,
             failures=tuple([_failure(row) for row in message.failures]),
-            answers=tuple([(row.request, _result(row)) for row in message.answers]),
+            answers=(
+                *[(request, Outcome.COMMIT) for request in message.committed],
+                *[(request, Outcome.ABORT) for request in message.aborted],
+                *[(row.request, _result(row)) for row in message.answers],
+            ),
             credits=message.credits if message.HasField("credits") else None,
             draining=message.draining,
             goodbye=decode_error(message.goodbye) if message.HasField("goodbye") else None,
@@ -324,7 +347,6 @@ def _assignments(row: session_pb2.MemberAssignments) -> MemberAssignments:
 
 
 _RESULTS: dict[str, Callable[[Any], Result]] = {
-    "outcome": Outcome,
     "state": State,
     "done": lambda _: Done(),
     "leased": lambda row: Leased(row.first, row.size),

@@ -8,11 +8,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class TransactionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    OUTCOME_ABORT: _ClassVar[TransactionOutcome]
-    OUTCOME_COMMIT: _ClassVar[TransactionOutcome]
-
 class TransactionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATE_OPEN: _ClassVar[TransactionState]
@@ -20,8 +15,6 @@ class TransactionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATE_COMMITTED: _ClassVar[TransactionState]
     STATE_ABORTING: _ClassVar[TransactionState]
     STATE_ABORTED: _ClassVar[TransactionState]
-OUTCOME_ABORT: TransactionOutcome
-OUTCOME_COMMIT: TransactionOutcome
 STATE_OPEN: TransactionState
 STATE_COMMITTING: TransactionState
 STATE_COMMITTED: TransactionState
@@ -37,7 +30,7 @@ class TransactionId(_message.Message):
     def __init__(self, most: _Optional[int] = ..., least: _Optional[int] = ...) -> None: ...
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "sends", "commits", "aborts", "queries", "returned", "bye")
+    __slots__ = ("hello", "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "sends", "commits", "aborts", "queries", "returned", "bye", "blocks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +45,7 @@ class ClientFrame(_message.Message):
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     registers: _containers.RepeatedCompositeFieldContainer[NamedRequest]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRequest]
@@ -66,7 +60,8 @@ class ClientFrame(_message.Message):
     queries: _containers.RepeatedCompositeFieldContainer[Query]
     returned: _containers.RepeatedCompositeFieldContainer[IdBlock]
     bye: bool
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., registers: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRequest, _Mapping]]] = ..., open_names: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., delete_names: _Optional[_Iterable[_Union[Deletion, _Mapping]]] = ..., joins: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupHeartbeat, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[Begin, _Mapping]]] = ..., sends: _Optional[_Iterable[_Union[Send, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., returned: _Optional[_Iterable[_Union[IdBlock, _Mapping]]] = ..., bye: _Optional[bool] = ...) -> None: ...
+    blocks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., registers: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[LeaseRequest, _Mapping]]] = ..., open_names: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., delete_names: _Optional[_Iterable[_Union[Deletion, _Mapping]]] = ..., joins: _Optional[_Iterable[_Union[NamedRequest, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[GroupHeartbeat, _Mapping]]] = ..., begins: _Optional[_Iterable[_Union[Begin, _Mapping]]] = ..., sends: _Optional[_Iterable[_Union[Send, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., aborts: _Optional[_Iterable[_Union[Abort, _Mapping]]] = ..., queries: _Optional[_Iterable[_Union[Query, _Mapping]]] = ..., returned: _Optional[_Iterable[_Union[IdBlock, _Mapping]]] = ..., bye: _Optional[bool] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("session", "open")
@@ -131,52 +126,62 @@ class ProducerSequence(_message.Message):
     def __init__(self, name: _Optional[str] = ..., number: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("request", "most", "least", "timeout", "parent", "sequence")
+    __slots__ = ("request", "most", "least", "timeout", "details")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     LEAST_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    PARENT_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     request: int
     most: int
     least: int
     timeout: float
+    details: BeginDetails
+    def __init__(self, request: _Optional[int] = ..., most: _Optional[int] = ..., least: _Optional[int] = ..., timeout: _Optional[float] = ..., details: _Optional[_Union[BeginDetails, _Mapping]] = ...) -> None: ...
+
+class BeginDetails(_message.Message):
+    __slots__ = ("parent", "sequence")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     parent: TransactionId
     sequence: ProducerSequence
-    def __init__(self, request: _Optional[int] = ..., most: _Optional[int] = ..., least: _Optional[int] = ..., timeout: _Optional[float] = ..., parent: _Optional[_Union[TransactionId, _Mapping]] = ..., sequence: _Optional[_Union[ProducerSequence, _Mapping]] = ...) -> None: ...
+    def __init__(self, parent: _Optional[_Union[TransactionId, _Mapping]] = ..., sequence: _Optional[_Union[ProducerSequence, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
-    __slots__ = ("topic", "block")
+    __slots__ = ("topic",)
     TOPIC_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
     topic: str
-    block: bytes
-    def __init__(self, topic: _Optional[str] = ..., block: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request", "most", "least", "topics", "records", "wait_visible", "sequence", "winners", "losers", "positions")
+    __slots__ = ("request", "most", "least", "topics", "records", "wait_visible", "details")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     LEAST_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_VISIBLE_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    WINNERS_FIELD_NUMBER: _ClassVar[int]
-    LOSERS_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
     request: int
     most: int
     least: int
     topics: _containers.RepeatedScalarFieldContainer[str]
     records: _containers.RepeatedScalarFieldContainer[int]
     wait_visible: bool
+    details: CommitDetails
+    def __init__(self, request: _Optional[int] = ..., most: _Optional[int] = ..., least: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., records: _Optional[_Iterable[int]] = ..., wait_visible: _Optional[bool] = ..., details: _Optional[_Union[CommitDetails, _Mapping]] = ...) -> None: ...
+
+class CommitDetails(_message.Message):
+    __slots__ = ("sequence", "winners", "losers", "positions")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WINNERS_FIELD_NUMBER: _ClassVar[int]
+    LOSERS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     sequence: ProducerSequence
     winners: _containers.RepeatedCompositeFieldContainer[Branch]
     losers: _containers.RepeatedCompositeFieldContainer[TransactionId]
     positions: _containers.RepeatedCompositeFieldContainer[ConsumerPosition]
-    def __init__(self, request: _Optional[int] = ..., most: _Optional[int] = ..., least: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., records: _Optional[_Iterable[int]] = ..., wait_visible: _Optional[bool] = ..., sequence: _Optional[_Union[ProducerSequence, _Mapping]] = ..., winners: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., losers: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[ConsumerPosition, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[_Union[ProducerSequence, _Mapping]] = ..., winners: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., losers: _Optional[_Iterable[_Union[TransactionId, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[ConsumerPosition, _Mapping]]] = ...) -> None: ...
 
 class Branch(_message.Message):
     __slots__ = ("txn", "topics", "records")
@@ -233,7 +238,7 @@ class IdBlock(_message.Message):
     def __init__(self, first: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("welcome", "acknowledged", "failures", "answers", "credits", "draining", "goodbye")
+    __slots__ = ("welcome", "acknowledged", "failures", "answers", "credits", "draining", "goodbye", "committed", "aborted")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +246,8 @@ class ServerFrame(_message.Message):
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledged: int
     failures: _containers.RepeatedCompositeFieldContainer[SendFailure]
@@ -248,7 +255,9 @@ class ServerFrame(_message.Message):
     credits: int
     draining: bool
     goodbye: _log_pb2.Error
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledged: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[SendFailure, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., goodbye: _Optional[_Union[_log_pb2.Error, _Mapping]] = ...) -> None: ...
+    committed: _containers.RepeatedScalarFieldContainer[int]
+    aborted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledged: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[SendFailure, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., goodbye: _Optional[_Union[_log_pb2.Error, _Mapping]] = ..., committed: _Optional[_Iterable[int]] = ..., aborted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("session", "shard", "epoch", "max_message_bytes", "states")
@@ -285,9 +294,8 @@ class SendFailure(_message.Message):
     def __init__(self, send: _Optional[int] = ..., error: _Optional[_Union[_log_pb2.Error, _Mapping]] = ..., txn: _Optional[_Union[TransactionId, _Mapping]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("request", "outcome", "state", "done", "leased", "opened", "joined", "assignments", "error")
+    __slots__ = ("request", "state", "done", "leased", "opened", "joined", "assignments", "error")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
@@ -296,7 +304,6 @@ class Answer(_message.Message):
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     request: int
-    outcome: TransactionOutcome
     state: TransactionState
     done: _log_pb2.Empty
     leased: IdBlock
@@ -304,7 +311,7 @@ class Answer(_message.Message):
     joined: GroupJoined
     assignments: MemberAssignments
     error: _log_pb2.Error
-    def __init__(self, request: _Optional[int] = ..., outcome: _Optional[_Union[TransactionOutcome, str]] = ..., state: _Optional[_Union[TransactionState, str]] = ..., done: _Optional[_Union[_log_pb2.Empty, _Mapping]] = ..., leased: _Optional[_Union[IdBlock, _Mapping]] = ..., opened: _Optional[_Union[NameOpened, _Mapping]] = ..., joined: _Optional[_Union[GroupJoined, _Mapping]] = ..., assignments: _Optional[_Union[MemberAssignments, _Mapping]] = ..., error: _Optional[_Union[_log_pb2.Error, _Mapping]] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., state: _Optional[_Union[TransactionState, str]] = ..., done: _Optional[_Union[_log_pb2.Empty, _Mapping]] = ..., leased: _Optional[_Union[IdBlock, _Mapping]] = ..., opened: _Optional[_Union[NameOpened, _Mapping]] = ..., joined: _Optional[_Union[GroupJoined, _Mapping]] = ..., assignments: _Optional[_Union[MemberAssignments, _Mapping]] = ..., error: _Optional[_Union[_log_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class NameOpened(_message.Message):
     __slots__ = ("epoch", "committed")

@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from broker_io.block import BadBlock, Decoded, decode_foreign_block, encode_block
+from broker_io.block import encode_block
 from broker_io.position import Int64s, Positions
-from broker_io.rpc.encoding import StreamMethod, parse, serialize
+from broker_io.rpc.encoding import (
+    BlockSlice,
+    StreamMethod,
+    decode_block,
+    join_blocks,
+    parse,
+    serialize,
+    split_blocks,
+)
 from broker_io.rpc.log_pb2 import Empty
 from txnbuffer.errors import MalformedFrame
 from txnbuffer.mutations.batch import MutationBatch
@@ -137,43 +145,39 @@ _CLIENT: dict[str, Callable[[streams_pb2.StreamClientMessage], ClientMessage]] =
 def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
     """Return the bytes of messages, which keep their order. A batch of mutations must not be empty."""
     frame = streams_pb2.StreamServerFrame()
+    add = frame.messages.add
+    streams: dict[int, list[MutationBatch]] = {}
     for message in messages:
-        frame.messages.add(**_server_fields(message))
-    return serialize(frame)
-
-
-def _server_fields(message: ServerMessage) -> Fields:
-    match message:
-        case StreamMutations(stream, mutations):
-            return {"mutations": _mutation_fields(stream, mutations)}
-        case SnapshotBegin():
-            return {"begin": message._asdict()}
-        case SnapshotEnd():
-            return {"snapshot_end": message._asdict()}
-        case Ok():
-            fields = message._asdict()
-            return {"ok": _with_versions(fields, fields.pop("log").versions)}
-        case RollbackRequired():
-            return {"rollback": message._asdict()}
-        case Refused(stream, error):
-            return {"refused": {"stream": stream, "error": encode_error(error)}}
-        case StreamEnd():
-            return {"stream_end": message._asdict()}
-        case Noop():
-            return {"noop": Empty()}
-        case Goodbye(error):
-            return {"goodbye": encode_error(error)}
-
-
-def _mutation_fields(stream: int, mutations: MutationBatch) -> Fields:
-    places = mutations.positions
-    return {
-        "stream": stream,
-        "blocks": [*map(_block, _within_span(mutations))],
-        "ledgers": _column(places.ledgers),
-        "entries": _column(places.entries),
-        "indexes": _column(places.indexes),
-    }
+        match message:
+            case StreamMutations(stream, mutations):
+                add(mutations=streams_pb2.StreamMutations(stream=stream, count=len(mutations)))
+                streams.setdefault(stream, []).append(mutations)
+            case SnapshotBegin(stream, start, end, flags):
+                add(begin=streams_pb2.SnapshotBegin(stream=stream, start=start, end=end, flags=flags))
+            case SnapshotEnd(stream, seqno, high):
+                add(snapshot_end=streams_pb2.SnapshotEnd(stream=stream, seqno=seqno, high_seqno=high))
+            case Ok():
+                fields = message._asdict()
+                add(ok=_with_versions(fields, fields.pop("log").versions))
+            case RollbackRequired():
+                add(rollback=message._asdict())
+            case Refused(stream, error):
+                add(refused={"stream": stream, "error": encode_error(error)})
+            case StreamEnd():
+                add(stream_end=message._asdict())
+            case Noop():
+                add(noop=Empty())
+            case Goodbye(error):
+                add(goodbye=encode_error(error))
+    if not streams:
+        return serialize(frame)
+    blocks = [(stream, part) for stream, parts in streams.items() for part in _within_span(MutationBatch.concat(parts))]
+    frame.block_streams.extend([stream for stream, _ in blocks])
+    positions = [batch.positions for _, batch in blocks]
+    frame.ledgers = _column([place.ledgers for place in positions])
+    frame.entries = _column([place.entries for place in positions])
+    frame.indexes = _column([place.indexes for place in positions])
+    return join_blocks(frame, [_chunks(batch) for _, batch in blocks])
 
 
 def _within_span(batch: MutationBatch) -> Iterator[MutationBatch]:
@@ -185,7 +189,7 @@ def _within_span(batch: MutationBatch) -> Iterator[MutationBatch]:
     yield batch
 
 
-def _block(batch: MutationBatch) -> bytes:
+def _chunks(batch: MutationBatch) -> list[bytes]:
     times = batch.publish_times
     same = bool((times == times[0]).all())
     block = encode_block(
@@ -195,20 +199,66 @@ def _block(batch: MutationBatch) -> bytes:
         entries=batch.seqnos,
         publish_times=None if same else times,
     )
-    return b"".join(block.chunks)
+    return block.chunks
 
 
-def _column(column: Int64s) -> bytes:
+def _column(parts: list[Int64s]) -> bytes:
+    column = np.concatenate(parts) if len(parts) > 1 else parts[0]
     return (column[:1] if (column == column[0]).all() else column).astype("<i8", copy=False).tobytes()
 
 
 def decode_stream_server_frame(data: bytes) -> tuple[ServerMessage, ...]:
     """Return the messages of these bytes. Raises MalformedFrame; UnsupportedFormat for blocks of a newer release."""
     try:
-        frame = parse(streams_pb2.StreamServerFrame, data)
-        return tuple([_SERVER[_kind(row)](row) for row in frame.messages])
-    except (ValueError, BadBlock) as error:
+        frame, blocks = split_blocks(streams_pb2.StreamServerFrame, data)
+        mutations = _mutations(frame, blocks)
+        done = dict.fromkeys(mutations, 0)
+        messages: list[ServerMessage] = []
+        for row in frame.messages:
+            kind = _kind(row)
+            if kind == "mutations":
+                messages.append(_next_mutations(row.mutations.stream, row.mutations.count, mutations, done))
+            else:
+                messages.append(_SERVER[kind](row))
+        if any(done[stream] != len(batch) for stream, batch in mutations.items()):
+            raise ValueError("it has mutations that no message announces")
+        return tuple(messages)
+    except ValueError as error:
         raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None
+
+
+def _mutations(frame: streams_pb2.StreamServerFrame, blocks: list[BlockSlice]) -> dict[int, MutationBatch]:
+    """Return the mutations of each stream."""
+    if len(frame.block_streams) != len(blocks):
+        raise ValueError(f"it has {len(blocks)} blocks for {len(frame.block_streams)} streams")
+    decoded = [
+        (stream, decode_block(block, f"block {number}, of stream {stream}"))
+        for number, (stream, block) in enumerate(zip(frame.block_streams, blocks, strict=True))
+    ]
+    total = sum(len(block.messages) for _, block in decoded)
+    where = Positions(
+        _read_column(frame.ledgers, total, "ledgers"),
+        _read_column(frame.entries, total, "entries"),
+        _read_column(frame.indexes, total, "indexes"),
+    )
+    streams: dict[int, list[MutationBatch]] = {}
+    done = 0
+    for stream, (entries, times, messages) in decoded:
+        here = slice(done, done + len(messages))
+        streams.setdefault(stream, []).append(MutationBatch(entries, where.take(here), times, messages))
+        done += len(messages)
+    return {stream: MutationBatch.concat(parts) for stream, parts in streams.items()}
+
+
+def _next_mutations(
+    stream: int, count: int, mutations: dict[int, MutationBatch], done: dict[int, int]
+) -> StreamMutations:
+    start = done.get(stream, 0)
+    if stream not in mutations or not 0 < count <= len(mutations[stream]) - start:
+        raise ValueError(f"stream {stream} has other mutations than its messages announce")
+    done[stream] = start + count
+    batch = mutations[stream]
+    return StreamMutations(stream, batch if count == len(batch) else batch.take(slice(start, start + count)))
 
 
 def _ok(message: streams_pb2.StreamServerMessage) -> Ok:
@@ -238,36 +288,8 @@ def _snapshot_end(message: streams_pb2.StreamServerMessage) -> SnapshotEnd:
     return SnapshotEnd(*_not_negative("the end of a snapshot", row.stream, row.seqno, row.high_seqno))
 
 
-def _mutations(message: streams_pb2.StreamServerMessage) -> StreamMutations:
-    row = message.mutations
-    decoded = [_read_block(number, row.stream, data) for number, data in enumerate(row.blocks)]
-    total = sum(len(block.messages) for block in decoded)
-    if not total:
-        raise ValueError(f"a batch of mutations of stream {row.stream} is empty")
-    where = Positions(
-        _read_column(row.ledgers, total, "ledgers"),
-        _read_column(row.entries, total, "entries"),
-        _read_column(row.indexes, total, "indexes"),
-    )
-    batches, done = [], 0
-    for entries, times, messages in decoded:
-        batches.append(MutationBatch(entries, where.take(slice(done, done + len(messages))), times, messages))
-        done += len(messages)
-    return StreamMutations(row.stream, MutationBatch.concat(batches))
-
-
-def _read_block(number: int, stream: int, data: bytes) -> Decoded:
-    try:
-        decoded, end = decode_foreign_block(data)
-        if end != len(data):
-            raise BadBlock(f"{len(data) - end} bytes follow it")
-    except BadBlock as error:
-        raise ValueError(f"block {number}, of stream {stream}: {error}") from None
-    return decoded
-
-
 def _read_column(column: bytes, count: int, name: str) -> Int64s:
-    if len(column) == 8:
+    if len(column) == 8 and count:
         return np.full(count, int.from_bytes(column, "little", signed=True), np.int64)
     if len(column) != 8 * count:
         raise ValueError(f"{count} mutations have {len(column)} bytes of {name}")
@@ -279,7 +301,6 @@ _SERVER: dict[str, Callable[[streams_pb2.StreamServerMessage], ServerMessage]] =
     "rollback": _rollback,
     "refused": lambda message: Refused(message.refused.stream, decode_error(message.refused.error)),
     "begin": _begin,
-    "mutations": _mutations,
     "snapshot_end": _snapshot_end,
     "stream_end": lambda message: StreamEnd(message.stream_end.stream, EndReason(message.stream_end.reason)),
     "noop": lambda _: Noop(),

@@ -86,10 +86,20 @@ class StreamGrant(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StreamServerFrame(_message.Message):
-    __slots__ = ("messages",)
+    __slots__ = ("messages", "block_streams", "ledgers", "entries", "indexes", "blocks")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    LEDGERS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[StreamServerMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[StreamServerMessage, _Mapping]]] = ...) -> None: ...
+    block_streams: _containers.RepeatedScalarFieldContainer[int]
+    ledgers: bytes
+    entries: bytes
+    indexes: bytes
+    blocks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StreamServerMessage, _Mapping]]] = ..., block_streams: _Optional[_Iterable[int]] = ..., ledgers: _Optional[bytes] = ..., entries: _Optional[bytes] = ..., indexes: _Optional[bytes] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StreamServerMessage(_message.Message):
     __slots__ = ("ok", "rollback", "refused", "begin", "mutations", "snapshot_end", "stream_end", "noop", "goodbye")
@@ -166,18 +176,12 @@ class SnapshotBegin(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class StreamMutations(_message.Message):
-    __slots__ = ("stream", "blocks", "ledgers", "entries", "indexes")
+    __slots__ = ("stream", "count")
     STREAM_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LEDGERS_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     stream: int
-    blocks: _containers.RepeatedScalarFieldContainer[bytes]
-    ledgers: bytes
-    entries: bytes
-    indexes: bytes
-    def __init__(self, stream: _Optional[int] = ..., blocks: _Optional[_Iterable[bytes]] = ..., ledgers: _Optional[bytes] = ..., entries: _Optional[bytes] = ..., indexes: _Optional[bytes] = ...) -> None: ...
+    count: int
+    def __init__(self, stream: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SnapshotEnd(_message.Message):
     __slots__ = ("stream", "seqno", "high_seqno")

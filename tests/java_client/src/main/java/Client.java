@@ -20,7 +20,6 @@ import txnbuffer.v1.SessionOuterClass.LeaseRequest;
 import txnbuffer.v1.SessionOuterClass.NamedRequest;
 import txnbuffer.v1.SessionOuterClass.Send;
 import txnbuffer.v1.SessionOuterClass.ServerFrame;
-import txnbuffer.v1.SessionOuterClass.TransactionOutcome;
 import txnbuffer.v1.StreamsGrpc;
 import txnbuffer.v1.StreamsOuterClass.StreamClientFrame;
 import txnbuffer.v1.StreamsOuterClass.StreamClientMessage;
@@ -72,32 +71,42 @@ public final class Client {
     }
     session.onNext(ClientFrame.newBuilder()
         .addBegins(Begin.newBuilder().setRequest(3).setMost(shard).setLeast(id))
-        .addSends(Send.newBuilder().setTopic(topic).setBlock(Block.of(keys, values, txn, 1)))
+        .addSends(Send.newBuilder().setTopic(topic))
+        .addBlocks(Block.of(keys, values, txn, 1))
         .addCommits(Commit.newBuilder().setRequest(4).setMost(shard).setLeast(id)
             .addTopics(topic).addRecords(records.size()).setWaitVisible(true))
         .build());
-    if (answer(answers, 4).getOutcome() != TransactionOutcome.OUTCOME_COMMIT) {
-      throw new IllegalStateException("transaction " + txn + " was aborted");
+    ServerFrame outcome = answers.next();
+    while (outcome.getCommittedCount() == 0) {
+      check(outcome);
+      outcome = answers.next();
     }
     session.onNext(ClientFrame.newBuilder().setBye(true).build());
     session.onCompleted();
     return txn;
   }
 
-  /** Waits for the answer to a request, and checks all that the service says before it. */
   private static final List<Answer> received = new ArrayList<>();
 
+  /** Waits for the answer to a request, and checks all that the service says before it. */
   static Answer answer(Answers<ServerFrame> answers, long request) throws Exception {
     while (true) {
       for (Answer one : received) {
-        if (one.getRequest() != request) continue;
-        if (one.hasError()) throw new IllegalStateException(one.getError().getMessage());
-        return one;
+        if (one.getRequest() == request) return one;
       }
       ServerFrame frame = answers.next();
-      if (frame.hasGoodbye()) throw new IllegalStateException(frame.getGoodbye().getMessage());
-      if (frame.getFailuresCount() > 0) throw new IllegalStateException(frame.getFailures(0).getError().getMessage());
+      check(frame);
       received.addAll(frame.getAnswersList());
+    }
+  }
+
+  /** Throws what failed according to a frame. */
+  static void check(ServerFrame frame) {
+    if (frame.hasGoodbye()) throw new IllegalStateException(frame.getGoodbye().getMessage());
+    if (frame.getFailuresCount() > 0) throw new IllegalStateException(frame.getFailures(0).getError().getMessage());
+    if (frame.getAbortedCount() > 0) throw new IllegalStateException("the transaction was aborted");
+    for (Answer one : frame.getAnswersList()) {
+      if (one.hasError()) throw new IllegalStateException(one.getError().getMessage());
     }
   }
 
@@ -114,9 +123,10 @@ public final class Client {
         .build());
     List<String> records = new ArrayList<>();
     while (true) {
-      for (StreamServerMessage message : answers.next().getMessagesList()) {
+      StreamServerFrame frame = answers.next();
+      frame.getBlocksList().forEach(block -> records.addAll(Block.read(block)));
+      for (StreamServerMessage message : frame.getMessagesList()) {
         switch (message.getMessageCase()) {
-          case MUTATIONS -> message.getMutations().getBlocksList().forEach(block -> records.addAll(Block.read(block)));
           case REFUSED -> throw new IllegalStateException(message.getRefused().getError().getMessage());
           case GOODBYE -> throw new IllegalStateException(message.getGoodbye().getMessage());
           case STREAM_END -> {
