@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txnbuffer.client.outbox import OpenTransaction, SendColumns
+from txnbuffer.client.record_path import RecordPath, ServicePath
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, Leased
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
@@ -19,9 +20,9 @@ def taken(core: SessionCore) -> ClientFrame:
     return frame
 
 
-def welcomed(ids: int = 64, *, pipelined: bool = False) -> SessionCore:
+def welcomed(ids: int = 64, path: RecordPath | None = None) -> SessionCore:
     """A core that is connected and has leased ids."""
-    core = SessionCore(pipelined=pipelined)
+    core = SessionCore(path or ServicePath())
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000), credits=10_000))
     core.receive(ServerFrame(answers=((taken(core).leases[0].request, Leased(1, ids)),)))

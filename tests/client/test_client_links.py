@@ -227,8 +227,8 @@ def test_sender_waits_while_the_service_accepts_no_more_records() -> None:
         async with client.transaction() as txn:
             for _ in range(300):
                 await txn.send_many("log", [bytes(10_000)] * 10)
-                most = max(most, core._sending.unacknowledged)
-        assert most <= core._sending.credits + 10 * 10_100
+                most = max(most, core._path.unacknowledged)
+        assert most <= core._path.credits + 10 * 10_100
         assert len(values(world.broker, "log")) == 3000
 
     in_world(test)

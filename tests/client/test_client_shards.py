@@ -154,13 +154,13 @@ async def test_first_attempt_to_connect_counts_as_time_without_a_service() -> No
         await failing.wait()
         raise ServiceUnavailable("nobody answers")
 
-    pipelined = session.ClientSession(dial, max_unavailable=3600.0, pipelined=True)
-    pipelined.begin()
-    pipelined._lost_at -= 3600.0
+    opening = session.ClientSession(dial, max_unavailable=3600.0)
+    opening.begin()
+    opening._lost_at -= 3600.0
     failing.set()
     with pytest.raises(ServiceUnavailable, match="nobody answers"):
-        await pipelined.result(pipelined.core.wait_to_begin)
-    await pipelined.close()
+        await opening.result(opening.core.wait_to_begin)
+    await opening.close()
 
 
 @pytest.fixture

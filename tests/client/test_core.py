@@ -7,6 +7,7 @@ from core_setup import registered, rows, welcomed
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.client.open_transactions import EndPlan
+from txnbuffer.client.record_path import ServicePath
 from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
 from txnbuffer.errors import (
@@ -149,7 +150,7 @@ def test_ids_of_an_older_connection_are_not_used() -> None:
 
 
 def test_rejected_lease_is_requested_with_fewer_ids() -> None:
-    core = SessionCore()
+    core = SessionCore(ServicePath())
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000)))
     core.wait_to_begin("w")

@@ -18,7 +18,7 @@ from broker_io.block import encode_block
 from broker_io.errors import MessageTooLarge
 from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
-from txnbuffer.client import outbox, session_core
+from txnbuffer.client import outbox, record_path
 from txnbuffer.client import outbox as cutting
 from txnbuffer.client.outbox import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
@@ -95,7 +95,7 @@ def test_frames_with_many_properties_have_limited_size(sends: list[SendColumns],
         for module, name, size in (
             (outbox, "SEND_BYTES", SMALL_SEND),
             (cutting, "SEND_BYTES", SMALL_SEND),
-            (session_core, "FRAME_BYTES", SMALL_FRAME),
+            (record_path, "FRAME_BYTES", SMALL_FRAME),
         ):
             patch.setattr(module, name, size)
         transaction = core.begin() if transactional else None

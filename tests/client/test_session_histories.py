@@ -17,7 +17,8 @@ from session_model import CLOSED, POISON, ModelConnection, SessionModel
 from broker_io.errors import InvalidTopicName, MessageTooLarge
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction, SendColumns
-from txnbuffer.client.session_core import MAX_IN_FLIGHT, SessionCore
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, ServicePath
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
@@ -61,7 +62,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.model = SessionModel()
-        self.core = SessionCore()
+        self.core = SessionCore(ServicePath())
         self.connection: ModelConnection | None = None
         self.to_service: deque[ClientFrame] = deque()
         self.to_client: deque[ServerFrame] = deque()

@@ -23,7 +23,6 @@ from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
 from txnbuffer.client.client import Client
-from txnbuffer.client.direct_link import SendRouter
 from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.links import (
     AdminClients,
@@ -43,7 +42,7 @@ from txnbuffer.client.routing import Routes
 from txnbuffer.client.serializers import Schema, Serializer, Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
 from txnbuffer.client.streams import ShardStreams
-from txnbuffer.client.writers import OrdinarySends, Writers
+from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of, read_ca_file
@@ -80,12 +79,8 @@ async def client_on(
     resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
 
     def session_of(number: int) -> ClientSession:
-        router = SendRouter(writers, broker.max_message_bytes)
-
-        async def direct() -> Link:
-            return router.over(await connectors[number]())
-
-        session = ClientSession(direct, max_unavailable, pipelined=True, shard=Shard(number, len(connectors)))
+        path = partial(DirectPath, writers, broker.max_message_bytes)
+        session = ClientSession(connectors[number], max_unavailable, path=path, shard=Shard(number, len(connectors)))
         session.begin()
         return session
 

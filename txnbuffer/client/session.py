@@ -18,6 +18,7 @@ from typing import Any
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.links import Connector, Link
+from txnbuffer.client.record_path import RecordPath, ServicePath
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
@@ -35,16 +36,21 @@ CLOSE_TIMEOUT = 5.0
 class ClientSession:
     """A session with the service of `shard`.
 
-    Requests fail after `max_unavailable` seconds without a connection. If the client writes to a cluster itself
-    (`pipelined`), they also fail after as many seconds without any answer or acknowledgement, because the cluster may
-    be down while the service is up.
+    `path`: makes the record path, given a function that the path calls when sends are settled. Requests fail after
+    `max_unavailable` seconds without a connection. If records do not go through the service, they also fail after as
+    many seconds without any answer or acknowledgement, because the cluster may be down while the service is up.
     """
 
     def __init__(
-        self, connector: Connector, max_unavailable: float, *, pipelined: bool = False, shard: Shard = ONLY
+        self,
+        connector: Connector,
+        max_unavailable: float,
+        *,
+        path: Callable[[Callable[[], None]], RecordPath] = lambda _: ServicePath(),
+        shard: Shard = ONLY,
     ) -> None:
-        self.core = SessionCore(pipelined=pipelined)
-        self._pipelined = pipelined
+        self._path = path(self.poke)
+        self.core = SessionCore(self._path)
         self._seen = 0
         self._still = 0.0
         self.forked_from = lifecycle.generation()
@@ -208,7 +214,7 @@ class ClientSession:
         while True:
             await asyncio.sleep(TICK)
             self.core.tick()
-            if self._pipelined:
+            if not self._path.through_service:
                 self._watch_progress()
             self._news.set()
 

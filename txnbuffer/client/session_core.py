@@ -15,206 +15,27 @@ request has a *waiter*, which `take_results` returns with the result.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from broker_io.batch import Batch
 from txnbuffer.client.open_transactions import Answer, EndPlan, Field, PendingRequest, Requests, Transactions
-from txnbuffer.client.outbox import OpenTransaction, Outbox, SendColumns, SendInFlight, Waiter, flight_of
+from txnbuffer.client.outbox import OpenTransaction, SendColumns, SendInFlight, Waiter
+from txnbuffer.client.record_path import RecordPath, SendResult, SendTopic
 from txnbuffer.coordinator.messages import GroupHeartbeat, Leased, ProducerSequence, Result
 from txnbuffer.errors import CoordinatorStopped, Error, OutcomeUnknown, SendUnknown, UnknownSession, UnregisteredTopic
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import (
-    FRAME_BYTES,
     Abort,
     ClientFrame,
     Deletion,
-    Failure,
     IdBlock,
     LeaseRequest,
     NamedRequest,
     Query,
-    Send,
     ServerFrame,
     SessionHello,
     Welcome,
 )
-
-MAX_IN_FLIGHT = 3
-"""Maximum number of unacknowledged frames with sends, or of sends for each topic if `pipelined`. While the limit is
-reached, records are collected for the next one.
-"""
-FIRST_CREDITS = 1024 * 1024
-
-
-class SendTopic:
-    """The queue of one topic.
-
-    `registered`: transactional records may be sent. `asked`: the registration was requested. `in_flight` counts sends.
-    """
-
-    __slots__ = ("asked", "in_flight", "name", "ordinary", "registered", "sealed", "transactional")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.registered = False
-        self.asked = False
-        self.in_flight = 0
-        self.transactional = Outbox(name)
-        self.ordinary = Outbox(name)
-        self.sealed: deque[SendInFlight] = deque()
-
-    @property
-    def has_transactional(self) -> bool:
-        """Whether transactional records are queued."""
-        return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
-
-
-class Sending:
-    """The sends of a session. `unacknowledged` counts bytes, also of queued records.
-
-    `pipelined`: topics do not wait for one another.
-    """
-
-    def __init__(self, *, pipelined: bool) -> None:
-        self.topics: dict[str, SendTopic] = {}
-        self.credits = FIRST_CREDITS
-        self.unacknowledged = 0
-        self._pipelined = pipelined
-        self._ready: dict[str, SendTopic] = {}
-        self._again: deque[SendInFlight] = deque()
-        self._in_flight: dict[int, SendInFlight] = {}
-        self._frames: deque[int] = deque()
-        self._number = 0
-
-    @property
-    def room(self) -> int:
-        return self.credits - self.unacknowledged
-
-    def topic(self, name: str) -> SendTopic:
-        topic = self.topics.get(name)
-        if topic is None:
-            topic = self.topics[name] = SendTopic(name)
-        return topic
-
-    def add(self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        outbox = topic.ordinary if transaction is None else topic.transactional
-        before = outbox.size
-        if not outbox.fits(rows):
-            topic.sealed.append(outbox.take())
-            before = 0
-        outbox.add(rows, transaction, waiter)
-        self.unacknowledged += outbox.size - before
-        if transaction is None or topic.registered:
-            self._ready[topic.name] = topic
-
-    def add_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
-        """Queue records as a send of their own."""
-        if topic.transactional.size:
-            topic.sealed.append(topic.transactional.take())
-        flight = flight_of(topic.name, records, transaction, set_bytes)
-        topic.sealed.append(flight)
-        self.unacknowledged += flight.size
-        if topic.registered:
-            self._ready[topic.name] = topic
-
-    def registered(self, topic: SendTopic) -> None:
-        topic.asked, topic.registered = False, True
-        self._ready[topic.name] = topic
-
-    def not_registered(self, topic: SendTopic) -> list[SendInFlight]:
-        """Drop and return the sends that waited for the registration of a topic."""
-        topic.asked = topic.registered = False
-        dropped = [flight for flight in topic.sealed if flight.runs]
-        topic.sealed = deque(flight for flight in topic.sealed if not flight.runs)
-        if topic.transactional.size:
-            dropped.append(topic.transactional.take())
-        self.unacknowledged -= sum(flight.size for flight in dropped)
-        return dropped
-
-    def take(self) -> tuple[Send, ...]:
-        """Return the sends of the next frame."""
-        taken: list[Send] = []
-        if len(self._frames) >= MAX_IN_FLIGHT:
-            return ()
-        size = 0
-        while size < FRAME_BYTES and (flight := self._next()) is not None:
-            self._number += 1
-            self._in_flight[self._number] = flight
-            self.topics[flight.send.topic].in_flight += 1
-            taken.append(flight.send)
-            size += flight.size
-        if taken and not self._pipelined:
-            self._frames.append(self._number)
-        return tuple(taken)
-
-    def failed(self, number: int) -> SendInFlight | None:
-        """Return the send of this number, if it is not settled yet."""
-        return self._in_flight.get(number)
-
-    def acknowledged(self, number: int) -> list[SendInFlight]:
-        """Settle and return all sends up to this number."""
-        while self._frames and self._frames[0] <= number:
-            self._frames.popleft()
-        return self.settled([one for one in self._in_flight if one <= number])
-
-    def settled(self, numbers: Iterable[int]) -> list[SendInFlight]:
-        """Settle and return these sends."""
-        flights = []
-        for number in numbers:
-            flight = self._in_flight.pop(number)
-            self.unacknowledged -= flight.size
-            flights.append(flight)
-            topic = self.topics[flight.send.topic]
-            topic.in_flight -= 1
-            self._ready[topic.name] = topic
-        return flights
-
-    def lost(self) -> list[SendInFlight]:
-        """Queue the transactional sends in flight again, because the connection is lost; return the ordinary ones."""
-        unknown = [flight for flight in self._in_flight.values() if not flight.runs]
-        again = [flight for flight in self._in_flight.values() if flight.runs]
-        for flight in self._in_flight.values():
-            topic = self.topics[flight.send.topic]
-            topic.in_flight = 0
-            self._ready[topic.name] = topic
-        self.unacknowledged -= sum(flight.size for flight in unknown)
-        self._again.extendleft(reversed(again))
-        self._in_flight.clear()
-        self._frames.clear()
-        self._number = 0
-        return unknown
-
-    def drop_all(self) -> list[Waiter]:
-        """Drop everything that is not acknowledged; return the waiters."""
-        flights = [*self.lost(), *self._again]
-        waiters: list[Waiter] = []
-        self._again.clear()
-        self._ready.clear()
-        for topic in self.topics.values():
-            topic.asked = False
-            flights += topic.sealed
-            topic.sealed.clear()
-            waiters += [*topic.ordinary.drop(), *topic.transactional.drop()]
-        self.unacknowledged = 0
-        return [waiter for flight in flights for waiter in flight.waiters] + waiters
-
-    def _next(self) -> SendInFlight | None:
-        if self._again:
-            return self._again.popleft()
-        while self._ready:
-            topic = next(iter(self._ready.values()))
-            if self._pipelined and topic.in_flight >= MAX_IN_FLIGHT:
-                del self._ready[topic.name]  # `settled` adds it again
-                continue
-            if topic.sealed and (topic.registered or not topic.sealed[0].runs):
-                return topic.sealed.popleft()
-            if topic.ordinary.size:
-                return topic.ordinary.take()
-            if topic.registered and topic.transactional.size:
-                return topic.transactional.take()
-            del self._ready[topic.name]
-        return None
-
 
 SMALLEST, LARGEST = 16, 8192
 
@@ -270,13 +91,13 @@ IDLE_TICKS = 5
 
 
 class SessionCore:
-    """The state of a session.
+    """The state of a session, whose records take `path`.
 
-    `broken`: the error because of which the caller must open a new connection. `pipelined`: topics do not wait for one
-    another; otherwise sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
+    `broken`: the error because of which the caller must open a new connection. `progress` grows with each answer and
+    acknowledgement.
     """
 
-    def __init__(self, *, pipelined: bool = False) -> None:
+    def __init__(self, path: RecordPath) -> None:
         self.session = ""
         self.max_message_bytes = 0
         self.broken: Error | None = None
@@ -289,7 +110,7 @@ class SessionCore:
         self._requests = Requests()
         self._results: list[Answer] = []
         self._transactions = Transactions(self._requests, self._results)
-        self._sending = Sending(pipelined=pipelined)
+        self._path = path
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
         self._idle = 0
@@ -309,7 +130,7 @@ class SessionCore:
         # The service reclaims unused ids when the session reconnects.
         self._ids.clear()
         self._returned = ()
-        for flight in self._sending.lost():
+        for flight in self._path.lost():
             text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be stored"
             self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
 
@@ -317,32 +138,24 @@ class SessionCore:
         """Handle a frame from the service."""
         if frame.welcome is not None:
             self._welcome(frame.welcome)
-        if frame.credits is not None:
-            self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
-        self.progress += bool(frame.answers or frame.settled or frame.acknowledged)
+        self.progress += bool(frame.answers)
         # Answers come before failures: the error of a begin is more specific than the errors of its sends.
         # Errors come before other answers: a frame has no order, and a transaction keeps its first error.
         for number, result in _refusals_first(frame.answers):
             self._answer(number, result)
-        for failure in frame.failures:
-            self._fail(failure)
-        if frame.acknowledged:
-            for flight in self._sending.acknowledged(frame.acknowledged):
-                self._settle(flight)
-        for flight in self._sending.settled(frame.settled):
-            self._settle(flight)
+        self._path.receive(frame)
+        self._take_sent()
         if frame.goodbye is not None:
             self.broken = frame.goodbye
-        if self._for_room and self.has_room:
-            self._wake(self._for_room)
 
     def take_frame(self) -> ClientFrame | None:
         """Return the next frame to send; None if there is nothing."""
+        self._take_sent()
         if not self.welcomed:
             return None
         parts = self._requests.take()
-        sends = self._sending.take()
+        sends = self._path.take()
         returned, self._returned = self._returned, ()
         if not (parts or sends or returned):
             return None
@@ -356,7 +169,7 @@ class SessionCore:
 
     def give_up(self, error: Error) -> None:
         """Fail all requests, because no service can be reached or the service rejects this client."""
-        self._results += [(waiter, error) for waiter in self._sending.drop_all()]
+        self._results += [(waiter, error) for waiter in self._path.drop_all()]
         for request in list(self._requests.unanswered.values()):
             if request.waiter is not None:
                 self._results.append((request.waiter, _unanswered(request, error)))
@@ -386,7 +199,7 @@ class SessionCore:
     @property
     def unregistered(self) -> list[str]:
         """The topics whose registration was requested and is not answered."""
-        return [topic.name for topic in self._sending.topics.values() if topic.asked]
+        return [topic.name for topic in self._path.topics.values() if topic.asked]
 
     # Transactions
 
@@ -410,12 +223,12 @@ class SessionCore:
     @property
     def room(self) -> int:
         """How many more bytes of records the service accepts now; may be negative."""
-        return self._sending.room
+        return self._path.room
 
     @property
     def has_room(self) -> bool:
         """Whether the service accepts more records now."""
-        return self._sending.room > 0
+        return self.room > 0
 
     def wait_for_room(self, waiter: Waiter) -> None:
         """Return `waiter` as a result when the service accepts more records."""
@@ -423,16 +236,16 @@ class SessionCore:
 
     def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
         """Send records of an open transaction or ordinary ones (None), whose waiter gets None once they are durable."""
-        found = self._sending.topic(topic)
+        found = self._path.topic(topic)
         if transaction is not None:
             self._register(found)
-        self._sending.add(found, rows, transaction, waiter)
+        self._path.add(found, rows, transaction, waiter)
 
     def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Send records of an open transaction as a Batch; `set_bytes` as in SendColumns."""
-        found = self._sending.topic(topic)
+        found = self._path.topic(topic)
         self._register(found)
-        self._sending.add_batch(found, records, transaction, set_bytes)
+        self._path.add_batch(found, records, transaction, set_bytes)
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Commit or abort an open transaction. The waiter gets the outcome or an error."""
@@ -484,23 +297,32 @@ class SessionCore:
 
     def _welcome(self, welcome: Welcome) -> None:
         self.session, self._shard = welcome.session, welcome.shard
-        self.max_message_bytes = welcome.max_message_bytes
+        self.max_message_bytes = self._path.limit(welcome.max_message_bytes)
         self.welcomed = True
         for txn, state in welcome.states:
             self._transactions.adopted(txn, state)
         self._requests.again()
         self._lease()
 
-    def _fail(self, failure: Failure) -> None:
-        flight = self._sending.failed(failure.send)
-        if flight is None:
-            return
-        if isinstance(failure.error, UnregisteredTopic) or (flight.runs and failure.txn is None):
+    def _take_sent(self) -> None:
+        """Handle the news of sends."""
+        for result in self._path.take_results():
+            if result.error is not None:
+                self._fail(result, result.error)
+            if result.settled:
+                self._settle(result.flight)
+                self.progress += 1
+        if self._for_room and self.has_room:
+            self._wake(self._for_room)
+
+    def _fail(self, result: SendResult, error: Error) -> None:
+        flight, _, txn, _ = result
+        if isinstance(error, UnregisteredTopic) or (flight.runs and txn is None):
             self._register_again(flight.send.topic)
         for run in flight.runs:
-            if failure.txn is None or run.transaction.txn == failure.txn:
-                self._transactions.fail(run.transaction, failure.error)
-        self._results += [(waiter, failure.error) for waiter in flight.waiters]
+            if txn is None or run.transaction.txn == txn:
+                self._transactions.fail(run.transaction, error)
+        self._results += [(waiter, error) for waiter in flight.waiters]
         flight.waiters.clear()
 
     def _settle(self, flight: SendInFlight) -> None:
@@ -553,16 +375,16 @@ class SessionCore:
 
     def _register_again(self, name: str) -> None:
         """Register a topic again, because it may have been re-created; its transactional records wait for that."""
-        topic = self._sending.topic(name)
+        topic = self._path.topic(name)
         topic.registered = False
         if topic.has_transactional:
             self._register(topic)
 
     def _registered(self, topic: SendTopic, result: Result) -> None:
         if not isinstance(result, Error):
-            self._sending.registered(topic)
+            self._path.registered(topic)
             return
-        for flight in self._sending.not_registered(topic):
+        for flight in self._path.not_registered(topic):
             for run in flight.runs:
                 self._transactions.fail(run.transaction, result)
             self._settle(flight)

@@ -1,4 +1,4 @@
-"""The writers of a client that writes to a cluster itself, and its ordinary sends
+"""The writers of a client that writes to a cluster itself, its ordinary sends, and the record path of its sessions
 
 Each topic has a writer, which is opened when first needed and closed with the client. Record sets are written by a
 second writer without batching. The client waits for all appends of one before it uses the other, so that the topic gets
@@ -6,7 +6,8 @@ them in order. The futures of appends complete in other threads; many of them wa
 failed is closed: its appends in flight fail, and a new writer opens only after all of them are settled, so that nothing
 is reordered.
 
-Ordinary sends need no service.
+Ordinary sends need no service. The records of transactions take the `DirectPath`, and the service gets all other
+requests of the session. An append belongs to no connection: it is neither lost with one nor repeated over the next.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
@@ -25,9 +26,11 @@ from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.client.outbox import Outbox, SendColumns, SendInFlight
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendResult, SendTopic
 from txnbuffer.errors import SendUnknown
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
+from txnbuffer.rpc.frames import Send, ServerFrame
 
 MAX_IN_FLIGHT_MESSAGES = 3_000
 """Maximum messages in flight of a topic; others wait here, because a writer with a full queue blocks the loop."""
@@ -399,3 +402,52 @@ def _as_unknown(topic: str, error: Error) -> Error:
     unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may or may not be in the log ({error})")
     unknown.__cause__ = error
     return unknown
+
+
+CREDITS = 8 * 1024 * 1024
+"""Limit of unacknowledged bytes of transactions."""
+
+
+class DirectPath(RecordPath):
+    """Appends to a cluster by `writers`; topics do not wait for one another.
+
+    `notify` is called on the loop when there are results. `max_message_bytes` is the cluster's limit.
+    """
+
+    through_service = False
+
+    def __init__(self, writers: Writers, max_message_bytes: int, notify: Callable[[], None]) -> None:
+        super().__init__(CREDITS)
+        self._writers = writers
+        self._max_message_bytes = max_message_bytes
+        self._notify = notify
+        self._in_flight: dict[int, SendInFlight] = {}
+
+    def take(self) -> tuple[Send, ...]:
+        while (flight := self._next()) is not None:
+            self._in_flight[id(flight)] = flight
+            self._writers.append(flight.send.topic, flight.send.batch, partial(self._settled, flight))
+        return ()
+
+    def receive(self, frame: ServerFrame) -> None:
+        """The service gets no records, so it says nothing about them."""
+
+    def limit(self, max_message_bytes: int) -> int:
+        return min(max_message_bytes or self._max_message_bytes, self._max_message_bytes)
+
+    def lost(self) -> list[SendInFlight]:
+        return []
+
+    def _drop_in_flight(self) -> Iterable[SendInFlight]:
+        dropped = [*self._in_flight.values()]
+        self._in_flight.clear()
+        return dropped
+
+    def _may_send(self, topic: SendTopic) -> bool:
+        return topic.in_flight < MAX_IN_FLIGHT
+
+    def _settled(self, flight: SendInFlight, error: Error | None) -> None:
+        if self._in_flight.pop(id(flight), None) is not None:  # else it was dropped
+            self._settle(flight)
+            self._results.append(SendResult(flight, error))
+            self._notify()

@@ -135,7 +135,6 @@ class ServerFrame:
 
     - `acknowledged`: all sends up to this number are settled: durable, or reported as failures in this or an earlier
       frame.
-    - `settled`: these sends are settled. A service never sends this field; only a `DirectLink` sets it.
     - `credits`: how many bytes of keys, values and properties the client may have unacknowledged; None: unchanged.
     - `draining`: the service is shutting down and accepts no new transactions.
     - `goodbye`: the error because of which the service ends the connection.
@@ -148,4 +147,3 @@ class ServerFrame:
     credits: int | None = None
     draining: bool = False
     goodbye: Error | None = None
-    settled: tuple[int, ...] = ()

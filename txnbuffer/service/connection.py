@@ -4,7 +4,7 @@ Everything that happens for a client within one turn of the loop is sent in one 
 
 Beyond the limits on memory, on messages and on requests in flight clients have to wait. A client waits in
 `client.session_core` while its credits are used up; the service stops reading from a client over its limit here. On a
-cluster records do not pass through the service: `client.direct_link` has a constant.
+cluster records do not pass through the service: `client.writers` has a constant.
 """
 
 from __future__ import annotations
