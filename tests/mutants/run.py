@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
 COPIED = (
     "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "mkdocs.yml", "pyproject.toml",
-    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
+    "requirements", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
 )  # fmt: skip
 PARALLEL = 8  # those that hang wait for their timeout
 TIMEOUT_S = 300
