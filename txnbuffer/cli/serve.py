@@ -13,7 +13,7 @@ from txnbuffer.cli.options import open_for_writing, with_config
 from txnbuffer.config import Config
 
 T = TypeVar("T")
-WORKERS = 8
+WORKERS = 6
 """Threads of a service for calls that block for a moment, such as opening a writer."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds after the drain time in which a service in cluster mode must have shut down."""

@@ -27,7 +27,7 @@ from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.connection import MIB
 
-THREADS = 8
+THREADS = 6
 """Threads for tasks that are short."""
 SLOW_THREADS = 4
 """Threads for tasks that query a cluster and may take long, so that others do not wait for them."""
