@@ -12,7 +12,6 @@ from streamed import client_of, write
 from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
 from txnbuffer.client import cursors as following
-from txnbuffer.client import links
 from txnbuffer.client.cursors import CursorLease, DurableCursors
 from txnbuffer.client.links import AdminClients
 from txnbuffer.config import RetentionConfig, StreamsConfig
@@ -228,8 +227,7 @@ class Away:
 
 
 @on_a_loop
-async def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "FIRST_PAUSE", 0.0)
+async def test_a_service_that_is_away_is_asked_again() -> None:
     link = Away(3)
 
     async def dial() -> Away:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from broker_io.environment import current
 from broker_io.rpc.channel import Channel, Endpoint, LogIdentity, MessageStream
+from broker_io.waits import Backoff
 from snapshots.shards import shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
@@ -69,8 +70,6 @@ class EngineLink:
 
 TIMEOUT = 30.0
 """Seconds to wait for the answer to an admin request."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a request that was not answered is sent again."""
 
 
 class AdminLink(Protocol):
@@ -98,6 +97,7 @@ class AdminClients:
         self._connectors = connectors
         self._links: dict[int, AdminLink] = {}
         self._lock = asyncio.Lock()
+        self._backoff = Backoff()
 
     async def ask(self, owned: str, method: str, arguments: dict[str, Any], max_unavailable: float = 0.0) -> Any:
         """Return the answer of the shard that owns `owned`, a topic, a producer name or a group.
@@ -108,7 +108,7 @@ class AdminClients:
         if not self._connectors:
             raise InvalidRequest("this client has no connector for admin requests: create it with connect")
         monotonic = current().clock.monotonic
-        give_up, pause = monotonic() + max_unavailable, FIRST_PAUSE
+        give_up, failures = monotonic() + max_unavailable, 0
         number = shard_of(owned, len(self._connectors))
         while True:
             async with self._lock:  # a failed request must not close the link of another one
@@ -118,10 +118,11 @@ class AdminClients:
                     return await self._links[number].ask(method, arguments)
                 except ServiceUnavailable:
                     await self._hang_up(number)
+                    failures += 1
+                    pause = self._backoff.after(failures)
                     if monotonic() + pause > give_up:
                         raise
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,7 +1,6 @@
-"""An event loop in a thread of its own, and the portal through which other threads call code on it
+"""An event loop in a thread of its own, on which other threads call code
 
-Each call is a task of an anyio portal. It is cancelled as asyncio cancels tasks, once, and not by a cancel scope of
-anyio, which would also cancel what the client does to clean up.
+A call can be cancelled before and after its task has started.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
-
-from anyio.from_thread import BlockingPortal
 
 from broker_io.environment import current
 from txnbuffer.errors import InvalidRequest
@@ -26,21 +23,7 @@ STOP_TIMEOUT = 5.0
 CLOSED = "the client was closed: connect again"
 
 
-class OneWayPortal(BlockingPortal):
-    """A portal whose calls wait once, for the result; anyio's also wait until the loop has started the task."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def _spawn_task_from_thread(
-        self, func: Any, args: Any, kwargs: dict[str, Any], name: object, future: Future[Any]
-    ) -> None:
-        start = partial(self._task_group.start_soon, self._call_func, func, args, kwargs, future, name=name)
-        self._loop.call_soon_threadsafe(start)
-
-
-class PortalCall(Generic[Result]):
+class LoopCall(Generic[Result]):
     """A coroutine function to run on the loop, which other threads can cancel, also before it has started."""
 
     def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop) -> None:
@@ -66,27 +49,23 @@ class PortalCall(Generic[Result]):
 
 
 class LoopThread:
-    """An event loop in a thread of its own, and the portal to it."""
+    """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
         threads = current().threads
         self._loop = asyncio.new_event_loop()
-        self._portal: BlockingPortal
-        self._serving: asyncio.Task[None]
         self._started: set[asyncio.Task[Any] | None] = set()
         self._lock = threads.reentrant_lock()  # reentrant for signal handlers
         self._ending = False
-        self._ready = threads.event()
-        self._thread = threads.thread(self._run, name="txnbuffer-client", daemon=True)
+        self._thread = threads.thread(self._loop.run_forever, name="txnbuffer-client", daemon=True)
         self._thread.start()
-        self._ready.wait()
 
     def call(self, work: Work[Result]) -> Result:
         """Run a coroutine function and return its result. KeyboardInterrupt in the waiting thread cancels it.
 
         Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
-        one = PortalCall(work, self._loop)
+        one = LoopCall(work, self._loop)
         try:
             return result_of(self.submit(one))
         except KeyboardInterrupt as interrupt:
@@ -98,17 +77,17 @@ class LoopThread:
         """Start a coroutine function and return its future; `cancel_started` cancels it. Raises as `call`."""
         return self.submit(self.startable(work))
 
-    def startable(self, work: Work[Result]) -> PortalCall[Result]:
+    def startable(self, work: Work[Result]) -> LoopCall[Result]:
         """Return a call for `submit` that `cancel_started` cancels as well."""
-        return PortalCall(partial(self._kept, work), self._loop)
+        return LoopCall(partial(self._kept, work), self._loop)
 
-    def submit(self, one: PortalCall[Result]) -> Future[Result]:
+    def submit(self, one: LoopCall[Result]) -> Future[Result]:
         """Run a call on the loop; return its future. Raises as `call`."""
         self.check_other()
         with self._lock:
             if self._ending:
                 raise InvalidRequest(CLOSED)
-            return self._portal.start_task_soon(one.run)
+            return asyncio.run_coroutine_threadsafe(one.run(), self._loop)
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call a function on the loop, without waiting for that. Raises InvalidRequest once the loop has stopped."""
@@ -142,15 +121,6 @@ class LoopThread:
         self._thread.join()
         self._loop.close()
 
-    def _run(self) -> None:
-        self._serving = self._loop.create_task(self._serve())
-        self._loop.run_forever()
-
-    async def _serve(self) -> None:
-        async with OneWayPortal(self._loop) as self._portal:
-            self._ready.set()
-            await self._portal.sleep_until_stopped()
-
     async def _kept(self, work: Work[Result]) -> Result:
         task = asyncio.current_task()
         self._started.add(task)
@@ -160,13 +130,11 @@ class LoopThread:
             self._started.discard(task)
 
     async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task(), self._serving}
+        others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=STOP_TIMEOUT)
-        await self._portal.stop(cancel_remaining=True)
-        await asyncio.wait([self._serving], timeout=STOP_TIMEOUT)
 
 
 def result_of(future: Future[Result]) -> Result:

@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from broker_io.waits import Backoff
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.links import Connector, Link
@@ -23,8 +24,6 @@ from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two attempts to connect."""
 TICK = 1.0
 """Seconds between two ticks of the core."""
 VISIBLE = 120.0
@@ -144,8 +143,8 @@ class ClientSession:
         self._tasks = [self._loop.create_task(self._run(link)), self._loop.create_task(self._keep_time())]
 
     async def _run(self, link: Link | None) -> None:
-        """Connect, exchange frames until the connection is lost, wait (doubling to LONGEST_PAUSE), and reconnect."""
-        pause = FIRST_PAUSE
+        """Connect, exchange frames until the connection is lost, wait, and reconnect."""
+        backoff, failures = Backoff(), 0
         while True:
             error: Error | None = None
             try:
@@ -163,9 +162,9 @@ class ClientSession:
             if isinstance(error, CallerError):
                 self._give_up(error)
                 return
-            pause = FIRST_PAUSE if was_welcomed else min(pause * 2, LONGEST_PAUSE)
+            failures = 1 if was_welcomed else failures + 1
             self._report_unavailable_later(error)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.after(failures))
 
     async def _talk(self, link: Link) -> None:
         """Use a connection until it ends. Raises the error that ended it."""

@@ -24,6 +24,7 @@ from broker_io.environment import current
 from broker_io.errors import EntryTooLarge, Error, InvalidTopicName, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
+from broker_io.waits import Backoff
 from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.client.outbox import Outbox, SendColumns, SendInFlight
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendResult, SendTopic
@@ -38,8 +39,6 @@ SLICE = 500
 """Messages that are passed to a writer before the loop runs other tasks."""
 THREADS = 8
 """Maximum number of writers that are opened or closed concurrently."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a new writer is opened after a failure; doubles from the first to the second."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for appends in flight."""
 
@@ -148,6 +147,7 @@ class Writers:
         self._idle = asyncio.Event()
         self._unsettled = 0
         self._closed: Error | None = None
+        self._backoff = Backoff()
 
     def append(self, name: str, batch: Batch, settled: Settled, *, creates: bool = False) -> None:
         """Append messages; `settled` may be called before this returns.
@@ -266,8 +266,8 @@ class Writers:
             self._pause(topic)
 
     def _pause(self, topic: TopicWriter) -> None:
-        topic.not_before = self._loop.time() + min(FIRST_PAUSE * 2**topic.failures, LONGEST_PAUSE)
         topic.failures += 1
+        topic.not_before = self._loop.time() + self._backoff.after(topic.failures)
 
     def _reopen(self, topic: TopicWriter) -> None:
         """Open a new writer if nothing of the previous one is in flight."""
