@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from pathlib import Path
 
 import pytest
 from client_world import World, in_world, until, values
@@ -12,6 +14,7 @@ from txnbuffer import (
     Fenced,
     TransactionAborted,
     TxnId,
+    connect,
 )
 from txnbuffer.errors import InvalidRequest, UnknownTransaction
 
@@ -137,3 +140,31 @@ def test_outcome_of_unknown_transactions() -> None:
             assert await client.outcome(txn.id) is None
 
     in_world(test)
+
+
+def test_transaction_that_was_left_open_is_aborted_in_the_log_when_its_client_closes(tmp_path: Path) -> None:
+    """The next owner reads it as ended: nothing waits until somebody asks for its outcome."""
+    address = f"file:{tmp_path}/log"
+
+    async def leave() -> None:
+        async with connect(address) as client:
+            async with client.transaction() as txn:
+                await txn.send("log", b"before")
+            with contextlib.suppress(RuntimeError):
+                async with client.transaction() as txn:
+                    await txn.send("log", b"never")
+                    raise RuntimeError("left")
+            await (await client.transaction().begin()).send("log", b"never")
+
+    async def read() -> list[bytes | None]:
+        async with connect(address) as client:
+            async with client.transaction() as txn:
+                await txn.send("log", b"after")
+            async with await client.reader("log") as reader:
+                found: list[bytes | None] = []
+                while (batch := await reader.read(timeout=0.5)) is not None:
+                    found += batch.values
+                return found
+
+    asyncio.run(leave())
+    assert asyncio.run(read()) == [b"before", b"after"]

@@ -104,6 +104,11 @@ class Requests:
         self._queued.clear()
 
     @property
+    def aborting(self) -> bool:
+        """Whether the abort of a transaction is not answered."""
+        return any(request.field == "aborts" for request in self.unanswered.values())
+
+    @property
     def waited_for(self) -> bool:
         """Whether a caller waits for an answer."""
         return any(request.waiter is not None for request in self.unanswered.values())
@@ -176,6 +181,17 @@ class Transactions:
         transaction.then = plan
         if not transaction.pending:
             self._end(transaction)
+
+    def abort_open(self) -> None:
+        """Abort the transactions whose end was not requested."""
+        for transaction in [one for one in self._open.values() if not one.ending]:
+            self.end(transaction, EndPlan(commit=False, waiter=None))
+
+    @property
+    def abort_planned(self) -> bool:
+        """Whether an abort waits for sends to be settled."""
+        plans = [one.then for one in self._open.values() if one.then is not None]
+        return any(not (plan.commit or plan.ready) for plan in plans)
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
         """Turn a commit that was not sent yet into an abort; False if it was sent."""

@@ -29,7 +29,8 @@ TICK = 1.0
 VISIBLE = 120.0
 """Seconds that the service waits for a commit to become visible."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that `close` waits for the service to end the connection."""
+"""Seconds that `close` waits for the ends of transactions, and for the service to end the connection."""
+CLOSE_POLL = 0.005
 
 
 class ClientSession:
@@ -124,7 +125,8 @@ class ClientSession:
             raise
 
     async def close(self) -> None:
-        """Send what is queued, end the session, and close the connection."""
+        """Send what is queued, abort open transactions, end the session, and close the connection."""
+        await self._end_transactions()
         self._closing = True
         if self._link is not None and self.core.welcomed:
             self._news.set()
@@ -135,6 +137,15 @@ class ClientSession:
         if self._unavailable_timer is not None:
             self._unavailable_timer.cancel()
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
+
+    async def _end_transactions(self) -> None:
+        """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""
+        self.core.abort_open()
+        self._news.set()
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + CLOSE_TIMEOUT
+        while self.core.welcomed and self.core.aborting and loop.time() < give_up_at:
+            await asyncio.sleep(CLOSE_POLL)
 
     # Staying connected
 

@@ -251,6 +251,15 @@ class SessionCore:
         """Commit or abort an open transaction. The waiter gets the outcome or an error."""
         self._transactions.end(transaction, plan)
 
+    def abort_open(self) -> None:
+        """Abort the transactions whose end was not requested."""
+        self._transactions.abort_open()
+
+    @property
+    def aborting(self) -> bool:
+        """Whether an abort is not answered yet."""
+        return self._transactions.abort_planned or self._requests.aborting
+
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
         """Turn a commit that was not sent yet into an abort; False if it was sent."""
         return self._transactions.withdraw_commit(transaction)
