@@ -163,7 +163,7 @@ def test_transaction_that_was_left_open_is_aborted_in_the_log_when_its_client_cl
             async with await client.reader("log") as reader:
                 found: list[bytes | None] = []
                 while (batch := await reader.read(timeout=0.5)) is not None:
-                    found += batch.values
+                    found += batch.messages.values.to_list()
                 return found
 
     asyncio.run(leave())
