@@ -310,9 +310,9 @@ def test_commit_in_flight_at_close_is_unknown() -> None:
         world.before = once(has_commit)
         txn = await client.transaction().begin()
         await txn.send("log", b"2")
+        world.reachable = False
         committing = asyncio.create_task(txn.commit())
         await until(lambda: world.links[0]._cut.is_set())
-        world.reachable = False
         with pytest.raises(OutcomeUnknown):
             await committing
         client.session.max_unavailable = 60.0
