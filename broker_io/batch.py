@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,24 +38,22 @@ class Message(NamedTuple):
     event_time: int = NO_TIME
 
 
+@dataclass(slots=True, eq=False)
 class Blobs:
     """A column of byte strings, each of which may be absent.
 
     `data[offsets[i]:offsets[i + 1]]` is the i-th string; `absent` is a mask, or None if all are present.
     """
 
-    __slots__ = ("absent", "data", "offsets")
-
-    def __init__(self, data: bytes | memoryview, offsets: NDArray[np.int32], absent: NDArray[np.bool_] | None) -> None:
-        self.data = data
-        self.offsets = offsets
-        self.absent = absent
+    data: bytes | memoryview
+    offsets: NDArray[np.int32]
+    absent: NDArray[np.bool_] | None
 
     @classmethod
     def of(cls, values: Sequence[bytes | None]) -> Blobs:
         absent: NDArray[np.bool_] | None = None
         if None in values:
-            absent = np.fromiter((value is None for value in values), np.bool_, len(values))
+            absent = np.array([value is None for value in values], np.bool_)
         present = [value or b"" for value in values]
         offsets = np.zeros(len(present) + 1, np.int32)
         np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=offsets[1:])
@@ -131,18 +129,6 @@ class Blobs:
         return Blobs(self.data[first:last], self.offsets - np.int32(first), self.absent)
 
 
-class PropertyColumn(Protocol):
-    """One property over all rows of a batch: text, or absent."""
-
-    def __len__(self) -> int: ...
-
-    def get(self, index: int) -> str | None: ...
-
-    def to_list(self) -> list[str | None]: ...
-
-    def take(self, which: Which) -> PropertyColumn: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """A property with few different texts: `values[codes[i]]`, absent where the code is -1."""
@@ -174,6 +160,13 @@ class Labels:
     def take(self, which: Which) -> Labels:
         return Labels(self.codes[which], self.values)
 
+    def fitted(self) -> Labels:
+        """Equal labels whose table has only the texts of these rows: a slice has all texts of the whole."""
+        codes, renamed = np.unique(self.codes, return_inverse=True)
+        absent = int(len(codes) > 0 and codes[0] < 0)
+        values = tuple(self.values[code] for code in codes[absent:].tolist())
+        return Labels((renamed - absent).astype(np.int32), values)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
@@ -199,6 +192,10 @@ class Numbers:
         return Numbers(self.values[which], None if self.present is None else self.present[which])
 
 
+PropertyColumn: TypeAlias = Labels | Numbers
+"""One property over all rows of a batch: text, or absent."""
+
+
 def property_column(texts: Sequence[str | None]) -> PropertyColumn:
     """The smaller of the two forms of a property: numbers if they differ from row to row, else labels."""
     present = [text for text in texts if text is not None]
@@ -213,7 +210,7 @@ def as_numbers(column: PropertyColumn) -> Numbers | None:
     """The same column as numbers; None if a text of it is not a canonical integer."""
     if isinstance(column, Numbers):
         return column
-    if not isinstance(column, Labels) or not all(map(_is_plain_number, column.values)):
+    if not all(map(_is_plain_number, column.values)):
         return None
     table = np.array([*map(int, column.values), 0], np.int64)
     present = column.codes >= 0
@@ -242,17 +239,17 @@ class Batch:
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
         """Raises InvalidMessage for an event time that no log can store."""
-        rows = list(messages)
-        names = dict.fromkeys(name for row in rows for name in row.properties)
+        keys, values, properties, event_times = [*zip(*messages, strict=True)] or [()] * 4
         try:
-            times = np.array([row.event_time for row in rows], np.int64)
+            times = np.array(event_times, np.int64)
         except OverflowError:
-            beyond = next(row.event_time for row in rows if not -(2**63) <= row.event_time < 2**63)
+            beyond = next(time for time in event_times if not -(2**63) <= time < 2**63)
             raise InvalidMessage(f"event time {beyond} is out of range: give milliseconds since 1970") from None
+        names = dict.fromkeys(itertools.chain.from_iterable(properties))
         return cls(
-            Blobs.of([row.key for row in rows]),
-            Blobs.of([row.value for row in rows]),
-            {name: property_column([row.properties.get(name) for row in rows]) for name in names},
+            Blobs.of(keys),
+            Blobs.of(values),
+            {name: property_column([row.get(name) for row in properties]) for name in names},
             times if times.any() else None,
         )
 
@@ -262,10 +259,11 @@ class Batch:
             return batches[0]
         names = dict.fromkeys(name for batch in batches for name in batch.properties)
         timed = any(batch.event_times is not None for batch in batches)
+        counts = [len(batch) for batch in batches]
         return cls(
             Blobs.concat([batch.keys for batch in batches]),
             Blobs.concat([batch.values for batch in batches]),
-            {name: _concat_property([(batch.properties.get(name), len(batch)) for batch in batches]) for name in names},
+            {name: concat_columns([batch.properties.get(name) for batch in batches], counts) for name in names},
             np.concatenate([batch.times() for batch in batches]) if timed else None,
         )
 
@@ -318,22 +316,22 @@ CELLS = 1024 * 1024
 """Property names times messages of a combined batch, at most: each name becomes a column of full length."""
 
 
+@dataclass(slots=True)
 class Width:
     """The width of batches that are combined: only the last of them may take it above `CELLS`."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._names: set[str | bytes] = set()
+    rows: int = 0
+    names: set[str | bytes] = field(default_factory=set)
 
     def add(self, names: Iterable[str | bytes], rows: int = 1) -> None:
         """Count rows that have some of these properties."""
-        self._names.update(names)
+        self.names.update(names)
         self.rows += rows
 
     @property
     def full(self) -> bool:
         """Whether no more batches may be added."""
-        return len(self._names) * self.rows >= CELLS
+        return len(self.names) * self.rows >= CELLS
 
 
 POWERS_OF_TEN = np.array([10**power for power in range(1, 20)], np.uint64)
@@ -345,33 +343,47 @@ def _text_sizes(column: PropertyColumn) -> Int64s:
         magnitudes = np.abs(column.values).astype(np.uint64)  # right for -2**63 too, which has no positive
         sizes = 1 + np.searchsorted(POWERS_OF_TEN, magnitudes, side="right") + (column.values < 0)
         return sizes if column.present is None else np.where(column.present, sizes, ABSENT)
-    if isinstance(column, Labels):
-        return np.array([*(len(text.encode()) for text in column.values), ABSENT], np.int64)[column.codes]
-    return np.array([ABSENT if text is None else len(text.encode()) for text in column.to_list()], np.int64)
+    return np.array([*(len(text.encode()) for text in column.values), ABSENT], np.int64)[column.codes]
 
 
-def _concat_property(parts: Sequence[tuple[PropertyColumn | None, int]]) -> PropertyColumn:
-    columns = [column for column, _ in parts]
-    if all(isinstance(column, Numbers) and column.present is None for column in columns):
-        return Numbers(np.concatenate([column.values for column in columns if isinstance(column, Numbers)]))
-    if not any(isinstance(column, Numbers) for column in columns):
-        return _concat_labels(parts)
-    texts: list[str | None] = []
-    for column, count in parts:
-        texts += [None] * count if column is None else column.to_list()
-    return property_column(texts)
+def concat_columns(columns: Sequence[PropertyColumn | None], counts: Sequence[int]) -> PropertyColumn:
+    """One property of consecutive batches of these lengths; None for batches without it."""
+    if len(columns) == 1 and columns[0] is not None:
+        return columns[0]
+    if any(isinstance(column, Numbers) for column in columns):
+        numbers = [None if column is None else as_numbers(column) for column in columns]
+        if all((number is None) == (column is None) for number, column in zip(numbers, columns, strict=True)):
+            return _concat_numbers(numbers, counts)
+    return _concat_labels(columns, counts)
 
 
-def _concat_labels(parts: Sequence[tuple[PropertyColumn | None, int]]) -> Labels:
+def _concat_numbers(columns: Sequence[Numbers | None], counts: Sequence[int]) -> Numbers:
+    whole = [column.values for column in columns if column is not None and column.present is None]
+    if len(whole) == len(columns):
+        return Numbers(np.concatenate(whole))
+    values, present = np.zeros(sum(counts), np.int64), np.zeros(sum(counts), np.bool_)
+    at = 0
+    for column, count in zip(columns, counts, strict=True):
+        if column is not None:
+            values[at : at + count] = column.values
+            present[at : at + count] = True if column.present is None else column.present
+        at += count
+    return Numbers(values, present)
+
+
+def _concat_labels(columns: Sequence[PropertyColumn | None], counts: Sequence[int]) -> Labels:
     seen: dict[str, int] = {}
+    table: list[int] = []  # for each batch -1 for "absent", then the new numbers of its labels
+    bases: list[int] = []
     codes: list[NDArray[np.int32]] = []
-    for column, count in parts:
-        if isinstance(column, Labels):
-            renamed = [seen.setdefault(value, len(seen)) for value in column.values]
-            codes.append(np.array([*renamed, ABSENT], np.int32)[column.codes])
-        else:
-            codes.append(np.full(count, ABSENT, np.int32))
-    return Labels(np.concatenate(codes), tuple(seen))
+    for column, count in zip(columns, counts, strict=True):
+        labels = Labels.of(column.to_list()) if isinstance(column, Numbers) else column
+        table.append(ABSENT)
+        bases.append(len(table))
+        codes.append(np.full(count, ABSENT, np.int32) if labels is None else labels.codes)
+        table += [seen.setdefault(value, len(seen)) for value in (() if labels is None else labels.values)]
+    places = np.repeat(np.array(bases, np.int32), counts) + np.concatenate(codes)
+    return Labels(np.array(table, np.int32)[places], tuple(seen))
 
 
 class PlacedMessage(NamedTuple):

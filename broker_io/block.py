@@ -51,9 +51,9 @@ length. So the columns of many blocks are concatenated as bytes and then decoded
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import google_crc32c
@@ -62,7 +62,7 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
-from broker_io.batch import ABSENT, Batch, Blobs, Labels, Numbers, PropertyColumn, as_numbers
+from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn, concat_columns
 from broker_io.errors import UnsupportedFormat
 from broker_io.position import Int64s
 
@@ -158,27 +158,15 @@ def encode_block(
     count = len(batch)
     span = count if entries is None else int(entries[-1]) - first_entry + 1
     sections = _sections(batch, seed if hashed else None, None if span == count else entries, publish_times)
-    part = _keys_part(sections)
-    values = bytes(batch.values.packed().data)
-    return _assemble(part, values, len(sections), count, span, first_entry, publish_time, place, compress)
-
-
-def _assemble(
-    part: bytes,
-    values: bytes,
-    sections: int,
-    count: int,
-    span: int,
-    first_entry: int,
-    publish_time: int,
-    place: int,
-    compress: bool,
-) -> EncodedBlock:
+    pieces = [_SECTION.pack(tag, 0, len(content)) for tag, content in sections]
+    for _, content in sections:
+        pieces += (content, _PADDING[-len(content) % 8])
+    part, values = b"".join(pieces), bytes(batch.values.packed().data)
     flags, keys_raw, values_raw = 0, len(part), len(values)
     if compress:
         flags, part, values = _compressed(part, values)
     fields = _HEADER.pack(
-        *(MAGIC, VERSION, flags, sections, count, span, first_entry, publish_time),
+        *(MAGIC, VERSION, flags, len(sections), count, span, first_entry, publish_time),
         *(len(part), len(values), keys_raw, values_raw),
         *(google_crc32c.value(part), google_crc32c.value(values), place),
     )
@@ -231,18 +219,10 @@ def _property_section(name: str, column: PropertyColumn) -> tuple[int, bytes]:
         mask = b"" if column.present is None else np.packbits(column.present, bitorder="little").tobytes()
         head = PAIR.pack(len(encoded), 0 if column.present is None else 1)
         return NUMBERS, b"".join([head, column.values.astype("<i8", copy=False).tobytes(), mask, encoded])
-    labels = column if isinstance(column, Labels) else Labels.of(column.to_list())
-    texts = [text.encode() for text in labels.values]
+    texts = [text.encode() for text in column.values]
     lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
-    codes = labels.codes.astype("<i4", copy=False).tobytes()
+    codes = column.codes.astype("<i4", copy=False).tobytes()
     return LABELS, b"".join([PAIR.pack(len(encoded), len(texts)), lengths, codes, encoded, *texts])
-
-
-def _keys_part(sections: list[tuple[int, bytes]]) -> bytes:
-    pieces = [_SECTION.pack(tag, 0, len(content)) for tag, content in sections]
-    for _, content in sections:
-        pieces += (content, _PADDING[-len(content) % 8])
-    return b"".join(pieces)
 
 
 # --- decoding ---
@@ -306,21 +286,9 @@ def _decompressed(content: bytes, size: int) -> bytes:
     return raw
 
 
-_layouts: dict[tuple[bytes, int], Layout] = {}
-_LAYOUTS_MAX = 4096
-
-
+@lru_cache(4096)
 def _layout(table: bytes, size: int) -> Layout:
     """The location of the sections, cached: blocks of one message often have the same table."""
-    layout = _layouts.get((table, size))
-    if layout is None:
-        if len(_layouts) >= _LAYOUTS_MAX:
-            _layouts.clear()
-        layout = _layouts[table, size] = _read_layout(table, size)
-    return layout
-
-
-def _read_layout(table: bytes, size: int) -> Layout:
     sections: dict[int, slice] = {}
     properties: list[tuple[int, slice]] = []
     at = len(table)
@@ -350,7 +318,7 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
     """All messages of at least one block. Raises BadBlock if a column does not fit its block."""
     try:
         counts = [block.header.rows for block in blocks]
-        return Decoded(_entries(blocks, counts), _publish_times(blocks, counts), _messages(blocks, counts))
+        return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), _messages(blocks, counts))
     except (ValueError, IndexError, struct.error) as error:
         raise BadBlock(f"the columns of a block do not fit it ({error})") from None
 
@@ -384,9 +352,10 @@ def check_columns(messages: Batch) -> None:
             raise BadBlock(f"property {name!r} has a label number without a label")
 
 
-def decode_keys(block: RawBlock) -> Blobs:
-    """The keys of one block."""
-    return _blobs([block], [block.header.rows], KEY_OFFSETS, KEY_ABSENT, _key_bytes)
+def decode_keys(blocks: Sequence[RawBlock], counts: list[int]) -> Blobs:
+    """The keys of blocks with these numbers of messages."""
+    data = [block.part[block.sections[KEYS]] if KEYS in block.sections else b"" for block in blocks]
+    return _blobs(blocks, counts, KEY_OFFSETS, KEY_ABSENT, data)
 
 
 def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
@@ -400,109 +369,77 @@ def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
 
 def absent_values(block: RawBlock) -> NDArray[np.bool_]:
     """bool[n]: which messages of one block have no value."""
-    return _mask([block], [block.header.rows], VALUE_ABSENT)
-
-
-def block_entries(block: RawBlock) -> Int64s:
-    """int64[n]: the entry numbers of one block."""
-    return _entries([block], [block.header.rows])
-
-
-def block_publish_times(block: RawBlock) -> Int64s:
-    """int64[n]: the publish times of one block."""
-    return _publish_times([block], [block.header.rows])
+    return _absent([block], [block.header.rows], VALUE_OFFSETS, VALUE_ABSENT)
 
 
 def _messages(blocks: Sequence[RawBlock], counts: list[int]) -> Batch:
     times: Int64s | None = None
     if any(EVENT_TIMES in block.sections for block in blocks):
-        times = _numbers(blocks, EVENT_TIMES, "<i8", lambda block: bytes(8 * block.header.rows))
-    return Batch(
-        _blobs(blocks, counts, KEY_OFFSETS, KEY_ABSENT, _key_bytes),
-        _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, lambda block: block.values),
-        _properties(blocks, counts),
-        times,
-    )
+        times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
+    values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, [block.values for block in blocks])
+    return Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), times)
 
 
-def _entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
+def decode_entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
+    """int64[n]: the entry numbers of blocks with these numbers of messages."""
     first = blocks[0].header.first_entry
     if len(blocks) == 1 and ENTRIES not in blocks[0].sections:
         return np.arange(first, first + counts[0], dtype=np.int64)
     lengths = np.array(counts, np.int64)
-    starts = np.cumsum(lengths) - lengths
-    entries = np.arange(int(lengths.sum()), dtype=np.int64)
-    firsts = np.array([block.header.first_entry for block in blocks], np.int64)
-    entries += np.repeat(firsts - starts, lengths)
-    for index, block in enumerate(blocks):
-        if ENTRIES in block.sections:
-            start = int(starts[index])
-            gaps = np.frombuffer(block.part[block.sections[ENTRIES]], "<u4")
-            entries[start : start + counts[index]] = gaps.astype(np.int64) + block.header.first_entry
-    return entries
+    within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    _fill_in(within, blocks, counts, ENTRIES, "<u4")
+    return within + np.repeat(np.array([block.header.first_entry for block in blocks], np.int64), lengths)
 
 
-def _publish_times(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
-    if len(blocks) == 1 and PUBLISH_TIMES not in blocks[0].sections:
-        return np.full(counts[0], blocks[0].header.publish_time, np.int64)
+def decode_publish_times(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
+    """int64[n]: the publish times of blocks with these numbers of messages."""
     times = np.repeat(np.array([block.header.publish_time for block in blocks], np.int64), counts)
-    at = 0
-    for block, count in zip(blocks, counts, strict=True):
-        if PUBLISH_TIMES in block.sections:
-            times[at : at + count] = np.frombuffer(block.part[block.sections[PUBLISH_TIMES]], "<i8")
-        at += count
+    _fill_in(times, blocks, counts, PUBLISH_TIMES, "<i8")
     return times
 
 
-def _key_bytes(block: RawBlock) -> bytes:
-    where = block.sections.get(KEYS)
-    return b"" if where is None else block.part[where]
+def _fill_in(column: Int64s, blocks: Sequence[RawBlock], counts: list[int], tag: int, kind: str) -> None:
+    """Replace the numbers of those blocks that have a section of them."""
+    at = 0
+    for block, count in zip(blocks, counts, strict=True):
+        if tag in block.sections:
+            column[at : at + count] = np.frombuffer(block.part[block.sections[tag]], kind)
+        at += count
 
 
-def _numbers(blocks: Sequence[RawBlock], tag: int, kind: str, fill: Callable[[RawBlock], bytes]) -> NDArray[np.int64]:
-    """One section of all blocks as one column, with `fill(block)` for blocks without the section."""
-    try:
-        pieces = [block.part[block.sections[tag]] for block in blocks]
-    except KeyError:
-        pieces = [block.part[block.sections[tag]] if tag in block.sections else fill(block) for block in blocks]
-    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), kind)
+def _section(blocks: Sequence[RawBlock], tag: int, size: int, more: int = 0) -> bytes:
+    """One section of all blocks, with `size` bytes for each message and `more`; zeros where a block lacks it."""
+    pieces = []
+    for block in blocks:
+        where = block.sections.get(tag)
+        pieces.append(bytes(size * (block.header.rows + more)) if where is None else block.part[where])
+    return b"".join(pieces)
 
 
 def _blobs(
-    blocks: Sequence[RawBlock],
-    counts: list[int],
-    offsets_tag: int,
-    absent_tag: int,
-    data_of: Callable[[RawBlock], bytes],
+    blocks: Sequence[RawBlock], counts: list[int], offsets_tag: int, absent_tag: int, strings: list[bytes]
 ) -> Blobs:
-    data = data_of(blocks[0]) if len(blocks) == 1 else b"".join([data_of(block) for block in blocks])
-    raw = _numbers(blocks, offsets_tag, "<i4", lambda block: bytes(4 * block.header.rows + 4))
-    total = sum(counts)
-    if len(raw) != total + len(blocks):
+    """One column of strings of all blocks from the bytes of the strings of each."""
+    data = b"".join(strings)
+    offsets = np.frombuffer(_section(blocks, offsets_tag, 4, 1), "<i4").astype(np.int32, copy=False)
+    if len(offsets) != sum(counts) + len(blocks):
         raise BadBlock("a column of offsets of a block does not fit it")
-    offsets = raw.astype(np.int32, copy=False) if len(blocks) == 1 else _joined_offsets(raw, counts)
+    if len(blocks) > 1:  # each block has one offset more than messages, and begins with 0
+        inner = np.ones(len(offsets) - 1, np.bool_)
+        inner[np.cumsum(np.array(counts[:-1], np.int64) + 1) - 1] = False
+        lengths = np.diff(offsets)[inner]
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
     if offsets[0] != 0 or offsets[-1] != len(data):
         raise BadBlock("the offsets of a block do not fit its bytes")
     absent: NDArray[np.bool_] | None = None
     if any(absent_tag in block.sections or offsets_tag not in block.sections for block in blocks):
-        absent = _mask(blocks, counts, absent_tag, offsets_tag)
+        absent = _absent(blocks, counts, offsets_tag, absent_tag)
     return Blobs(data, offsets, absent)
 
 
-def _joined_offsets(raw: NDArray[np.int64], counts: list[int]) -> NDArray[np.int32]:
-    """Turn n + 1 offsets per block, each block's from 0, into the offsets of the concatenated strings of all blocks."""
-    lengths = np.diff(raw)
-    inner = np.ones(len(raw) - 1, np.bool_)
-    inner[np.cumsum(np.array(counts[:-1], np.int64) + 1) - 1] = False
-    offsets = np.zeros(len(raw) - len(counts) + 1, np.int32)
-    np.cumsum(lengths[inner], out=offsets[1:])
-    return offsets
-
-
-def _mask(
-    blocks: Sequence[RawBlock], counts: list[int], tag: int, offsets_tag: int = VALUE_OFFSETS
-) -> NDArray[np.bool_]:
-    """A bitmap section of all blocks; all rows of a block without the column are absent."""
+def _absent(blocks: Sequence[RawBlock], counts: list[int], offsets_tag: int, tag: int) -> NDArray[np.bool_]:
+    """The mask of absent strings of all blocks; all rows of a block without the column are absent."""
     masks: list[NDArray[np.bool_]] = []
     for block, count in zip(blocks, counts, strict=True):
         where = block.sections.get(tag)
@@ -510,7 +447,7 @@ def _mask(
             masks.append(_bits(block.part[where], count))
         else:
             masks.append(np.full(count, offsets_tag not in block.sections, np.bool_))
-    return masks[0] if len(masks) == 1 else np.concatenate(masks)
+    return np.concatenate(masks)
 
 
 def _bits(bitmap: bytes, count: int) -> NDArray[np.bool_]:
@@ -521,13 +458,15 @@ def _bits(bitmap: bytes, count: int) -> NDArray[np.bool_]:
 
 
 def _properties(blocks: Sequence[RawBlock], counts: list[int]) -> dict[str, PropertyColumn]:
-    columns: dict[str, list[tuple[int, PropertyColumn]]] = {}
+    found: dict[str, list[PropertyColumn | None]] = {}
     for index, block in enumerate(blocks):
         for tag, where in block.properties:
             read = _read_labels if tag == LABELS else _read_numbers
             name, column = read(block.part[where], counts[index])
-            columns.setdefault(name, []).append((index, column))
-    return {name: _joined(parts, counts) for name, parts in columns.items()}
+            if name not in found:
+                found[name] = [None] * len(blocks)
+            found[name][index] = column
+    return {name: concat_columns(columns, counts) for name, columns in found.items()}
 
 
 def property_names(block: RawBlock) -> set[bytes]:
@@ -551,9 +490,12 @@ def _read_labels(section: bytes, count: int) -> tuple[str, Labels]:
     start = 8 + 4 * labels
     at = start + 4 * count
     codes = np.frombuffer(section, "<i4", count, start)
-    ends = itertools.accumulate(sizes, initial=at + name_size)
-    values = tuple(section[a:b].decode() for a, b in itertools.pairwise(ends))
-    return section[at : at + name_size].decode(), Labels(codes.astype(np.int32, copy=False), values)
+    end = at + name_size
+    name, values = section[at:end].decode(), []
+    for size in sizes:
+        values.append(section[end : end + size].decode())
+        end += size
+    return name, Labels(codes.astype(np.int32, copy=False), tuple(values))
 
 
 def _read_numbers(section: bytes, count: int) -> tuple[str, Numbers]:
@@ -566,41 +508,3 @@ def _read_numbers(section: bytes, count: int) -> tuple[str, Numbers]:
         present = _bits(section[at : at + bitmap], count)
         at += bitmap
     return section[at : at + name_size].decode(), Numbers(values, present)
-
-
-def _joined(parts: list[tuple[int, PropertyColumn]], counts: list[int]) -> PropertyColumn:
-    """One property of all blocks from the blocks that have it."""
-    if len(parts) == len(counts) == 1:
-        return parts[0][1]
-    figures = [(index, as_numbers(column)) for index, column in parts]
-    if all(column is not None for _, column in figures):
-        return _joined_numbers([(index, column) for index, column in figures if column is not None], counts)
-    labels = [(index, column if isinstance(column, Labels) else Labels.of(column.to_list())) for index, column in parts]
-    return _joined_labels(labels, counts)
-
-
-def _joined_numbers(parts: list[tuple[int, Numbers]], counts: list[int]) -> Numbers:
-    full = len(parts) == len(counts)
-    if full and all(column.present is None for _, column in parts):
-        return Numbers(np.concatenate([column.values for _, column in parts]))
-    starts = list(itertools.accumulate(counts, initial=0))
-    values = np.zeros(starts[-1], np.int64)
-    present = np.zeros(starts[-1], np.bool_)
-    for index, column in parts:
-        rows = slice(starts[index], starts[index + 1])
-        values[rows] = column.values
-        present[rows] = True if column.present is None else column.present
-    return Numbers(values, present)
-
-
-def _joined_labels(parts: list[tuple[int, Labels]], counts: list[int]) -> Labels:
-    seen: dict[str, int] = {}
-    starts = list(itertools.accumulate(counts, initial=0))
-    codes = np.full(starts[-1], ABSENT, np.int32)
-    for index, column in parts:
-        renamed = [seen.setdefault(value, len(seen)) for value in column.values]
-        if renamed == list(range(len(renamed))):
-            codes[starts[index] : starts[index + 1]] = column.codes
-        else:
-            codes[starts[index] : starts[index + 1]] = np.array([*renamed, ABSENT], np.int32)[column.codes]
-    return Labels(codes, tuple(seen))

@@ -325,7 +325,7 @@ def check_batch(batch: Batch, limit: int) -> int:
     Raises MessageTooLarge or InvalidMessage.
     """
     count = len(batch)
-    lengths = {len(batch.keys), *(len(column) for column in batch.properties.values())}
+    lengths = {len(batch.keys), *map(len, batch.properties.values())}
     if batch.event_times is not None:
         lengths.add(len(batch.event_times))
     if lengths != {count}:
@@ -368,7 +368,7 @@ def _measure_property(name: str, column: PropertyColumn, count: int) -> tuple[in
     """
     labels = column.values if isinstance(column, Labels) else ()
     try:
-        sizes = [len(label.encode()) for label in labels]
+        sizes = [*map(len, map(str.encode, labels))]
         named = len(name.encode())
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"property {name!r} is not valid Unicode ({error.reason}): correct it") from None

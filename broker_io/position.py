@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,12 +104,7 @@ class Positions:
 
     def search(self, position: Position, *, right: bool = False) -> int:
         """The number of positions before `position` (`right`: before or at it)."""
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            before = self[middle] <= position if right else self[middle] < position
-            low, high = (middle + 1, high) if before else (low, middle)
-        return low
+        return (bisect.bisect_right if right else bisect.bisect_left)(self, position)
 
     @property
     def first(self) -> Position:

@@ -215,15 +215,7 @@ def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray
 
 def used(labels: Labels) -> Labels:
     """Return equal labels whose table has at most one text per row; slices of a batch share the table of the batch."""
-    return labels if len(labels.values) <= len(labels.codes) else fitted(labels)
-
-
-def fitted(labels: Labels) -> Labels:
-    """Return equal labels whose table has only the texts of these rows."""
-    codes, renamed = np.unique(labels.codes, return_inverse=True)
-    absent = int(len(codes) > 0 and codes[0] < 0)
-    values = tuple(labels.values[code] for code in codes[absent:].tolist())
-    return Labels((renamed - absent).astype(np.int32), values)
+    return labels if len(labels.values) <= len(labels.codes) else labels.fitted()
 
 
 def _labels(column: PropertyColumn) -> Labels:

@@ -28,7 +28,6 @@ from txnbuffer.protocol import (
     SEQ,
     TXN,
     VERSION,
-    fitted,
     ids,
     number,
     numbers,
@@ -187,7 +186,7 @@ def _slim(records: Batch) -> Batch:
 
 
 def _slim_column(column: PropertyColumn) -> PropertyColumn:
-    return fitted(column) if isinstance(column, Labels) else column
+    return column.fitted() if isinstance(column, Labels) else column
 
 
 def _expanded(placed: PlacedBatch, row: int) -> PlacedBatch:

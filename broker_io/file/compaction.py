@@ -103,7 +103,7 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
             for found in headers(file, path, 0, ledger.bytes, topic.place(ledger)):
                 block = read_block(file, path, found)
                 hashes.append(decode_hashes(block))
-                keys.append(decode_keys(block))
+                keys.append(decode_keys([block], [found.header.rows]))
                 deleted.append(absent_values(block))
                 counts[-1] += found.header.rows
         finally:

@@ -18,9 +18,9 @@ from broker_io.block import (
     BadBlock,
     Header,
     RawBlock,
-    block_entries,
-    block_publish_times,
     decode_blocks,
+    decode_entries,
+    decode_publish_times,
     open_block,
     parse_header,
     property_names,
@@ -433,5 +433,6 @@ def _entry_at(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, tim
 
 def _within(block: RawBlock, time_ms: int) -> int | None:
     """The first entry of a block that was published at or after a time."""
-    late = np.flatnonzero(block_publish_times(block) >= time_ms)
-    return int(block_entries(block)[late[0]]) if len(late) else None
+    rows = block.header.rows
+    late = np.flatnonzero(decode_publish_times([block], [rows]) >= time_ms)
+    return int(decode_entries([block], [rows])[late[0]]) if len(late) else None

@@ -278,16 +278,10 @@ def _topic_recreated(topic: str) -> TopicNotFound:
 def _without_unused_labels(batch: PlacedBatch) -> PlacedBatch:
     """The same messages without unused labels: a slice shares the labels of the whole batch."""
     properties = {
-        name: _used(column) if isinstance(column, Labels) and len(column.values) > len(column) else column
+        name: column.fitted() if isinstance(column, Labels) and len(column.values) > len(column) else column
         for name, column in batch.messages.properties.items()
     }
     return replace(batch, messages=replace(batch.messages, properties=properties))
-
-
-def _used(labels: Labels) -> Labels:
-    codes, renamed = np.unique(labels.codes, return_inverse=True)
-    absent = int(codes[0] < 0)
-    return Labels((renamed - absent).astype(np.int32), tuple(labels.values[code] for code in codes[absent:].tolist()))
 
 
 def _fitting(batch: PlacedBatch, limit: int) -> int:

@@ -165,9 +165,7 @@ def _owned_property(column: PropertyColumn) -> PropertyColumn:
     if isinstance(column, Labels):
         small = used(column)
         return Labels(small.codes if small.codes.flags.owndata else small.codes.copy(), small.values)
-    if isinstance(column, Numbers):
-        return Numbers(_owned(column.values), None if column.present is None else column.present.copy())
-    return Labels.of(column.to_list())
+    return Numbers(_owned(column.values), None if column.present is None else column.present.copy())
 
 
 def _blob_bytes(blobs: Blobs) -> int:

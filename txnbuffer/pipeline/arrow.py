@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from broker_io.batch import NO_TIME, Blobs, Labels, Numbers, PropertyColumn
+from broker_io.batch import NO_TIME, Blobs, Labels, PropertyColumn
 from broker_io.position import Int64s
 from txnbuffer.pipeline.reading import RecordOutcome, RecordRows
 from txnbuffer.protocol import RESERVED, TXN, present
@@ -81,9 +81,7 @@ def text(column: PropertyColumn) -> Column:
     if isinstance(column, Labels):
         absent = column.codes < 0
         return strings(column.values).take(fixed(np.where(absent, 0, column.codes), pa.int32(), absent))
-    if isinstance(column, Numbers):
-        return fixed(column.values, pa.int64(), None if column.present is None else ~column.present).cast(pa.string())
-    return strings(column.to_list())
+    return fixed(column.values, pa.int64(), None if column.present is None else ~column.present).cast(pa.string())
 
 
 def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
