@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,9 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown
+from txnbuffer.service.embedded import EmbeddedMode
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -245,3 +249,41 @@ def test_sync_client_limits_slow_handlers_as_well(caplog: pytest.LogCaptureFixtu
     assert (done.records, done.skipped) == (29, 1)
     assert calls > membership.MIN_CALLS
     assert "transactions.timeout" in caplog.text
+
+
+@pytest.mark.usefixtures("_hurried")
+@pytest.mark.parametrize("on_error", ["stop", "skip", dead_letter("slow")])
+def test_record_that_exceeds_the_timeout_on_an_embedded_log(
+    on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler of a sync client blocks until the service has aborted its transaction, as its time is really up."""
+    monkeypatch.setattr(EmbeddedMode, "config", CoordinatorConfig(transaction_timeout=0.3))
+    calls = 0
+    with connect(f"file:{tmp_path / 'log'}") as client:
+
+        def slow(txn: SyncTransaction, record: Record) -> None:
+            nonlocal calls
+            txn.send("target", record.value)
+            if record.value == b"1":
+                calls += 1
+                while client.outcome(txn.id) is None:
+                    time.sleep(0.01)
+
+        def committed(topic: str, count: int) -> list[bytes | None]:
+            found: list[bytes | None] = []
+            with client.reader(topic) as reader:
+                while len(found) < count and (batch := reader.read(timeout=60)) is not None:
+                    found += [record.value for record in batch]
+            return found
+
+        client.send_many("source", NUMBERS[:3])
+        if on_error == "stop":
+            with pytest.raises(HandlerTooSlow, match=r"took too long 3 times for the record at .* of 'source'"):
+                client.process("source", "g", slow, on_error=on_error, idle_timeout=0.05)
+            assert committed("target", 1) == [b"0"]
+        else:
+            done = client.process("source", "g", slow, on_error=on_error, idle_timeout=0.05)
+            assert (done.records, done.skipped + done.dead_letters) == (2, 1)
+            assert committed("target", 2) == [b"0", b"2"]
+        assert on_error in ("stop", "skip") or committed("slow", 1) == [b"1"]
+    assert calls > membership.MIN_CALLS
