@@ -465,7 +465,7 @@ def test_small_modules_have_several_importers() -> None:
 def _is_started_by_name(module: Module) -> bool:
     """Whether Python or the command line imports a module by its name: `__main__`, and commands."""
     return module.name.endswith(".__main__") or (
-        within(module.name, "txnbuffer.cli") and any(name == "command" for name, _, _ in module.functions())
+        within(module.name, "txnbuffer.cli") and any(name.endswith("_command") for name, _, _ in module.functions())
     )
 
 

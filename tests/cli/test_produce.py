@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from client_world import read_all
 
 from broker_io import open_broker
-from txnbuffer.cli.produce import command
+from txnbuffer.cli.produce import produce_command
 from txnbuffer.client.records import Record
 from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.testing import ServiceProcess
@@ -23,7 +23,7 @@ class Log:
         self.address = f"file:{directory / 'log'}"
 
     def produce(self, text: str | bytes, *options: str) -> Result:
-        return CliRunner().invoke(command, [self.address, "log", "--output", "json", *options], input=text)
+        return CliRunner().invoke(produce_command, [self.address, "log", "--output", "json", *options], input=text)
 
     def produced(self, text: str | bytes, *options: str) -> dict[str, Any]:
         result = self.produce(text, *options)
@@ -109,7 +109,7 @@ def test_name_makes_a_repetition_safe(log: Log) -> None:
 
 
 def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
-    result = CliRunner().invoke(command, [txnbuf_service.address, "log"], input="one\ntwo\n")
+    result = CliRunner().invoke(produce_command, [txnbuf_service.address, "log"], input="one\ntwo\n")
     assert result.exception is None
     assert result.stdout.split() == ["records", "2", "transactions", "1"]
 

@@ -217,8 +217,11 @@ async def test_a_reader_without_new_records_repeats_the_last_move(monkeypatch: p
 
 
 def test_only_a_service_keeps_cursors() -> None:
+    from txnbuffer.cli.options import LogAddress
     from txnbuffer.cli.relay import _cursor
+    from txnbuffer.config import Config
 
+    log = LogAddress("file:log", Config())
     with pytest.raises(InvalidRequest, match="--service"):
-        _cursor("file:log", "t", "relay", None, None)
-    assert _cursor("file:log", "t", "relay", "127.0.0.1:7711", None) is not None
+        _cursor(log, "t", "relay", None)
+    assert _cursor(log, "t", "relay", "127.0.0.1:7711") is not None

@@ -1,4 +1,4 @@
-"""The `txnbuf` command line: one module for each command."""
+"""The `txnbuf` command line: a module for each command or group of related commands."""
 
 from txnbuffer.cli.app import main
 

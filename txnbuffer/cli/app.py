@@ -22,28 +22,28 @@ import click
 from broker_io.errors import EnvironmentFault, Error
 
 COMMANDS = {
-    "serve": "Serve transactions on a log until SIGTERM.",
-    "produce": "Send lines of standard input as records in transactions.",
-    "list": "List the topics of a running service.",
-    "describe": "Show the state of a topic and which transaction its readers wait for.",
-    "find-hanging": "Find long-open transactions that block readers.",
-    "abort": "Abort an open transaction of any client.",
-    "groups": "Show consumer groups: their members, positions and lag.",
-    "streams": "Show open change streams and their progress.",
-    "cursors": "List, add, advance and remove durable cursors of change streams.",
-    "inspect": "Show what is stored: messages, the transaction state of a topic, snapshots.",
-    "verify": "Check snapshots against their logs without changing anything.",
-    "recover": "Rebuild transaction state from the log and compare it with the snapshot.",
-    "tail": "Print records as they become visible.",
-    "relay": "Copy the committed records of a topic to another topic, exactly once.",
-    "materialize": "Keep the latest value of each key in a SQLite table.",
-    "pipeline": "Run Spark jobs: export, audit, recover and profile.",
-    "bench": "Run the benchmarks and print one JSON object per line.",
-    "config": "Show the configuration and the environment variable of each setting.",
-    "completions": "Print the completion script of a shell.",
-    "demo": "Write a year of flights in transactions while processes are killed.",
+    "serve": ("serve", "Serve transactions on a log until SIGTERM."),
+    "produce": ("produce", "Send lines of standard input as records in transactions."),
+    "list": ("admin", "List the topics of a running service."),
+    "describe": ("admin", "Show the state of a topic and which transaction its readers wait for."),
+    "find-hanging": ("admin", "Find long-open transactions that block readers."),
+    "abort": ("admin", "Abort an open transaction of any client."),
+    "groups": ("admin", "Show consumer groups: their members, positions and lag."),
+    "streams": ("admin", "Show open change streams and their progress."),
+    "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
+    "inspect": ("inspect", "Show what is stored: messages, the transaction state of a topic, snapshots."),
+    "verify": ("recovery", "Check snapshots against their logs without changing anything."),
+    "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),
+    "tail": ("tail", "Print records as they become visible."),
+    "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
+    "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
+    "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover and profile."),
+    "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
+    "config": ("installation", "Show the configuration and the environment variable of each setting."),
+    "completions": ("installation", "Print the completion script of a shell."),
+    "demo": ("demo", "Write a year of flights in transactions while processes are killed."),
 }
-"""Command name → its help line. The module of the same name in this package is imported when the command runs."""
+"""Command name → its module in this package, which is imported when the command runs, and its help line."""
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
@@ -93,12 +93,13 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"txnbuffer.cli.{cmd_name.replace('-', '_')}").command
+        module = importlib.import_module(f"txnbuffer.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Seed for the moments of the kills; random by default.")
 @click.option("--dir", "directory", type=click.Path(), help="Keep the log in this new or empty directory.")
 @output_option
-def command(
+def demo_command(
     broker: str,
     pulsar_home: str | None,
     kills: int,

@@ -15,11 +15,10 @@ from snapshots.errors import SnapshotError
 from snapshots.format import SNAPSHOT_TOPIC, EntryKey, KeyKind, decode_end
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
-from txnbuffer.cli.options import address_argument, open_for_reading, parse_txn, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
-from txnbuffer.config import Config
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
@@ -30,23 +29,20 @@ SHOWN_OPEN = 20
 
 
 @click.group("inspect")
-def command() -> None:
+def inspect_command() -> None:
     """Show stored messages, transaction state and snapshots without changing anything."""
 
 
-@command.command("log")
+@inspect_command.command("log")
 @address_argument
 @click.argument("topic", required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of messages to show.")
-@tls_option
-@with_config
+@log_options
 @output_option
-def inspect_log(
-    address: str, topic: str | None, start: str, limit: int, tls_ca: str | None, config: Config, output: str
-) -> None:
+def inspect_log(log: LogAddress, topic: str | None, start: str, limit: int, output: str) -> None:
     """Show the topics of a log, or the stored messages of TOPIC: records, record sets and markers."""
-    with open_for_reading(address, config, tls_ca) as broker:
+    with log.open_for_reading() as broker:
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
@@ -105,30 +101,23 @@ def _marker_text(value: bytes | None) -> str:
     return f"{how}, epoch {marker.epoch}, low-water mark {marker.low_water_mark}: {ends or 'epoch marker'}"
 
 
-@command.command("buffer")
+@inspect_command.command("buffer")
 @address_argument
 @click.argument("topic")
 @click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Show the state of this transaction only.")
-@tls_option
-@with_config
+@log_options
 @output_option
-def inspect_buffer(
-    address: str, topic: str, txn_text: str | None, tls_ca: str | None, config: Config, output: str
-) -> None:
+def inspect_buffer(log: LogAddress, topic: str, txn_text: str | None, output: str) -> None:
     """Show the transaction state of TOPIC, restored from its snapshot and advanced to the end of its log."""
     txn = None if txn_text is None else parse_txn(txn_text)
-    with open_for_reading(address, config, tls_ca) as broker:
+    with log.open_for_reading() as broker:
         loaded = load(broker, topic)
-        _apply_rest(broker, loaded)
+        with LogFollower(broker, topic, loaded.buffer, loaded.resume) as follower:
+            follower.replay()
         if txn is None:
             show_record(_buffer_record(broker, loaded), output, title=topic)
         else:
             show_record({"topic": topic, "txn": txn, "state": _txn_state(loaded, txn)}, output)
-
-
-def _apply_rest(broker: Broker, loaded: LoadedTopic) -> None:
-    with LogFollower(broker, loaded.topic, loaded.buffer, loaded.resume) as log:
-        log.replay()
 
 
 def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
@@ -176,23 +165,22 @@ def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
     return "ended here, forgotten" if buffer.has_ended(txn) else "never seen here"
 
 
-@command.command("snapshot")
+@inspect_command.command("snapshot")
 @address_argument
 @click.argument("topic", required=False)
-@tls_option
-@with_config
+@log_options
 @output_option
-def inspect_snapshot(address: str, topic: str | None, tls_ca: str | None, config: Config, output: str) -> None:
+def inspect_snapshot(log: LogAddress, topic: str | None, output: str) -> None:
     """Show the snapshot entries of all data topics, or of TOPIC."""
-    with open_for_reading(address, config, tls_ca) as broker:
+    with log.open_for_reading() as broker:
         try:
             names = snapshot_topics(broker) if topic is None else [snapshot_topic_of(broker, topic)]
             tables = [scan(broker, name, topic) for name in names]
         except TopicNotFound:
-            raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: no topic is registered there") from None
+            raise TopicNotFound(f"{log.address} has no topic {SNAPSHOT_TOPIC}: no topic is registered there") from None
         found = {name: entries for table in tables for name, entries in table.topics.items()}
         if topic is not None and topic not in {*found, *broker.topics()}:
-            raise TopicNotFound(f"there is no topic {topic!r}: `txnbuf inspect log {address}` lists the topics")
+            raise TopicNotFound(f"there is no topic {topic!r}: `txnbuf inspect log {log.address}` lists the topics")
         rows = [row for name in sorted(found) for row in _entry_rows(name, found[name])]
         epochs = ", ".join(str(table.epoch) for table in tables)
         show_rows(rows, output, title=f"owner epoch {epochs}" if output == "table" else "", empty="no entries")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.options import address_argument, connect_options, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
-from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from txnbuffer.client.connection import PendingConnection
     from txnbuffer.sinks.runner import SinkProgress
 
 SCHEME = "sqlite:"
@@ -33,16 +33,13 @@ PROGRESS_INTERVAL = 5.0
 @click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that the log keeps what is not in FILE yet.")
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
               help="Give up after this many seconds without a service.")  # fmt: skip
-@tls_option
-@with_config
+@log_options
 @output_option
-def command(
-    address: str,
+def materialize_command(
+    log: LogAddress,
     target: str,
     to: str | None,
     max_unavailable: float,
-    tls_ca: str | None,
-    config: Config,
     output: str,
     **wanted: Any,
 ) -> None:
@@ -58,11 +55,12 @@ def command(
     """
     import asyncio
 
+    from txnbuffer.client.connection import connect
+
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is not a sink: give sqlite:FILE")
     wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "on_progress": ProgressPrinter().show}
-    options = connect_options(address, config, tls_ca, max_unavailable)
-    progress = asyncio.run(_run(address, options, wanted))
+    progress = asyncio.run(_run(connect(log.address, **log.connect_options(max_unavailable)), wanted))
     show_rows([_row(one) for one in progress], output, empty="stopped before anything was read")
 
 
@@ -74,15 +72,14 @@ def _end(to: str | None) -> int | str | None:
     return int(to)
 
 
-async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) -> list[SinkProgress]:
+async def _run(connection: PendingConnection, wanted: dict[str, Any]) -> list[SinkProgress]:
     import asyncio
     import signal
 
-    from txnbuffer.client.connection import connect
     from txnbuffer.sinks.runner import materialize
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    opening = asyncio.ensure_future(connect(address, **options).open())
+    opening = asyncio.ensure_future(connection.open())
 
     def end() -> None:
         stop.set()

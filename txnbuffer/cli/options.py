@@ -1,11 +1,11 @@
-"""The arguments and options that many commands share, and the brokers that they open"""
+"""The arguments and options that many commands share, and the logs that they open"""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -33,30 +33,71 @@ def tls_option(function: Function) -> Function:
     )(function)
 
 
-def config_options(function: Function) -> Function:
-    """`--config FILE` and `--set KEY=VALUE`."""
-    function = click.option(
-        "--set",
-        "flags",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="One setting; repeatable.",
-    )(function)
-    return click.option("--config", "config_path", metavar="FILE", help="Configuration file (TOML).")(function)
-
-
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--config FILE` and `--set KEY=VALUE`; they and the environment give one argument `config`."""
 
     @functools.wraps(function)
-    def with_it(*arguments: Any, config_path: str | None, flags: tuple[str, ...], **named: Any) -> Any:
-        return function(*arguments, config=configuration(config_path, flags), **named)
+    def wrapped(*arguments: Any, config_path: str | None, flags: tuple[str, ...], **named: Any) -> Any:
+        return function(*arguments, config=load_config(config_path, os.environ, flags), **named)
 
-    return config_options(with_it)
+    settings = click.option("--set", "flags", multiple=True, metavar="SECTION.KEY=VALUE",
+                            help="One setting; repeatable.")  # fmt: skip
+    path = click.option("--config", "config_path", metavar="FILE", help="Configuration file (TOML).")
+    return path(settings(wrapped))
 
 
-def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
-    return load_config(config_path, os.environ, flags)
+class LogAddress(NamedTuple):
+    """The ADDRESS of a command, and how to connect to it; `tls_ca` is the file with the CA certificate of a service."""
+
+    address: str
+    config: Config
+    tls_ca: str | None = None
+
+    def open_for_reading(self) -> Broker:
+        """Open a broker that another process may own."""
+        options: dict[str, Any] = {}
+        if self.address.startswith("file:"):
+            options = {"read_only": True}
+        elif is_cluster(self.address):
+            options = self.config.pulsar.options()
+        elif self.address.startswith("txnbuf:") and self.tls_ca is not None:
+            from txnbuffer.rpc.discovery import read_ca_file
+
+            options = {"root_certificates": read_ca_file(self.tls_ca)}
+        return open_broker(self.address, **options)
+
+    def open_for_writing(self) -> Broker:
+        """Open a broker as its owner."""
+        if not self.address.startswith("file:"):
+            return open_broker(self.address, **self.config.pulsar.options() if is_cluster(self.address) else {})
+        log = self.config.log
+        return open_broker(
+            self.address,
+            segment_bytes=log.segment_bytes,
+            compression=None if log.compression == "none" else log.compression,
+            watermark_bytes=log.watermark_bytes,
+            max_message_bytes=log.max_message_bytes,
+        )
+
+    def connect_options(self, max_unavailable: float | None = None) -> dict[str, Any]:
+        """The arguments of `connect` besides the address.
+
+        `max_unavailable`: seconds to wait without a connection; None means the configured value for clusters, and the
+        default of `connect` elsewhere.
+        """
+        given = {} if max_unavailable is None else {"max_unavailable": max_unavailable}
+        cluster = {"broker_options": self.config.pulsar.options() | given} if is_cluster(self.address) else {}
+        return {"tls_ca": self.tls_ca, **given, **cluster}
+
+
+def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--tls-ca` and the options of `with_config`; they and `address_argument` give one argument `log`."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, address: str, config: Config, tls_ca: str | None, **named: Any) -> Any:
+        return function(*arguments, log=LogAddress(address, config, tls_ca), **named)
+
+    return tls_option(with_config(wrapped))
 
 
 def parse_txn(text: str) -> TxnId:
@@ -65,45 +106,3 @@ def parse_txn(text: str) -> TxnId:
         return TxnId.parse(text)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def open_for_reading(address: str, config: Config, tls_ca: str | None = None) -> Broker:
-    """Open a broker that another process may own."""
-    if address.startswith("file:"):
-        return open_broker(address, read_only=True)
-    if is_cluster(address):
-        return open_broker(address, **config.pulsar.options())
-    if address.startswith("txnbuf:") and tls_ca is not None:
-        from txnbuffer.rpc.discovery import read_ca_file
-
-        return open_broker(address, root_certificates=read_ca_file(tls_ca))
-    return open_broker(address)
-
-
-def connect_options(
-    address: str, config: Config, tls_ca: str | None, max_unavailable: float | None = None
-) -> dict[str, Any]:
-    """The arguments of `connect` besides the address; `tls_ca` is the file with the CA certificate of the service.
-
-    `max_unavailable`: seconds to wait without a connection; None means the configured value for clusters, and the
-    default of `connect` elsewhere.
-    """
-    given = {} if max_unavailable is None else {"max_unavailable": max_unavailable}
-    cluster = {"broker_options": config.pulsar.options() | given} if is_cluster(address) else {}
-    return {"tls_ca": tls_ca, **given, **cluster}
-
-
-def open_for_writing(address: str, config: Config) -> Broker:
-    """Open a broker as its owner."""
-    if is_cluster(address):
-        return open_broker(address, **config.pulsar.options())
-    if not address.startswith("file:"):
-        return open_broker(address)
-    log = config.log
-    return open_broker(
-        address,
-        segment_bytes=log.segment_bytes,
-        compression=None if log.compression == "none" else log.compression,
-        watermark_bytes=log.watermark_bytes,
-        max_message_bytes=log.max_message_bytes,
-    )

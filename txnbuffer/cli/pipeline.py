@@ -21,7 +21,7 @@ from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
 
 
 @click.group("pipeline")
-def command() -> None:
+def pipeline_command() -> None:
     """Run Spark jobs on logs that are too big for one process.
 
     Jobs run on all cores of this machine, on a Spark cluster with --master, or under spark-submit. They need
@@ -86,7 +86,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-@command.command("export")
+@pipeline_command.command("export")
 @address_argument
 @click.argument("directory", metavar="DIR")
 @topics_options
@@ -151,7 +151,7 @@ def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
     ]
 
 
-@command.command("audit")
+@pipeline_command.command("audit")
 @address_argument
 @click.argument("directory", metavar="DIR")
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
@@ -208,7 +208,7 @@ def _write(path: str | None, page: str) -> None:
     narrate(f"report: {path}")
 
 
-@command.command("profile")
+@pipeline_command.command("profile")
 @address_argument
 @topics_options
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
@@ -237,7 +237,7 @@ def profile(
         show_rows(report[name], output, title=name.replace("_", " "), empty="none")
 
 
-@command.command("recover")
+@pipeline_command.command("recover")
 @address_argument
 @topics_options
 @click.option("--write", "wanted", is_flag=True, help="Write lost or differing snapshots; no service may be running.")

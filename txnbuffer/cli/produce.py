@@ -10,9 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from txnbuffer.cli.options import connect_options, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
-from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 
 
 @click.command("produce")
-@click.argument("address", metavar="ADDRESS")
+@address_argument
 @click.argument("topic")
 @click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, as described above.")
 @click.option("--key-separator", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
@@ -31,18 +30,15 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 @click.option(
     "--name", metavar="NAME", help="Producer name: running the command again with the same input sends nothing twice."
 )
-@tls_option
-@with_config
+@log_options
 @output_option
-def command(
-    address: str,
+def produce_command(
+    log: LogAddress,
     topic: str,
     as_json: bool,
     key_separator: str | None,
     size: int,
     name: str | None,
-    tls_ca: str | None,
-    config: Config,
     output: str,
 ) -> None:
     """Send each line of standard input as a record to TOPIC; transactions commit when full, the last one at the end.
@@ -57,7 +53,7 @@ def command(
     from txnbuffer.client.connection import connect
 
     records = transactions = skipped = 0
-    with connect(address, **connect_options(address, config, tls_ca)) as client:
+    with connect(log.address, **log.connect_options()) as client:
         last = 0 if name is None else client.committed_number(name)
         for number, lines in enumerate(_groups(sys.stdin.buffer, size), 1):
             if number <= last:

@@ -16,9 +16,8 @@ from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from txnbuffer.cli.admin_client import ServiceAddress, call
-from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
-from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -45,11 +44,10 @@ CURSOR_TIMEOUT = 5.0
               help="Give up after this many seconds of transient errors without progress.")  # fmt: skip
 @click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that SOURCE keeps what is not in TARGET yet.")
 @click.option("--service", metavar="HOST:PORT", help="Service that keeps the cursor, if ADDRESS is a log directory.")
-@tls_option
-@with_config
+@log_options
 @output_option
-def command(
-    address: str,
+def relay_command(
+    log: LogAddress,
     source: str,
     target: str,
     destination: str | None,
@@ -58,8 +56,6 @@ def command(
     max_unavailable: float,
     cursor: str | None,
     service: str | None,
-    tls_ca: str | None,
-    config: Config,
     output: str,
 ) -> None:
     """Copy the committed records of topic SOURCE to topic TARGET: each once, in order, as an ordinary message.
@@ -76,34 +72,24 @@ def command(
     """
     from txnbuffer.sinks.relay import Relay
 
-    where = destination or address
-    _check_target(where)
+    there = log._replace(address=destination or log.address)
+    copy = _target(there, target, max_unavailable)
     stop = _stop_event()
     relay = Relay(
-        lambda: open_for_reading(address, config, tls_ca),
+        log.open_for_reading,
         source,
-        _target(where, target, config, max_unavailable, tls_ca),
+        copy,
         resend=resend,
         max_unavailable=max_unavailable,
         on_progress=_progress(),
-        cursor=None if cursor is None else _cursor(address, source, cursor, service, tls_ca),
+        cursor=None if cursor is None else _cursor(log, source, cursor, service),
     )
-    narrate(f"relaying {source} to {target} at {where}")
-    _run_and_show(relay, follow, stop, output)
-
-
-def _run_and_show(relay: Relay, follow: bool, stop: threading.Event, output: str) -> None:
+    narrate(f"relaying {source} to {target} at {there.address}")
     ended = _run(relay, follow, stop)
     show_record(_summary(relay), output)
     if not ended:
         sys.stdout.flush()
         os._exit(0)  # loses nothing, as after a kill; a hanging thread would keep the process from ending
-
-
-def _check_target(address: str) -> None:
-    check_address(address)
-    if address.startswith("memory:"):
-        raise InvalidAddress(f"{address!r} exists in the memory of this process only: give --to an address that stays")
 
 
 def _summary(relay: Relay) -> dict[str, Any]:
@@ -149,30 +135,36 @@ def _run(relay: Relay, follow: bool, stop: threading.Event) -> bool:
     return True
 
 
-def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: str | None) -> RelayCursor:
+def _cursor(log: LogAddress, topic: str, name: str, service: str | None) -> RelayCursor:
     from txnbuffer.rpc.discovery import owner_address_of
     from txnbuffer.sinks.relay import RelayCursor
 
-    if address.startswith("txnbuf://"):
-        service = service or address
-    elif service is None and not is_cluster(address):
-        raise InvalidRequest(f"only a service keeps durable cursors: name the service of {address} with --service")
+    if log.address.startswith("txnbuf://"):
+        service = service or log.address
+    elif service is None and not is_cluster(log.address):
+        raise InvalidRequest(f"only a service keeps durable cursors: name the service of {log.address} with --service")
 
     def call_owner(broker: Broker, method: str, request: dict[str, Any]) -> Any:
-        owner = service or owner_address_of(broker, address, topic)
-        return call(ServiceAddress(owner, tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
+        owner = service or owner_address_of(broker, log.address, topic)
+        return call(ServiceAddress(owner, log.tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
 
     return RelayCursor(call_owner, topic, name)
 
 
-def _target(address: str, topic: str, config: Config, max_unavailable: float, tls_ca: str | None) -> Target:
+def _target(log: LogAddress, topic: str, max_unavailable: float) -> Target:
+    """The target at an address. Raises InvalidAddress."""
     from txnbuffer.client.connection import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
-    if address.startswith("txnbuf://"):
-        opening = connect(address, max_unavailable=max_unavailable, tls_ca=tls_ca)
+    check_address(log.address)
+    if log.address.startswith("memory:"):
+        raise InvalidAddress(
+            f"{log.address!r} exists in the memory of this process only: give --to an address that stays"
+        )
+    if log.address.startswith("txnbuf://"):
+        opening = connect(log.address, max_unavailable=max_unavailable, tls_ca=log.tls_ca)
         return ServiceTarget(opening.open_sync, topic)
-    return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
+    return OwnedTarget(log.open_for_writing, topic, release=is_cluster(log.address))
 
 
 def _progress() -> Callable[[RelayProgress], None]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from txnbuffer.cli.options import open_for_writing, with_config
+from txnbuffer.cli.options import LogAddress, with_config
 from txnbuffer.config import Config
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--tls-trust", metavar="FILE", help="CA certificates of the cluster (PEM).")
 @click.option("--no-create", is_flag=True, help="Do not create topics on first use.")
 @with_config
-def command(
+def serve_command(
     address: str | None,
     broker: str | None,
     config: Config,
@@ -97,7 +97,7 @@ def run(address: str, config: Config) -> int:
     log = _log()
     shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if cluster_mode else None
     serving = serve(
-        lambda: open_for_writing(address, config), config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
+        LogAddress(address, config).open_for_writing, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
     )
     try:
         error = asyncio.run(with_workers(serving))

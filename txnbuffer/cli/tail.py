@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.options import address_argument, connect_options, open_for_reading, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
@@ -16,7 +16,6 @@ from txnbuffer.client.records import Record
 from txnbuffer.client.routing import Start
 from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
-from txnbuffer.config import Config
 from txnbuffer.model import Position
 
 NO_KEY = "-"
@@ -37,11 +36,10 @@ POLL = 0.5
 @click.option("--follow/--no-follow", default=False, help="Wait for more records at the end.")
 @click.option("--stream", is_flag=True, help="Print a change stream: the newest record of each key, and deletions.")
 @click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token in this file, and resume from it.")
-@tls_option
-@with_config
+@log_options
 @output_option
-def command(
-    address: str,
+def tail_command(
+    log: LogAddress,
     topics: tuple[str, ...],
     start: str,
     isolation: str,
@@ -49,8 +47,6 @@ def command(
     follow: bool,
     stream: bool,
     tokens: str | None,
-    tls_ca: str | None,
-    config: Config,
     output: str,
 ) -> None:
     r"""Print the visible records of topics in log order, one a line.
@@ -64,9 +60,7 @@ def command(
     """
     if stream:
         check(topics, isolation, limit, tokens)
-        json = output == "json"
-        options = connect_options(address, config, tls_ca)
-        batches = records(address, options, topics[0], start, tokens, follow=follow, json=json)
+        batches = records(log, topics[0], start, tokens, follow=follow, json=output == "json")
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
         batches.close()
@@ -74,7 +68,7 @@ def command(
     if tokens is not None:
         raise click.BadParameter("only change streams have resume tokens: add --stream", param_hint="--tokens")
     with (
-        open_for_reading(address, config, tls_ca) as broker,
+        log.open_for_reading() as broker,
         CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
     ):
         _read(reader, limit, follow, output)
@@ -114,18 +108,16 @@ def _show(record: Record, output: str) -> None:
     click.echo(f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}")
 
 
-def records(
-    address: str, options: dict[str, Any], topic: str, start: str, tokens: str | None, *, follow: bool, json: bool
-) -> Any:
+def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, follow: bool, json: bool) -> Any:
     """Lists of records as they arrive, without end if `follow`; requesting the next list acknowledges the last one.
 
-    `options` are those of `connect`. A rollback is reported on stderr, and with `json` on stdout too.
+    A rollback is reported on stderr, and with `json` on stdout too.
     """
     from_ = "now" if start == "end" else start
     store = None if tokens is None else FileTokens(tokens)
     to = None if follow else "now"
     with (
-        connect(address, **options) as client,
+        connect(log.address, **log.connect_options()) as client,
         client.stream(topic, from_=from_, to=to, store=store) as stream,
     ):
         for item in stream:

@@ -1,4 +1,4 @@
-"""`txnbuf recover`: state rebuilt from the log, compared with the snapshot; repair of a lost decision log"""
+"""`txnbuf verify` and `txnbuf recover`: stored transaction state, compared with the log; repair of lost state"""
 
 from __future__ import annotations
 
@@ -6,17 +6,44 @@ import sys
 
 import click
 
-from broker_io.port import Broker
 from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
-from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
-from txnbuffer.config import Config
-from txnbuffer.recovery.decision_log import Decisions, exclusive_writer, read_decisions, reset_decisions
+from txnbuffer.recovery.decision_log import exclusive_writer, read_decisions, reset_decisions
 from txnbuffer.recovery.rebuild import compare
+from txnbuffer.recovery.verify import Level, verify
 
-OWNER = "txnbuf recover"
+
+@click.command("verify")
+@address_argument
+@click.argument("topic", required=False)
+@log_options
+@output_option
+def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
+    """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
+
+    Checks each snapshot entry, the chain of segments, and the state against the state rebuilt from the log.
+    Also checks the files and the decision log as the service does at its start. Exit code 1 if anything is
+    wrong.
+    """
+    with log.open_for_reading() as broker:
+        findings = verify(broker, topic)
+    rows = [
+        {
+            "level": finding.level.value,
+            "topic": finding.topic,
+            "entry": finding.entry,
+            "position": finding.position,
+            "what": finding.what,
+        }
+        for finding in findings
+    ]
+    show_rows(rows, output, empty="no snapshots")
+    wrong = sum(finding.level is Level.ERROR for finding in findings)
+    narrate(f"{wrong} errors in {len({finding.topic for finding in findings})} topics")
+    sys.exit(1 if wrong else 0)
 
 
 @click.command("recover")
@@ -26,12 +53,9 @@ OWNER = "txnbuf recover"
 @click.option(
     "--write", is_flag=True, help="Write the rebuilt state, or repair the decision log; no service may be running."
 )
-@tls_option
-@with_config
+@log_options
 @output_option
-def command(
-    address: str, topic: str | None, decisions: bool, write: bool, tls_ca: str | None, config: Config, output: str
-) -> None:
+def recover_command(log: LogAddress, topic: str | None, decisions: bool, write: bool, output: str) -> None:
     """Rebuild the state of TOPIC from its log and show how it differs from the snapshot.
 
     The rebuilt state comes from the whole log, from its first ledger to its end; the other from the snapshot and
@@ -50,14 +74,14 @@ def command(
     if decisions == (topic is not None):
         raise click.UsageError("give either TOPIC or --decisions")
     if topic is None:
-        _recover_decisions(address, config, tls_ca, output, write=write)
+        _recover_decisions(log, output, write=write)
     else:
-        _recover_topic(address, topic, config, tls_ca, output, write=write)
+        _recover_topic(log, topic, output, write=write)
 
 
-def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None, output: str, *, write: bool) -> None:
+def _recover_topic(log: LogAddress, topic: str, output: str, *, write: bool) -> None:
     check_data_topic(topic)
-    with open_for_reading(address, config, tls_ca) as broker:
+    with log.open_for_reading() as broker:
         rebuilt, sequencer, differences, trimmed = compare(broker, topic)
     show_record(
         {
@@ -80,38 +104,39 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
         return
     if not write:
         sys.exit(1 if differences else 0)
-    with open_for_writing(address, config) as broker, exclusive_writer(broker, owner_of(broker, topic)):
-        _write(broker, topic)
+    from txnbuffer.recovery.manager import SnapshotManager
+
+    with (
+        log.open_for_writing() as broker,
+        exclusive_writer(broker, owner_of(broker, topic)),
+        SnapshotManager(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as manager,
+    ):
+        manager.recover()
+        manager.rebuild(topic)
     narrate(f"wrote the rebuilt state as the snapshot of {topic}")
 
 
-def _write(broker: Broker, topic: str) -> None:
-    from txnbuffer.recovery.manager import SnapshotManager
-
-    with SnapshotManager(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as manager:
-        manager.recover()
-        manager.rebuild(topic)
-
-
-def _recover_decisions(address: str, config: Config, tls_ca: str | None, output: str, *, write: bool) -> None:
-    opened = open_for_writing(address, config) if write else open_for_reading(address, config, tls_ca)
+def _recover_decisions(log: LogAddress, output: str, *, write: bool) -> None:
+    opened = log.open_for_writing() if write else log.open_for_reading()
     with opened as broker:
         count = shards_of(broker)
         shards = [Shard(number, count) for number in range(count)]
-        found = [reset_decisions(broker, shard, OWNER) if write else read_decisions(broker, shard) for shard in shards]
-    rows = [_row(shard, one) for shard, one in zip(shards, found, strict=True)]
+        found = [
+            reset_decisions(broker, shard, "txnbuf recover") if write else read_decisions(broker, shard)
+            for shard in shards
+        ]
+    rows = [
+        {
+            "shard": shard.number,
+            "topic": one.topic,
+            "lost": one.lost or "",
+            "open_transactions": len(one.open_transactions(shard)),
+            "committed_in_part": [f"{shard.number}:{least}" for least in one.partly_committed(shard)],
+        }
+        for shard, one in zip(shards, found, strict=True)
+    ]
     show_rows(rows, output)
     lost = [one for one in found if one.lost is not None]
     if write:
         narrate("\n".join(f"repaired {one.topic}" for one in lost) or "nothing was lost; nothing was written")
     sys.exit(1 if lost and not write else 0)
-
-
-def _row(shard: Shard, found: Decisions) -> dict[str, object]:
-    return {
-        "shard": shard.number,
-        "topic": found.topic,
-        "lost": found.lost or "",
-        "open_transactions": len(found.open_transactions(shard)),
-        "committed_in_part": [f"{shard.number}:{least}" for least in found.partly_committed(shard)],
-    }

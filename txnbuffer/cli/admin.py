@@ -1,0 +1,212 @@
+"""Commands on a running service: `txnbuf list`, `describe`, `find-hanging`, `abort`, `groups`, `streams`, `cursors`"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from broker_io.errors import TopicNotFound
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
+from txnbuffer.cli.options import parse_txn
+from txnbuffer.cli.output import output_option, show_line, show_record, show_rows
+from txnbuffer.errors import InvalidRequest
+
+STREAM_COLUMNS = (
+    *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
+    *("backfill_disk_items", "unacked_bytes", "paused_current_reason"),
+)
+"""The columns of the table of `txnbuf streams`, after the peer."""
+
+
+@click.command("list")
+@service_option
+@output_option
+def list_command(service: ServiceAddress, output: str) -> None:
+    """List the topics that a running service has open.
+
+    `max_read_position` is the last position that readers of committed records can see; `open` counts the
+    open transactions of the topic.
+    """
+    responses = call_all(service, "List")
+    show_rows(responses.rows("topic"), output, title="topics")
+    responses.check()
+
+
+@click.command("describe")
+@click.argument("topic")
+@service_option
+@output_option
+def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
+    """Show the state of TOPIC and what its readers wait for.
+
+    Names the transaction that blocks max_read_position, its age and its client.
+    """
+    try:
+        answer = call_owner(service, "Describe", topic=topic)
+    except TopicNotFound as error:
+        if not re.fullmatch(r"\d+(:\d+)?", topic):
+            raise
+        raise TopicNotFound(
+            f"{error}. If it is a transaction: `txnbuf find-hanging` shows open transactions with their topics"
+        ) from None
+    if output == "json":
+        show_record(answer, output)
+        return
+    transactions = answer.pop("transactions") if isinstance(answer["transactions"], list) else []
+    show_record(answer, output, title=f"topic {topic}")
+    if transactions:
+        show_rows(transactions, output, title="open transactions, oldest first")
+
+
+@click.command("find-hanging")
+@click.option("--older-than", "seconds", default=10.0, show_default=True, type=click.FloatRange(0),
+              help="Show transactions whose first record is at least this many seconds old.")  # fmt: skip
+@service_option
+@output_option
+def find_hanging_command(seconds: float, service: ServiceAddress, output: str) -> None:
+    """Find transactions that have been open for long, the oldest first.
+
+    Each one blocks the readers of all topics that it wrote to. The service aborts it at its timeout;
+    `txnbuf abort` aborts it now.
+    """
+    responses = call_all(service, "FindHanging", seconds=seconds)
+    show_rows(_merged(responses.each), output, title="open transactions", empty="none found")
+    responses.check()
+
+
+def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row per transaction from the rows of all shards: each knows its own topics, the coordinator the rest."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for answer in answers for row in answer):
+        known = found.setdefault(row["txn"], row)
+        if known is not row:
+            better = row if known["session"] is None else known
+            ages = [one["open_seconds"] for one in (row, known) if one["open_seconds"] is not None]
+            topics = sorted({*known["topics"], *row["topics"]})
+            found[row["txn"]] = better | {"topics": topics, "open_seconds": max(ages, default=None)}
+    return sorted(found.values(), key=lambda row: -(row["open_seconds"] or 0))
+
+
+@click.command("abort")
+@click.argument("txn", metavar="MOST:LEAST")
+@service_option
+@output_option
+def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
+    """Abort the transaction MOST:LEAST of any client, and show its outcome.
+
+    A committed transaction stays committed; its outcome is then COMMIT.
+    """
+    show_record(call_owner(service, "Abort", txn=str(parse_txn(txn))), output)
+
+
+@click.command("groups")
+@click.argument("group", required=False)
+@click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
+@click.option("--topic", metavar="TOPIC", help="With --forget: only the positions on this topic and its partitions.")
+@service_option
+@output_option
+def groups_command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:
+    """Show all consumer groups, or GROUP: the member that owns each topic or partition, its position and its lag.
+
+    `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
+    on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the messages of the log after the
+    position, markers included. A member without a topic is idle: there are more members than topics and partitions.
+
+    Use --forget after a topic was deleted and created again: the group then keeps nothing in the log, and starts
+    at the `start` of its next member.
+    """
+    if forget:
+        if group is None:
+            raise InvalidRequest("--forget needs a GROUP: name the group to forget")
+        show_record(call_owner(service, "ForgetGroup", group=group, topic=topic), output)
+        return
+    if topic is not None:
+        raise InvalidRequest("--topic works with --forget only")
+    responses = call_all(service, "Groups", group=group)
+    show_rows(responses.rows("group", "topic"), output, title="consumer groups")
+    responses.check()
+
+
+@click.command("streams")
+@service_option
+@output_option
+def streams_command(service: ServiceAddress, output: str) -> None:
+    """Show the open change streams and their progress.
+
+    With --output json: one object per shard with the connections and their streams, the mutation manager and cursors
+    of each topic, and the memory in use. `items_remaining` is an upper bound of the items still to be sent.
+    """
+    responses = call_all(service, "Streams")
+    if output == "json":
+        for response in responses.each:
+            show_line(response)
+    else:
+        rows = [
+            {"peer": connection["peer"], **{name: stream[name] for name in STREAM_COLUMNS}}
+            for response in responses.each
+            for connection in response["connections"]
+            for stream in connection["streams"]
+        ]
+        used, budget = (sum(response["memory"][name] for response in responses.each) for name in ("bytes", "budget"))
+        show_rows(rows, output, title=f"change streams; {used:,} of {budget:,} bytes of memory")
+    responses.check()
+
+
+@click.group("cursors")
+def cursors_command() -> None:
+    """List and change durable cursors: each keeps in the log what its reader has not read yet.
+
+    A cursor is a named position on a topic of a running service. Retention does not trim the log after it. A cursor
+    that keeps more than streams.cursor_bytes is dropped.
+    """
+
+
+@cursors_command.command("list")
+@service_option
+@output_option
+def list_cursors(service: ServiceAddress, output: str) -> None:
+    """Show all cursors, their positions and what they keep in the log.
+
+    `items_remaining` is the number of mutations after the cursor; `first_ledger` is the first ledger that it keeps.
+    """
+    responses = call_all(service, "Cursors")
+    show_rows(responses.rows("topic", "cursor"), output, title="durable cursors", empty="none")
+    responses.check()
+
+
+@cursors_command.command("add")
+@click.argument("topic")
+@click.argument("cursor")
+@click.option("--at", default="beginning", show_default=True, metavar="PLACE",
+              help="Position: beginning, now, a seqno or a resume token.")  # fmt: skip
+@service_option
+@output_option
+def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) -> None:
+    """Add CURSOR to TOPIC. A cursor that exists keeps its position."""
+    show_record(call_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
+
+
+@cursors_command.command("advance")
+@click.argument("topic")
+@click.argument("cursor")
+@click.argument("place")
+@service_option
+@output_option
+def advance_cursor(topic: str, cursor: str, place: str, service: ServiceAddress, output: str) -> None:
+    """Move CURSOR of TOPIC forward to PLACE, the seqno or resume token that its reader has processed.
+
+    A cursor never moves back.
+    """
+    show_record(call_owner(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
+
+
+@cursors_command.command("remove")
+@click.argument("topic")
+@click.argument("cursor")
+@service_option
+@output_option
+def remove_cursor(topic: str, cursor: str, service: ServiceAddress, output: str) -> None:
+    """Remove CURSOR of TOPIC, so that retention may trim what it kept."""
+    show_record(call_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)
