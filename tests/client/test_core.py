@@ -6,9 +6,8 @@ import pytest
 from core_setup import registered, rows, welcomed
 
 from broker_io.errors import MessageTooLarge
-from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.record_path import ServicePath
-from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
+from txnbuffer.client.session_core import IDLE_TICKS, EndPlan, SessionCore
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
 from txnbuffer.errors import (
     AlreadyCommitted,
@@ -23,13 +22,13 @@ from txnbuffer.errors import (
     UnregisteredTopic,
 )
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
+from txnbuffer.rpc.frames import Failure, NamedRequest, Query, ServerFrame, Welcome
 
 
 def test_commit_waits_for_its_sends() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     assert core.take_frame() is None
     core.receive(ServerFrame(acknowledged=1))
     frame = core.take_frame()
@@ -40,7 +39,7 @@ def test_commit_waits_for_its_sends() -> None:
 def test_transaction_with_a_failed_send_can_only_abort() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1, failures=(Failure(1, MessageTooLarge("no"), transaction.txn),)))
     ((waiter, result),) = core.take_results()
     assert waiter == "w"
@@ -78,7 +77,7 @@ def test_state_lost_by_the_service_is_a_retryable_abort() -> None:
 def test_error_of_a_begin_precedes_other_answers_of_a_frame() -> None:
     core = welcomed()
     transaction = core.begin(None, ProducerSequence("n", 1, 3))
-    core.end(transaction, EndPlan(False, "w"))
+    core.transactions.end(transaction, EndPlan(False, "w"))
     frame = core.take_frame()
     assert frame is not None
     refused = (frame.begins[0].request, AlreadyCommitted("n", 1, 1))
@@ -90,7 +89,7 @@ def test_error_of_a_begin_precedes_other_answers_of_a_frame() -> None:
 def test_commit_whose_answer_was_lost_is_sent_again() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1))
     first = core.take_frame()
     core.lost()
@@ -167,7 +166,7 @@ def test_rejected_lease_is_requested_with_fewer_ids() -> None:
 
 def test_unused_ids_are_returned_when_idle() -> None:
     core = welcomed(ids=40)
-    core.end(core.begin(), EndPlan(True, "w"))
+    core.transactions.end(core.begin(), EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     core.receive(ServerFrame(answers=((frame.commits[0].request, Outcome.COMMIT),)))
@@ -236,7 +235,7 @@ def test_no_transaction_begins_at_a_draining_service() -> None:
 def test_request_to_a_stopped_coordinator_is_sent_to_the_next_one() -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     core.receive(ServerFrame(answers=((frame.commits[0].request, CoordinatorStopped("gone")),)))
@@ -253,14 +252,14 @@ def test_request_to_a_stopped_coordinator_is_sent_to_the_next_one() -> None:
 def test_giving_up_fails_all_waiters() -> None:
     core = welcomed()
     asked, planned = registered(core), core.begin()
-    core.end(asked, EndPlan(True, "asked"))
+    core.transactions.end(asked, EndPlan(True, "asked"))
     core.receive(ServerFrame(acknowledged=1))
     core.take_frame()
     core.send("a", rows(b"v"), planned)
-    core.end(planned, EndPlan(True, "planned"))
+    core.transactions.end(planned, EndPlan(True, "planned"))
     core.send("a", rows(b"v"), None, "ordinary")
-    core.query(asked.txn, "query")
-    core.ask("open_names", "n", "name")
+    core.requests.ask("queries", lambda number: Query(number, asked.txn), "query")
+    core.requests.ask("open_names", lambda number: NamedRequest(number, "n"), "name")
     core.wait_for_room("room")
     core.give_up(ServiceUnavailable("nobody there"))
     told = {waiter: type(result) for waiter, result in core.take_results() if waiter is not None}
@@ -289,10 +288,10 @@ def test_answers_to_unknown_requests_are_ignored() -> None:
 def test_commit_can_be_withdrawn_until_it_is_sent(taken: bool) -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     if taken:
         core.take_frame()
-    assert core.withdraw_commit(transaction) is not taken
+    assert core.transactions.withdraw_commit(transaction) is not taken
     frame = core.take_frame()
     if taken:
         assert frame is None
@@ -317,12 +316,12 @@ def test_transactions_that_ended_during_a_disconnect_fail_before_their_sends() -
 def test_commit_sent_over_an_older_connection_cannot_be_withdrawn() -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     core.take_frame()
     core.lost()
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 2, 1000, ((transaction.txn, State.OPEN),))))
-    assert not core.withdraw_commit(transaction)
+    assert not core.transactions.withdraw_commit(transaction)
 
 
 def test_only_ordinary_records_are_sent_before_their_topic_is_registered() -> None:
@@ -344,7 +343,7 @@ def test_fenced_producer_gets_fenced_although_its_sends_failed() -> None:
     registered(core)
     transaction = core.begin(sequence=ProducerSequence("n", 1, 1))
     core.send("a", rows(b"v"), transaction)
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     failures = (Failure(2, TransactionAborted(transaction.txn, "it had ended before"), transaction.txn),)

@@ -8,7 +8,7 @@ import pytest
 from service_setup import on_a_loop_for
 
 from txnbuffer import connect
-from txnbuffer.client.base import ProducerNames
+from txnbuffer.client.transaction import ProducerNames
 from txnbuffer.coordinator.messages import NameOpened
 from txnbuffer.errors import AlreadyCommitted, ServiceUnavailable
 

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from session_model import CLOSED, POISON, ModelConnection, SessionModel
 
 from broker_io.errors import InvalidTopicName, MessageTooLarge
-from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction, SendColumns
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, ServicePath
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_core import EndPlan, SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.rpc.frames import ClientFrame, ServerFrame
+from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame
 
 
 def rows(*values: bytes) -> SendColumns:
@@ -147,12 +146,16 @@ class History:
     def commit(self) -> None:
         if self.open:
             transaction = self.open.pop(self.random.randrange(len(self.open)))
-            self.wait("commit", lambda waiter: self.core.end(transaction, EndPlan(True, waiter)), transaction)
+            self.wait(
+                "commit", lambda waiter: self.core.transactions.end(transaction, EndPlan(True, waiter)), transaction
+            )
 
     def abort(self) -> None:
         if self.open:
             transaction = self.open.pop(self.random.randrange(len(self.open)))
-            self.wait("abort", lambda waiter: self.core.end(transaction, EndPlan(False, waiter)), transaction)
+            self.wait(
+                "abort", lambda waiter: self.core.transactions.end(transaction, EndPlan(False, waiter)), transaction
+            )
 
     def cancel(self) -> None:
         """Nobody waits for one of the commits any more."""
@@ -160,7 +163,7 @@ class History:
         if commits:
             waiter = self.random.choice(commits)
             self.waiters.remove(waiter)
-            if self.core.withdraw_commit(waiter.subject):
+            if self.core.transactions.withdraw_commit(waiter.subject):
                 self.waiters.append(Waiter("withdrawn", waiter.subject))
                 self.waiters[-1].results.append(None)
             self.tell()
@@ -172,7 +175,9 @@ class History:
     def query(self) -> None:
         if self.sent:
             txn = self.random.choice(list(self.sent))
-            self.wait("query", lambda waiter: self.core.query(txn, waiter))
+            self.wait(
+                "query", lambda waiter: self.core.requests.ask("queries", lambda number: Query(number, txn), waiter)
+            )
 
     def tick(self) -> None:
         self.core.tick()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch
-from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction
 from txnbuffer.client.record_path import MAX_IN_FLIGHT
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_core import EndPlan, SessionCore
 from txnbuffer.client.writers import DirectPath, Settled, Writers
 from txnbuffer.errors import Fenced, ServiceUnavailable, TransactionAborted, UnregisteredTopic
 from txnbuffer.rpc.frames import ServerFrame, Welcome
@@ -23,7 +22,7 @@ def another(core: SessionCore, topic: str, value: bytes = b"v") -> OpenTransacti
 def test_commit_with_an_unregistered_topic_aborts_and_the_next_registers_it() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, EndPlan(True, "w"))
+    core.transactions.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1))
     ((number, *_),) = taken(core).commits
     core.receive(ServerFrame(answers=((number, UnregisteredTopic("who?")),)))
@@ -90,7 +89,7 @@ def test_topics_of_a_cluster_do_not_wait_for_one_another() -> None:
         another(core, "stalls")
         core.take_frame()
     first = appended(core, "flows")
-    core.end(first, EndPlan(True, "w"))
+    core.transactions.end(first, EndPlan(True, "w"))
     assert core.take_frame() is None
     assert writers.topics == ["stalls"] * MAX_IN_FLIGHT + ["flows"]
     writers.appends[-1][1](None)
@@ -110,7 +109,7 @@ def test_appends_in_flight_are_not_repeated_over_a_new_connection() -> None:
     core.hello()
     writers.appends[0][1](None)  # while there is no connection
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000)))
-    core.end(first, EndPlan(True, "w"))
+    core.transactions.end(first, EndPlan(True, "w"))
     assert [commit.txn for commit in taken(core).commits] == [first.txn]
     assert writers.topics == ["a"] * (MAX_IN_FLIGHT + 1)
 

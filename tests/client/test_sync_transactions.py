@@ -187,13 +187,13 @@ def test_send_does_not_wait_for_the_loop_and_does_not_hold_back(client: SyncClie
 def test_send_waits_for_room(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, room = threading.Event(), asyncio.Event()
 
-    async def no_room(_: Any) -> None:
+    async def no_room() -> None:
         waits.set()
         await room.wait()
 
     monkeypatch.setattr(SessionCore, "has_room", False)
     monkeypatch.setattr(SessionCore, "room", 1000)
-    monkeypatch.setattr(client.client, "room", no_room)
+    monkeypatch.setattr(client.client.session, "wait_for_room", no_room)
     sent = []
 
     def sends() -> None:

@@ -15,12 +15,13 @@ from broker_io.batch import Batch
 from broker_io.errors import Error
 from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.client import Client
-from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import Batching, OpenTransaction, check_batch, split
 from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session_core import EndPlan
 from txnbuffer.coordinator.messages import PARTICIPANT, Branch, ProducerSequence, State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import Abort, Query
 
 
 class Participant:
@@ -48,7 +49,7 @@ class Participant:
         """
         session = self._session = await self._client.sessions.ready(self._sequence.name)
         opened = self._open = session.core.begin(self._timeout, self._sequence)
-        await self._check(await session.result(lambda future: session.core.query(opened.txn, future)))
+        await self._check(await session.ask("queries", lambda number: Query(number, opened.txn)))
 
     async def send_batch(
         self, topic: str, records: Batch, batching: Batching | None = None, partition: int | None = None
@@ -66,31 +67,27 @@ class Participant:
             for name, some in await client.split(topic, piece, partition):
                 session.core.send_batch(name, some, self._usable(), set_bytes)
                 session.poke()
-            await client.room(session)
+            await session.wait_for_room()
 
     async def finish(self) -> Branch:
         """Wait until all records are durable; return the branch for `commit_branches`. Later sends are rejected."""
         opened = self._usable()
-        await self._check(
-            await self._session.result(lambda future: self._end(opened, EndPlan(False, future, ready=True)))
-        )
+        session = self._session
+        await self._check(await session.result(lambda future: session.end(opened, EndPlan(False, future, ready=True))))
         return Branch(opened.txn, tuple(opened.counts), tuple(opened.counts.values()))
 
     async def abort(self) -> None:
         """Abort; return when the abort is durable."""
         opened = self._begun()
         if not opened.ending:
-            await self._session.result(lambda future: self._end(opened, EndPlan(False, future)))
-
-    def _end(self, opened: OpenTransaction, plan: EndPlan) -> None:
-        self._session.core.end(opened, plan)
+            await self._session.result(lambda future: self._session.end(opened, EndPlan(False, future)))
 
     async def _check(self, state: object) -> None:
         """Raise the reason if the branch is not open any more."""
         opened = self._begun()
         if state is not State.OPEN and opened.failure is None:
             # If the service rejected the branch, its error arrives before this answer.
-            await self._session.result(lambda future: self._end(opened, EndPlan(False, future)))
+            await self._session.result(lambda future: self._session.end(opened, EndPlan(False, future)))
         if opened.failure is not None:
             raise opened.failure
         if state is not State.OPEN:
@@ -113,9 +110,9 @@ class Participant:
 
 async def abort_branches(client: Client, branches: Sequence[Branch]) -> None:
     """Abort branches of other processes. Branches that have ended do not change."""
-    for txn, topics, _ in branches:
-        session = client.sessions.at(txn.most)
-        await session.result(partial(session.core.abort_foreign, txn, topics))
+    for branch in branches:
+        session = client.sessions.at(branch.txn.most)
+        await session.ask("aborts", partial(Abort, txn=branch.txn, topics=branch.topics))
 
 
 async def commit_branches(client: Client, name: str, number: int, branches: Sequence[Branch]) -> bool:

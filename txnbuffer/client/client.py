@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from broker_io.port import Broker
 from txnbuffer.checks import check_name, check_number, check_timeout
-from txnbuffer.client.base import BaseClient
 from txnbuffer.client.cursors import CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import close_all, run_to_completion
@@ -33,10 +32,11 @@ from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import ClientSession
 from txnbuffer.client.streams import ChangeStream, ShardStreams, StreamSession
 from txnbuffer.client.tokens import TokenStore
-from txnbuffer.client.transaction import Transaction
+from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import InvalidRequest, TransactionAborted
+from txnbuffer.rpc.frames import Deletion, NamedRequest
 from txnbuffer.streams.failover import ResumeToken
 
 Result = TypeVar("Result")
@@ -136,7 +136,8 @@ class Client(BaseClient):
         AlreadyCommitted.
         """
         self.names.forget(check_name(name, "a producer"))
-        await self.sessions.ask(name, lambda core, future: core.delete_name(name, last_number, future))
+        session = self.sessions.of(name)
+        await session.ask("delete_names", lambda number: Deletion(number, name, last_number))
 
     # Ordinary sends
 
@@ -281,7 +282,8 @@ class Client(BaseClient):
 
         Their transactions can no longer commit; the members join again with their next heartbeat.
         """
-        joined: Joined = await self.ask("joins", check_name(group, "a group"))
+        session = self.sessions.of(check_name(group, "a group"))
+        joined: Joined = await session.ask("joins", lambda number: NamedRequest(number, group))
         return joined
 
     async def _send(
@@ -300,7 +302,7 @@ class Client(BaseClient):
         if not len(rows.values):
             return
         for piece in slices(rows):
-            await self.room(self.session)
+            await self.session.wait_for_room()
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
 

@@ -23,11 +23,10 @@ from typing import Literal, TypeAlias
 
 from broker_io.waits import Backoff
 from txnbuffer.checks import check_awaitable
-from txnbuffer.client.base import BaseClient
 from txnbuffer.client.membership import BLOCKED, MIN_CALLS, AdaptiveBatch, LoopStalls, Membership
 from txnbuffer.client.outbox import SendColumns, many_rows
 from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.transaction import Transaction
+from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition, PartitionAssignment
 from txnbuffer.errors import (
     CallerError,

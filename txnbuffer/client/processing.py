@@ -19,10 +19,10 @@ from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.format import is_internal
 from txnbuffer.checks import check_callable, check_topics
-from txnbuffer.client.base import BaseClient
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
 from txnbuffer.client.routing import Start
+from txnbuffer.client.transaction import BaseClient
 from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import EARLIEST, Position

@@ -19,8 +19,9 @@ from broker_io.waits import Backoff
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.links import Connector, Link
+from txnbuffer.client.outbox import OpenTransaction
 from txnbuffer.client.record_path import RecordPath, ServicePath
-from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_core import EndPlan, Field, SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
 
@@ -109,10 +110,19 @@ class ClientSession:
         """Send what is queued."""
         self._news.set()
 
+    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
+        """Commit or abort an open transaction. The waiter of the plan gets the outcome or an error."""
+        self.core.transactions.end(transaction, plan)
+        self._news.set()
+
     def future(self) -> asyncio.Future[Any]:
         return self._loop.create_future()
 
-    async def result(self, put: Callable[[asyncio.Future[Any]], None]) -> Any:
+    async def ask(self, field: Field, row_of: Callable[[int], Any]) -> Any:
+        """Make a request, whose row `row_of` makes of its number; return the answer. Raises the error in it."""
+        return await self.result(lambda future: self.core.requests.ask(field, row_of, future))
+
+    async def result(self, put: Callable[[asyncio.Future[Any]], object]) -> Any:
         """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
         self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -123,6 +133,11 @@ class ClientSession:
         except asyncio.CancelledError:
             self.core.forget(future)
             raise
+
+    async def wait_for_room(self) -> None:
+        """Wait until the service accepts more records."""
+        while not self.core.has_room:
+            await self.result(self.core.wait_for_room)
 
     async def close(self) -> None:
         """Send what is queued, abort open transactions, end the session, and close the connection."""
@@ -140,11 +155,11 @@ class ClientSession:
 
     async def _end_transactions(self) -> None:
         """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""
-        self.core.abort_open()
+        self.core.transactions.abort_open()
         self._news.set()
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + CLOSE_TIMEOUT
-        while self.core.welcomed and self.core.aborting and loop.time() < give_up_at:
+        while self.core.welcomed and self.core.transactions.aborting and loop.time() < give_up_at:
             await asyncio.sleep(CLOSE_POLL)
 
     # Staying connected
@@ -335,11 +350,6 @@ class ShardSessions:
             with contextlib.suppress(TimeoutError):  # then try another shard
                 async with asyncio.timeout(AWAY if name is None and self.shards > 1 else None):
                     await session.result(session.core.wait_to_begin)
-
-    async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
-        """Make a request about a producer or a group; return its result. Raises the error in the answer."""
-        session = self.of(name)
-        return await session.result(lambda future: put(session.core, future))
 
     def any(self) -> ClientSession:
         """Return the session for a transaction that can begin at any shard."""

@@ -15,19 +15,40 @@ request has a *waiter*, which `take_results` returns with the result.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from broker_io.batch import Batch
-from txnbuffer.client.open_transactions import Answer, EndPlan, Field, PendingRequest, Requests, Transactions
-from txnbuffer.client.outbox import OpenTransaction, SendColumns, SendInFlight, Waiter
+from txnbuffer.client.outbox import OpenTransaction, SendColumns, SendInFlight, TransactionSlice, Waiter
 from txnbuffer.client.record_path import RecordPath, SendResult, SendTopic
-from txnbuffer.coordinator.messages import GroupHeartbeat, Leased, ProducerSequence, Result
-from txnbuffer.errors import CoordinatorStopped, Error, OutcomeUnknown, SendUnknown, UnknownSession, UnregisteredTopic
+from txnbuffer.coordinator.messages import (
+    FINISHED_PARTICIPANT,
+    Begin,
+    Branch,
+    Commit,
+    ConsumerPosition,
+    Leased,
+    ProducerSequence,
+    Result,
+    State,
+)
+from txnbuffer.errors import (
+    CoordinatorStopped,
+    Error,
+    Fenced,
+    ForeignTransaction,
+    NotVisible,
+    OutcomeUnknown,
+    SendUnknown,
+    TransactionAborted,
+    UnknownSession,
+    UnknownTransaction,
+    UnregisteredTopic,
+)
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import (
     Abort,
     ClientFrame,
-    Deletion,
     IdBlock,
     LeaseRequest,
     NamedRequest,
@@ -36,6 +57,255 @@ from txnbuffer.rpc.frames import (
     SessionHello,
     Welcome,
 )
+
+Field: TypeAlias = Literal[
+    "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
+]
+"""A field of the client frame that has requests as rows."""
+
+
+class PendingRequest(NamedTuple):
+    """An unanswered request. `subject`: the transaction or topic that it is about."""
+
+    field: Field
+    row: Any
+    waiter: Waiter
+    subject: Any
+
+
+class Requests:
+    """The unanswered requests of a session, by number; they are repeated after the connection was lost."""
+
+    def __init__(self) -> None:
+        self.unanswered: dict[int, PendingRequest] = {}
+        self._number = 0
+        self._queued: dict[Field, list[Any]] = {}
+        self._sent: set[int] = set()  # unanswered requests sent over an earlier connection
+
+    def ask(self, field: Field, row_of: Callable[[int], Any], waiter: Waiter = None, subject: Any = None) -> int:
+        """Put a request into the next frame; return its number, with which `row_of` makes its row."""
+        self._number += 1
+        row = row_of(self._number)
+        self.unanswered[self._number] = PendingRequest(field, row, waiter, subject)
+        self._queued.setdefault(field, []).append(row)
+        return self._number
+
+    def withdraw(self, number: int) -> bool:
+        """Withdraw a request; False if it was already sent."""
+        request = self.unanswered.get(number)
+        if request is None:
+            return False
+        rows = self._queued.get(request.field, [])
+        if number in self._sent or request.row not in rows:
+            return False
+        rows.remove(request.row)
+        del self.unanswered[number]
+        return True
+
+    def again(self) -> None:
+        """Put all unanswered requests into the next frame, in the order of their numbers."""
+        queued = {row[0] for rows in self._queued.values() for row in rows}
+        self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
+        self._queued.clear()
+        for request in self.unanswered.values():
+            self._queued.setdefault(request.field, []).append(request.row)
+
+    def stop_waiting(self, *, visible: bool) -> list[PendingRequest]:
+        """Remove waiters and return their requests; those of commits that wait for visibility only with `visible`."""
+        stopped = []
+        for number, request in self.unanswered.items():
+            keeps_waiting = request.field == "commits" and request.row.wait_visible and not visible
+            if request.waiter is not None and not keeps_waiting:
+                stopped.append(request)
+                self.unanswered[number] = request._replace(waiter=None)
+        return stopped
+
+    def drop_all(self) -> None:
+        self.unanswered.clear()
+        self._queued.clear()
+
+    def take(self) -> dict[str, Any]:
+        """Return the fields of the next frame."""
+        queued, self._queued = self._queued, {}
+        return {field: tuple(rows) for field, rows in queued.items() if rows}
+
+
+Answer: TypeAlias = "tuple[Waiter, Result | None]"
+"""A waiter and its result; None if it only waited for a condition."""
+
+LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
+"""Errors after which a new transaction can succeed, because the service lost state of this one."""
+
+
+class EndPlan(NamedTuple):
+    """How a transaction ends once its sends are settled. `ready`: finish its branch and query its state instead."""
+
+    commit: bool
+    waiter: Waiter
+    wait_visible: bool = False
+    positions: tuple[ConsumerPosition, ...] = ()
+    winners: tuple[Branch, ...] = ()
+    ready: bool = False
+
+
+class Transactions:
+    """The open transactions of a session. The results of waiters are appended to `results`."""
+
+    def __init__(self, requests: Requests, results: list[Answer]) -> None:
+        self._requests = requests
+        self._results = results
+        self._open: dict[int, OpenTransaction] = {}
+        self._tick = 0
+
+    def ids(self) -> tuple[TxnId, ...]:
+        """The ids of the open transactions."""
+        return tuple(transaction.txn for transaction in self._open.values())
+
+    def begin(self, txn: TxnId, timeout: float | None, sequence: ProducerSequence | None) -> OpenTransaction:
+        transaction = OpenTransaction(txn, self._tick, timeout, sequence)
+        self._open[txn.least] = transaction
+        if timeout is not None or sequence is not None:
+            self._announce(transaction)
+        return transaction
+
+    def tick(self) -> None:
+        """Announce to the service the transactions that are open for more than a tick; most have ended by then."""
+        for transaction in self._open.values():
+            if transaction.start >= self._tick:
+                break
+            if not (transaction.announced or transaction.ending):
+                self._announce(transaction)
+        self._tick += 1
+
+    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
+        """Commit or abort a transaction once its sends are settled."""
+        transaction.ending = True
+        transaction.then = plan
+        if not transaction.pending:
+            self._end(transaction)
+
+    def abort_open(self) -> None:
+        """Abort the transactions whose end was not requested."""
+        for transaction in [one for one in self._open.values() if not one.ending]:
+            self.end(transaction, EndPlan(commit=False, waiter=None))
+
+    @property
+    def aborting(self) -> bool:
+        """Whether an abort waits for sends to be settled, or for its answer."""
+        plans = [one.then for one in self._open.values() if one.then is not None]
+        planned = any(not (plan.commit or plan.ready) for plan in plans)
+        return planned or any(request.field == "aborts" for request in self._requests.unanswered.values())
+
+    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
+        """Turn a commit that was not sent yet into an abort; False if it was sent."""
+        if transaction.then is None:
+            asked = self._requests.unanswered.items()
+            commits = (
+                number for number, request in asked if request.field == "commits" and request.subject is transaction
+            )
+            if not self._requests.withdraw(next(commits, 0)):
+                return False
+        self.end(transaction, EndPlan(commit=False, waiter=None))
+        return True
+
+    def settle(self, runs: Sequence[TransactionSlice]) -> None:
+        """These records are durable or have failed. End the transactions that waited for them."""
+        for transaction, records in runs:
+            transaction.pending -= records
+            if not transaction.pending and transaction.then is not None:
+                self._end(transaction)
+
+    def fail(self, transaction: OpenTransaction, error: Error) -> None:
+        """Make a transaction unable to commit. Fenced replaces an earlier error."""
+        if transaction.failure is None or isinstance(error, Fenced):
+            transaction.failure = refusal(transaction, error)
+
+    def adopted(self, txn: TxnId, state: State | Error) -> None:
+        """Handle the state of a transaction in the welcome of a new connection."""
+        transaction = self._open.get(txn.least)
+        if transaction is None or (transaction.ending and transaction.then is None):
+            return  # its end was requested; the answer decides
+        if isinstance(state, Error):
+            self.fail(transaction, state)
+        elif state is not State.OPEN:
+            self.fail(transaction, TransactionAborted(txn, "it ended while there was no connection"))
+
+    def committed(self, request: PendingRequest, result: Result) -> None:
+        """Handle the answer to a commit."""
+        transaction: OpenTransaction = request.subject
+        # If a topic is not registered, nothing has committed; a new transaction registers the topic again.
+        reported = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
+        self._results.append((request.waiter, reported))
+        if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
+            # The service rejected the commit, and may have left the transaction open.
+            transaction.failure = result
+            self.end(transaction, EndPlan(commit=False, waiter=None))
+        else:
+            self.close(transaction)
+
+    def close(self, transaction: OpenTransaction) -> None:
+        """Remove a transaction that has ended."""
+        transaction.ending, transaction.then = True, None
+        self._open.pop(transaction.txn.least, None)
+        if transaction.announced:
+            self._requests.unanswered.pop(transaction.announced, None)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a caller waits for a commit or abort that cannot be requested yet."""
+        return any(one.then is not None and one.then.waiter is not None for one in self._open.values())
+
+    def stop_waiting(self, error: Error) -> None:
+        """Fail the callers that wait for sends to be settled; their transactions abort once the sends are."""
+        for transaction in self._open.values():
+            plan: EndPlan | None = transaction.then
+            if plan is not None and plan.waiter is not None:
+                self.fail(transaction, error)
+                self._results.append((plan.waiter, transaction.failure if plan.commit else error))
+                transaction.then = EndPlan(commit=False, waiter=None)
+
+    def give_up(self, error: Error) -> None:
+        """Close all transactions, because nothing can be requested any more; the service aborts them."""
+        for transaction in list(self._open.values()):
+            if transaction.then is not None and transaction.then.waiter is not None:
+                self._results.append((transaction.then.waiter, refusal(transaction, error)))
+            self.fail(transaction, error)
+            self.close(transaction)
+
+    def _announce(self, transaction: OpenTransaction) -> None:
+        txn, timeout, sequence = transaction.txn, transaction.timeout, transaction.sequence
+        transaction.announced = self._requests.ask(
+            "begins", lambda number: Begin(number, txn, timeout, None, sequence), subject=transaction
+        )
+
+    def _end(self, transaction: OpenTransaction) -> None:
+        """Request the planned end; all sends are settled."""
+        plan: EndPlan = transaction.then
+        transaction.then = None
+        txn, topics, records = transaction.txn, tuple(transaction.counts), tuple(transaction.counts.values())
+        sequence: ProducerSequence | None = transaction.sequence
+        waiter = plan.waiter
+        if plan.commit and transaction.failure is None:
+            extras = (sequence, plan.winners, (), plan.positions)
+            self._requests.ask(
+                "commits",
+                lambda number: Commit(number, txn, topics, records, plan.wait_visible, *extras),
+                waiter,
+                transaction,
+            )
+            return
+        if plan.ready and transaction.failure is None:
+            if sequence is not None and sequence.is_participant:  # then it does not abort when its session ends
+                transaction.sequence = sequence._replace(epoch=FINISHED_PARTICIPANT)
+                self._requests.unanswered.pop(transaction.announced, None)
+                self._announce(transaction)
+            self._requests.ask("queries", lambda number: Query(number, txn), waiter)
+            return
+        if plan.commit or plan.ready:
+            self._results.append((waiter, transaction.failure))
+            waiter = None
+        self._requests.ask("aborts", lambda number: Abort(number, txn, topics), waiter, transaction)
+
 
 SMALLEST, LARGEST = 16, 8192
 
@@ -94,7 +364,7 @@ class SessionCore:
     """The state of a session, whose records take `path`.
 
     `broken`: the error because of which the caller must open a new connection. `progress` grows with each answer and
-    acknowledgement.
+    acknowledgement. `transactions` ends transactions, and `requests` asks the service for anything else.
     """
 
     def __init__(self, path: RecordPath) -> None:
@@ -107,9 +377,9 @@ class SessionCore:
         self._ids = Ids()
         self._leasing = False
         self._returned: tuple[IdBlock, ...] = ()
-        self._requests = Requests()
+        self.requests = Requests()
         self._results: list[Answer] = []
-        self._transactions = Transactions(self._requests, self._results)
+        self.transactions = Transactions(self.requests, self._results)
         self._path = path
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
@@ -121,7 +391,7 @@ class SessionCore:
     def hello(self) -> ClientFrame:
         """Return the first frame of a new connection."""
         self.lost()
-        return ClientFrame(hello=SessionHello(self.session, self._transactions.ids()))
+        return ClientFrame(hello=SessionHello(self.session, self.transactions.ids()))
 
     def lost(self) -> None:
         """Handle the loss of the connection."""
@@ -154,7 +424,7 @@ class SessionCore:
         self._take_sent()
         if not self.welcomed:
             return None
-        parts = self._requests.take()
+        parts = self.requests.take()
         sends = self._path.take()
         returned, self._returned = self._returned, ()
         if not (parts or sends or returned):
@@ -170,11 +440,11 @@ class SessionCore:
     def give_up(self, error: Error) -> None:
         """Fail all requests, because no service can be reached or the service rejects this client."""
         self._results += [(waiter, error) for waiter in self._path.drop_all()]
-        for request in list(self._requests.unanswered.values()):
+        for request in list(self.requests.unanswered.values()):
             if request.waiter is not None:
                 self._results.append((request.waiter, _unanswered(request, error)))
-        self._requests.drop_all()
-        self._transactions.give_up(error)
+        self.requests.drop_all()
+        self.transactions.give_up(error)
         self._leasing = False
         self._wake(self._for_ids, error)
         self._wake(self._for_room, error)
@@ -182,17 +452,17 @@ class SessionCore:
     @property
     def waited_for(self) -> bool:
         """Whether a caller waits for a result."""
-        waiting = bool(self._for_ids or self._for_room)
-        return waiting or self._transactions.waited_for or self._requests.waited_for
+        asked = any(request.waiter is not None for request in self.requests.unanswered.values())
+        return asked or bool(self._for_ids or self._for_room) or self.transactions.waited_for
 
     def stop_waiting(self, error: Error, *, visible: bool) -> None:
         """Fail the callers that wait, because there is no progress; their requests may still succeed.
 
         Commits that wait for visibility fail only with `visible`.
         """
-        for request in self._requests.stop_waiting(visible=visible):
+        for request in self.requests.stop_waiting(visible=visible):
             self._results.append((request.waiter, _unanswered(request, error)))
-        self._transactions.stop_waiting(error)
+        self.transactions.stop_waiting(error)
         self._wake(self._for_ids, error)
         self._wake(self._for_room, error)
 
@@ -218,7 +488,7 @@ class SessionCore:
         self._idle = 0
         if self._ids.low:
             self._lease()
-        return self._transactions.begin(txn, timeout, sequence)
+        return self.transactions.begin(txn, timeout, sequence)
 
     @property
     def room(self) -> int:
@@ -247,48 +517,6 @@ class SessionCore:
         self._register(found)
         self._path.add_batch(found, records, transaction, set_bytes)
 
-    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Commit or abort an open transaction. The waiter gets the outcome or an error."""
-        self._transactions.end(transaction, plan)
-
-    def abort_open(self) -> None:
-        """Abort the transactions whose end was not requested."""
-        self._transactions.abort_open()
-
-    @property
-    def aborting(self) -> bool:
-        """Whether an abort is not answered yet."""
-        return self._transactions.abort_planned or self._requests.aborting
-
-    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Turn a commit that was not sent yet into an abort; False if it was sent."""
-        return self._transactions.withdraw_commit(transaction)
-
-    def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """Make a transaction unable to commit."""
-        self._transactions.fail(transaction, error)
-
-    def ask(self, field: Field, name: str, waiter: Waiter) -> None:
-        """Open a producer name, or start a new generation of a group."""
-        self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
-
-    def delete_name(self, name: str, last_number: int, waiter: Waiter) -> None:
-        """Delete a producer name; its numbers up to `last_number` count as used."""
-        self._requests.ask("delete_names", Deletion(self._requests.number(), name, last_number), waiter)
-
-    def heartbeat(self, heartbeat: GroupHeartbeat, waiter: Waiter) -> None:
-        """Send the heartbeat of a group member; it may also leave the group."""
-        self._requests.ask("members", heartbeat._replace(request=self._requests.number()), waiter)
-
-    def query(self, txn: TxnId, waiter: Waiter) -> None:
-        """Request the outcome or the state of a transaction."""
-        self._requests.ask("queries", Query(self._requests.number(), txn), waiter)
-
-    def abort_foreign(self, txn: TxnId, topics: tuple[str, ...], waiter: Waiter) -> None:
-        """Abort a branch that another session began. The waiter gets the outcome."""
-        subject = OpenTransaction(txn, 0, None, None)
-        self._requests.ask("aborts", Abort(self._requests.number(), txn, topics), waiter, subject)
-
     def forget(self, waiter: Waiter) -> None:
         """Remove a waiter for ids or room."""
         for waiting in (self._for_ids, self._for_room):
@@ -297,9 +525,9 @@ class SessionCore:
 
     def tick(self) -> None:
         """Announce long transactions, and return unused ids. Call it about once a second."""
-        self._transactions.tick()
+        self.transactions.tick()
         self._idle += 1
-        if self.welcomed and not len(self._transactions) and self._idle > IDLE_TICKS:
+        if self.welcomed and not self.transactions.ids() and self._idle > IDLE_TICKS:
             self._returned += self._ids.clear()
 
     # Frames of the service
@@ -309,8 +537,8 @@ class SessionCore:
         self.max_message_bytes = self._path.limit(welcome.max_message_bytes)
         self.welcomed = True
         for txn, state in welcome.states:
-            self._transactions.adopted(txn, state)
-        self._requests.again()
+            self.transactions.adopted(txn, state)
+        self.requests.again()
         self._lease()
 
     def _take_sent(self) -> None:
@@ -330,38 +558,36 @@ class SessionCore:
             self._register_again(flight.send.topic)
         for run in flight.runs:
             if txn is None or run.transaction.txn == txn:
-                self._transactions.fail(run.transaction, error)
+                self.transactions.fail(run.transaction, error)
         self._results += [(waiter, error) for waiter in flight.waiters]
         flight.waiters.clear()
 
     def _settle(self, flight: SendInFlight) -> None:
-        if flight.runs:
-            self._transactions.settle(flight.runs)
-        else:
-            self._results += [(waiter, None) for waiter in flight.waiters]
+        self.transactions.settle(flight.runs)
+        self._results += [(waiter, None) for waiter in flight.waiters]
 
     def _answer(self, number: int, result: Result) -> None:
         if isinstance(result, (UnknownSession, CoordinatorStopped)):
             self.broken = result
             return
-        request = self._requests.answered(number)
+        request = self.requests.unanswered.pop(number, None)
         if request is None:
             return
         if request.field == "commits":
             if isinstance(result, UnregisteredTopic):
                 for topic in request.subject.counts:
                     self._register_again(topic)
-            self._transactions.committed(request, result)
+            self.transactions.committed(request, result)
         elif request.field == "leases":
             self._leased(result)
         elif request.field == "registers":
             self._registered(request.subject, result)
         elif request.field == "begins":
             if isinstance(result, Error):
-                self._transactions.fail(request.subject, result)
+                self.transactions.fail(request.subject, result)
         else:
-            if request.field == "aborts":
-                self._transactions.close(request.subject)
+            if request.field == "aborts" and request.subject is not None:  # else another session began it
+                self.transactions.close(request.subject)
             if request.waiter is not None:
                 self._results.append((request.waiter, result))
 
@@ -380,7 +606,7 @@ class SessionCore:
     def _register(self, topic: SendTopic) -> None:
         if not (topic.registered or topic.asked):
             topic.asked = True
-            self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
+            self.requests.ask("registers", lambda number: NamedRequest(number, topic.name), subject=topic)
 
     def _register_again(self, name: str) -> None:
         """Register a topic again, because it may have been re-created; its transactional records wait for that."""
@@ -395,17 +621,26 @@ class SessionCore:
             return
         for flight in self._path.not_registered(topic):
             for run in flight.runs:
-                self._transactions.fail(run.transaction, result)
+                self.transactions.fail(run.transaction, result)
             self._settle(flight)
 
     def _lease(self) -> None:
         if not self._leasing and self.welcomed and not self.draining:
             self._leasing = True
-            self._requests.ask("leases", LeaseRequest(self._requests.number(), self._ids.want))
+            self.requests.ask("leases", lambda number: LeaseRequest(number, self._ids.want))
 
     def _wake(self, waiting: list[Waiter], result: Result | None = None) -> None:
         self._results += [(waiter, result) for waiter in waiting]
         waiting.clear()
+
+
+def refusal(transaction: OpenTransaction, error: Error) -> Error:
+    """Return the error of a transaction that can only abort: TransactionAborted if a new transaction can succeed."""
+    if isinstance(error, TransactionAborted) or not (error.retryable or isinstance(error, LOST)):
+        return error
+    aborted = TransactionAborted(transaction.txn, str(error))
+    aborted.__cause__ = error
+    return aborted
 
 
 def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[int, Result]]:

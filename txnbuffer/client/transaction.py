@@ -1,16 +1,20 @@
-"""A transaction of the asyncio client"""
+"""A transaction of the asyncio client, and what transactions and consumer groups use of the client"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
-from txnbuffer.client.base import BaseClient
-from txnbuffer.client.open_transactions import EndPlan
+from broker_io.batch import Batch
+from broker_io.port import Broker, check_topic_name
+from txnbuffer.checks import check_name, check_txn
+from txnbuffer.client import lifecycle
 from txnbuffer.client.outbox import (
+    BATCHINGS,
     PROPERTY_BYTES,
     Batching,
     EventTime,
@@ -24,11 +28,192 @@ from txnbuffer.client.outbox import (
     one_row,
     slices,
 )
-from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.session import ClientSession
-from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
-from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
-from txnbuffer.model import TxnId
+from txnbuffer.client.reader import AsyncReader
+from txnbuffer.client.routing import Routes, Start
+from txnbuffer.client.serializers import Serializer, Serializers
+from txnbuffer.client.session import ClientSession, ShardSessions
+from txnbuffer.client.session_core import EndPlan
+from txnbuffer.client.writers import OrdinarySends
+from txnbuffer.coordinator.messages import (
+    Branch,
+    ConsumerPosition,
+    GroupHeartbeat,
+    MemberAssignments,
+    NameOpened,
+    ProducerSequence,
+)
+from txnbuffer.errors import AlreadyCommitted, Error, Fenced, InvalidRequest, TransactionAborted
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recordset import SET_BYTES
+from txnbuffer.rpc.frames import NamedRequest, Query
+
+
+class ProducerNames:
+    """The producer names that a client has opened, with their epochs and last committed numbers.
+
+    Opening a name fences its previous holder, which may be this client; so each name is opened once.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[str, NameOpened] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
+        """Return the sequence of a transaction; open the name with `open_name` first if necessary.
+
+        Raises AlreadyCommitted.
+        """
+        held = self._opened.get(name)
+        if held is None:
+            async with self._turns.setdefault(name, asyncio.Lock()):
+                if name not in self._opened:
+                    await open_name(name)
+                held = self._opened[name]
+        if number <= held.committed:
+            raise AlreadyCommitted(name, number, held.committed)
+        return ProducerSequence(name, number, held.epoch)
+
+    def opened(self, name: str, opened: NameOpened) -> None:
+        """A name was opened."""
+        self._opened[name] = opened
+
+    def committed(self, sequence: ProducerSequence) -> None:
+        """A transaction of the name has committed."""
+        held = self._opened.get(sequence.name)
+        if held is not None and held.epoch == sequence.epoch:
+            self._opened[sequence.name] = held._replace(committed=sequence.number)
+
+    def lost(self, sequence: ProducerSequence) -> None:
+        """Another producer has opened the name; the next use opens it again."""
+        held = self._opened.get(sequence.name)
+        if held is not None and held.epoch == sequence.epoch:
+            del self._opened[sequence.name]
+
+    def forget(self, name: str) -> None:
+        """Release a name; the next use opens it again."""
+        self._opened.pop(name, None)
+
+
+class BaseClient:
+    """The methods of `Client` that transactions, readers and consumer groups use. Most of them are internal."""
+
+    def __init__(
+        self,
+        session: ClientSession,
+        broker: Callable[[], Broker],
+        serializers: Serializers | None,
+        ordinary: OrdinarySends | None = None,
+    ) -> None:
+        """`ordinary` sends the non-transactional records of a client that writes to a cluster itself."""
+        self.session = session
+        self.sessions = ShardSessions(session)
+        self.serializers = serializers or Serializers()
+        self.batching: Batching = "messages"
+        self.routes: Routes | None = None  # set if topics may have partitions
+        self.open_broker = broker
+        self.names = ProducerNames()
+        self._ordinary = ordinary
+        self._topics: set[str] = set()
+
+    async def outcome(self, txn: TxnId | str) -> Outcome | None:
+        """Return whether a transaction committed or aborted; None while it is open.
+
+        Raises OutcomeForgotten, UnknownTransaction.
+        """
+        wanted = check_txn(txn)
+        result = await self.sessions.at(wanted.most).ask("queries", lambda number: Query(number, wanted))
+        return result if isinstance(result, Outcome) else None
+
+    async def committed_number(self, name: str) -> int:
+        """Return the number of the last committed transaction of a named producer; 0 if there is none.
+
+        This opens the name: open transactions under it, of this or any other client, can no longer commit.
+        """
+        session = self.sessions.of(check_name(name, "a producer"))
+        opened: NameOpened = await session.ask("open_names", lambda number: NamedRequest(number, name))
+        self.names.opened(name, opened)
+        return opened.committed
+
+    async def reader(
+        self,
+        topics: str | Sequence[str],
+        *,
+        start: Start | Mapping[str, Start] = "beginning",
+        isolation: str = "read_committed",
+    ) -> AsyncReader:
+        """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
+        self.check()
+        return await AsyncReader.open(self.open_broker, topics, start, isolation)
+
+    def check(self) -> None:
+        """Raise the error that makes every request fail, if there is one."""
+        if self._ordinary is None:
+            self.session.check()
+        else:
+            lifecycle.check(self.session.forked_from)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises InvalidTopicName."""
+        if topic not in self._topics:
+            self._topics.add(check_topic_name(topic))
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The size limit of a record in bytes; 0 while it is not known."""
+        known = self.session.core.max_message_bytes
+        if self._ordinary is None:
+            return known
+        own = self._ordinary.max_message_bytes
+        return min(known, own) if known else own
+
+    def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
+        """Return the rows with the size limit of their record sets set. Raises InvalidRequest."""
+        set_bytes = self.set_bytes(topic, batching)
+        return rows._replace(set_bytes=set_bytes) if set_bytes else rows
+
+    def set_bytes(self, topic: str, batching: Batching | None) -> int:
+        """Return the size limit of record sets in bytes, 0 for none. Raises InvalidRequest."""
+        wanted = batching or self.batching
+        if wanted not in BATCHINGS:
+            raise InvalidRequest(f"batching must be 'messages' or 'records', got {wanted!r}")
+        if wanted == "messages" or self._ordinary is None:  # the service of an embedded log packs records itself
+            return 0
+        self.serializers.check_sets(topic)
+        return min(SET_BYTES, self.max_message_bytes)
+
+    def must_ask(self, topic: str, partition: int | None) -> bool:
+        """Return whether `parts` waits for the cluster. Raises InvalidRequest."""
+        if self.routes is not None:
+            return not self.routes.known(topic, partition)
+        if partition is not None:
+            _check_unpartitioned(topic, partition)
+        return False
+
+    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
+        """Return the rows grouped by the topic or partition to send them to. Raises InvalidRequest."""
+        if self.routes is not None:
+            return await self.routes.parts(topic, rows, partition)
+        _check_unpartitioned(topic, partition)
+        return ((topic, rows),)
+
+    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
+        """Return the records grouped by the topic or partition to send them to. Raises InvalidRequest."""
+        if self.routes is not None:
+            return await self.routes.split(topic, records, partition)
+        _check_unpartitioned(topic, partition)
+        return ((topic, records),)
+
+    async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:
+        """Send the heartbeat of a group member; return its assignments."""
+        session = self.sessions.of(heartbeat.group)
+        answer: MemberAssignments = await session.ask("members", lambda number: heartbeat._replace(request=number))
+        return answer
+
+
+def _check_unpartitioned(topic: str, partition: int | None) -> None:
+    if partition is not None:
+        raise InvalidRequest(f"topic {topic!r} has no partitions: cannot send to partition {partition}")
+
 
 PARTLY_SENT = "only some of the records of a send were sent"
 CHUNK = 4096
@@ -118,7 +303,7 @@ class Transaction:
         opened = self._open
         if opened is not None and not opened.ending:
             reason = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY_SENT)
-            self._session.core.fail(opened, reason)
+            self._session.core.transactions.fail(opened, reason)
 
     async def begin(self) -> Self:
         """Begin the transaction; `async with` calls this.
@@ -132,7 +317,7 @@ class Transaction:
             raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
         sequence: ProducerSequence | None = None
         if self._sequence is not None:
-            sequence = await client.sequence(*self._sequence)
+            sequence = await client.names.sequence(*self._sequence, client.committed_number)
         session = self._session = await client.sessions.ready(self._home)
         self._open = session.core.begin(self._timeout, sequence)
         session.poke()
@@ -213,7 +398,7 @@ class Transaction:
                     left -= len(some.values)
                 session.poke()
                 if not session.core.has_room:
-                    await self._client.room(session)
+                    await session.wait_for_room()
                     if left:
                         self._usable(begun=True)
         except BaseException as error:
@@ -274,14 +459,12 @@ class Transaction:
             raise self._over(opened)
         await self._wait_whole(opened)
         future = session.future()
-        session.core.end(opened, EndPlan(True, future, wait_visible, self._positions, tuple(winners)))
-        session.poke()
+        session.end(opened, EndPlan(True, future, wait_visible, self._positions, tuple(winners)))
         try:
             await future
         except asyncio.CancelledError as cancelled:
-            if not session.core.withdraw_commit(opened):
-                text = f"transaction {opened.txn} may have committed: query its outcome"
-                cancelled.add_note(text)
+            if not session.core.transactions.withdraw_commit(opened):
+                cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
             session.poke()
             raise
         except Fenced:
@@ -298,8 +481,7 @@ class Transaction:
         try:
             await self._whole
         except BaseException:
-            self._session.core.end(opened, EndPlan(False, None))
-            self._session.poke()
+            self._session.end(opened, EndPlan(False, None))
             raise
         finally:
             self._committing, self._whole = False, None
@@ -313,7 +495,7 @@ class Transaction:
         session = self._session
         session.check()
         if not opened.ending:
-            await session.result(lambda future: session.core.end(opened, EndPlan(False, future)))
+            await session.result(lambda future: session.end(opened, EndPlan(False, future)))
 
     async def __aenter__(self) -> Self:
         return await self.begin()
@@ -328,8 +510,7 @@ class Transaction:
         if error is None:
             await self.commit()
         else:
-            self._session.core.end(opened, EndPlan(False, None))
-            self._session.poke()
+            self._session.end(opened, EndPlan(False, None))
 
     def _begun(self) -> OpenTransaction:
         if self._open is None:
