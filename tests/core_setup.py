@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.outbox import OpenTransaction, SendColumns
-from txnbuffer.client.record_path import RecordPath, ServicePath
+from txnbuffer.client.record_path import OpenTransaction, RecordPath, ServicePath
+from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, Leased
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome

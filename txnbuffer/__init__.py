@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txnbuffer.client.partition_streams import stream_partitions
     from txnbuffer.client.reader import AsyncReader, CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
-    from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
+    from txnbuffer.client.send_columns import AvroSerializer, JsonSerializer, Serializer
     from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.sync_client import SyncClient
     from txnbuffer.client.sync_transaction import SyncTransaction
@@ -143,7 +143,7 @@ _HOMES = {
         "Record",
         "RecordBatch",
     ),
-    "txnbuffer.client.serializers": (
+    "txnbuffer.client.send_columns": (
         "AvroSerializer",
         "JsonSerializer",
         "Serializer",

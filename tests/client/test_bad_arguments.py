@@ -12,7 +12,7 @@ from client_world import World, in_world, values
 
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
 from txnbuffer import Client, connect
-from txnbuffer.client.outbox import Outbox
+from txnbuffer.client.record_path import Outbox
 from txnbuffer.errors import ClientBroken, InvalidRequest
 
 Call = Callable[[Client], Awaitable[Any]]

@@ -6,8 +6,8 @@ import pytest
 from core_setup import registered, rows, welcomed
 
 from broker_io.errors import MessageTooLarge
-from txnbuffer.client.record_path import ServicePath
-from txnbuffer.client.session_core import IDLE_TICKS, EndPlan, SessionCore
+from txnbuffer.client.record_path import EndPlan, ServicePath
+from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
 from txnbuffer.errors import (
     AlreadyCommitted,

@@ -18,9 +18,8 @@ from broker_io.block import encode_block
 from broker_io.errors import MessageTooLarge
 from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
-from txnbuffer.client import outbox, record_path
-from txnbuffer.client import outbox as cutting
-from txnbuffer.client.outbox import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
+from txnbuffer.client import record_path, send_columns
+from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.appends import TRANSACTIONAL
@@ -93,8 +92,8 @@ def test_frames_with_many_properties_have_limited_size(sends: list[SendColumns],
     core = welcomed()
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
-            (outbox, "SEND_BYTES", SMALL_SEND),
-            (cutting, "SEND_BYTES", SMALL_SEND),
+            (record_path, "SEND_BYTES", SMALL_SEND),
+            (send_columns, "SEND_BYTES", SMALL_SEND),
             (record_path, "FRAME_BYTES", SMALL_FRAME),
         ):
             patch.setattr(module, name, size)

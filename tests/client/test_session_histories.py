@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from session_model import CLOSED, POISON, ModelConnection, SessionModel
 
 from broker_io.errors import InvalidTopicName, MessageTooLarge
-from txnbuffer.client.outbox import OpenTransaction, SendColumns
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, ServicePath
-from txnbuffer.client.session_core import EndPlan, SessionCore
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction, ServicePath
+from txnbuffer.client.send_columns import SendColumns
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame

@@ -5,9 +5,8 @@ from __future__ import annotations
 from core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch
-from txnbuffer.client.outbox import OpenTransaction
-from txnbuffer.client.record_path import MAX_IN_FLIGHT
-from txnbuffer.client.session_core import EndPlan, SessionCore
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.client.writers import DirectPath, Settled, Writers
 from txnbuffer.errors import Fenced, ServiceUnavailable, TransactionAborted, UnregisteredTopic
 from txnbuffer.rpc.frames import ServerFrame, Welcome

@@ -15,9 +15,9 @@ from broker_io.batch import Batch
 from broker_io.errors import Error
 from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.client import Client
-from txnbuffer.client.outbox import Batching, OpenTransaction, check_batch, split
+from txnbuffer.client.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.send_columns import Batching, check_batch, split
 from txnbuffer.client.session import ClientSession
-from txnbuffer.client.session_core import EndPlan
 from txnbuffer.coordinator.messages import PARTICIPANT, Branch, ProducerSequence, State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId

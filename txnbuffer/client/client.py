@@ -14,21 +14,22 @@ from txnbuffer.client.cursors import CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import close_all, run_to_completion
 from txnbuffer.client.links import AdminClients, StreamConnector
-from txnbuffer.client.outbox import (
+from txnbuffer.client.processing import GroupSource, process
+from txnbuffer.client.routing import Start
+from txnbuffer.client.send_columns import (
     Batching,
     EventTime,
     Key,
     Properties,
     SendColumns,
+    Serializer,
+    Serializers,
     check_size,
     deletion,
     many_rows,
     one_row,
     slices,
 )
-from txnbuffer.client.processing import GroupSource, process
-from txnbuffer.client.routing import Start
-from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import ClientSession
 from txnbuffer.client.streams import ChangeStream, ShardStreams, StreamSession
 from txnbuffer.client.tokens import TokenStore

@@ -37,9 +37,8 @@ from txnbuffer.client.links import (
     open_session,
     open_streams,
 )
-from txnbuffer.client.outbox import BATCHINGS, Batching
 from txnbuffer.client.routing import Routes
-from txnbuffer.client.serializers import Schema, Serializer, Serializers
+from txnbuffer.client.send_columns import BATCHINGS, Batching, Schema, Serializer, Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
 from txnbuffer.client.streams import ShardStreams
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers

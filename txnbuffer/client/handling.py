@@ -24,8 +24,8 @@ from typing import Literal, TypeAlias
 from broker_io.waits import Backoff
 from txnbuffer.checks import check_awaitable
 from txnbuffer.client.membership import BLOCKED, MIN_CALLS, AdaptiveBatch, LoopStalls, Membership
-from txnbuffer.client.outbox import SendColumns, many_rows
 from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.send_columns import SendColumns, many_rows
 from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition, PartitionAssignment
 from txnbuffer.errors import (

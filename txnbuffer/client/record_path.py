@@ -1,22 +1,210 @@
 """How the records of a session get into the logs of their topics: through the service, or straight to the cluster
 
-A `RecordPath` collects the records of each topic and cuts them into sends. The records of a transaction wait until
-their topic is registered. A `ServicePath` puts the sends into the frames of the session, and is pure. A `DirectPath`
-(`writers.py`) appends them to the topics of a cluster; the service then gets only the other requests.
+An `Outbox` collects the records that many transactions send to a topic, and makes a send of them. A `RecordPath` has
+the outboxes of all topics. The records of a transaction wait until their topic is registered. A `ServicePath` puts the
+sends into the frames of the session, and is pure. A `DirectPath` (`writers.py`) appends them to the topics of a
+cluster; the service then gets only the other requests.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
-from broker_io.batch import Batch
-from txnbuffer.client.outbox import OpenTransaction, Outbox, SendColumns, SendInFlight, Waiter, flight_of
+import numpy as np
+
+from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, weight, width
+from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
 from txnbuffer.errors import Error
-from txnbuffer.model import TxnId
-from txnbuffer.rpc.frames import FRAME_BYTES, Send, ServerFrame
+from txnbuffer.model import PROTOCOL_VERSION, TxnId
+from txnbuffer.protocol import SEQ, TXN, VERSION, transactional
+from txnbuffer.recordset import BatchSlice, pack_all
+from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, Send, ServerFrame
+
+Waiter = Any
+"""A value, such as a future, that the caller gets back with the result of its request."""
+
+
+class EndPlan(NamedTuple):
+    """How a transaction ends once its sends are settled. `ready`: finish its branch and query its state instead."""
+
+    commit: bool
+    waiter: Waiter
+    wait_visible: bool = False
+    positions: tuple[ConsumerPosition, ...] = ()
+    winners: tuple[Branch, ...] = ()
+    ready: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class OpenTransaction:
+    """The client's state of a transaction.
+
+    - `start`: the tick in which it began. `announced`: the number of the request that announced it, or 0.
+    - `counts`: the number of records sent to each topic. `pending`: how many of all records are not settled.
+    - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
+    - `then`: the plan to execute once nothing is pending.
+    """
+
+    txn: TxnId
+    start: int
+    timeout: float | None
+    sequence: ProducerSequence | None
+    counts: dict[str, int] = field(default_factory=dict)
+    pending: int = 0
+    failure: Error | None = None
+    ending: bool = False
+    announced: int = 0
+    then: EndPlan | None = None
+
+
+class TransactionSlice(NamedTuple):
+    """Consecutive records of one transaction."""
+
+    transaction: OpenTransaction
+    records: int
+
+
+class SendInFlight(NamedTuple):
+    """A send with its transactions, or with the waiters of ordinary sends. `size`: its approximate memory in bytes."""
+
+    send: Send
+    runs: list[TransactionSlice]
+    waiters: list[Waiter]
+    size: int
+
+
+class Outbox:
+    """Queued records of one topic: all transactional, or all ordinary."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._clear()
+
+    def _clear(self) -> None:
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._properties: list[Mapping[str, str] | None] | None = None
+        self._times: list[int] | None = None
+        self._names: set[str] = set()
+        self._runs: list[TransactionSlice] = []
+        self._seqs: list[int] = []
+        self._waiters: list[Waiter] = []
+        self._set_bytes = 0
+        self._weight = 0
+        self.size = 0
+
+    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
+        """Add records of a transaction; or ordinary records (None) and their waiter."""
+        before, count = len(self._values), len(rows.values)
+        self._set_bytes = rows.set_bytes
+        if transaction is None:
+            self._waiters.append(waiter)
+        else:
+            seq = transaction.counts.get(self._topic, 0) + 1
+            transaction.counts[self._topic] = seq + count - 1
+            transaction.pending += count
+            self._runs.append(TransactionSlice(transaction, count))
+            if count == 1:
+                self._seqs.append(seq)
+            else:
+                self._seqs += range(seq, seq + count)
+        self._keys += rows.keys
+        self._values += rows.values
+        self._weight += weight(rows)
+        if rows.properties is not None or self._properties is not None:
+            self._add_properties(rows.properties, before, count)
+        if rows.times is not None or self._times is not None:
+            times = self._times = [0] * before if self._times is None else self._times
+            times += [0] * count if rows.times is None else rows.times
+        self.size = self._weight + width(len(self._names), len(self._values))
+
+    def fits(self, rows: SendColumns) -> bool:
+        """Return whether the records fit into the same send as the queued ones."""
+        if not self._values:
+            return True
+        if rows.set_bytes != self._set_bytes:
+            return False
+        names = self._names.union(*filter(None, rows.properties or ()))
+        size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
+        return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
+
+    def take(self) -> SendInFlight:
+        """Remove all records and return them as one send."""
+        count = len(self._values)
+        properties: dict[str, PropertyColumn] = {}
+        if self._properties is not None:
+            table = [row or {} for row in self._properties]
+            properties = {name: property_column([row.get(name) for row in table]) for name in sorted(self._names)}
+        if self._runs and not self._set_bytes:
+            properties |= self._transaction_columns(count)
+        times = None if self._times is None else np.array(self._times, np.int64)
+        keys = Blobs.none(count) if self._keys.count(None) == count else Blobs.of(self._keys)
+        batch = Batch(keys, Blobs.of(self._values), properties, times)
+        if self._set_bytes:
+            batch = self._packed(batch)
+        flight = SendInFlight(Send(self._topic, batch), self._runs, self._waiters, self.size)
+        self._clear()
+        return flight
+
+    def drop(self) -> list[Waiter]:
+        """Remove all records; return their waiters."""
+        waiters = self._waiters
+        self._clear()
+        return waiters
+
+    def _add_properties(self, properties: Sequence[Mapping[str, str] | None] | None, before: int, count: int) -> None:
+        if self._properties is None:
+            self._properties = [None] * before
+        self._properties += [None] * count if properties is None else properties
+        for row in properties or ():
+            if row:
+                self._names.update(row)
+
+    def _packed(self, records: Batch) -> Batch:
+        """Return the records in record sets, the records of each transaction together."""
+        if not self._runs:
+            return pack_all(records, [BatchSlice(None, 1, len(records))], self._set_bytes)
+        rows: dict[OpenTransaction, list[int]] = {}
+        at = 0
+        for transaction, count in self._runs:
+            rows.setdefault(transaction, []).extend(range(at, at + count))
+            at += count
+        if 1 < len(rows) < len(self._runs):
+            records = records.take(np.array([row for chosen in rows.values() for row in chosen], np.intp))
+        slices = [BatchSlice(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
+        return pack_all(records, slices, self._set_bytes)
+
+    def _transaction_columns(self, count: int) -> dict[str, PropertyColumn]:
+        seen: dict[TxnId, int] = {}
+        codes = [seen.setdefault(transaction.txn, len(seen)) for transaction, _ in self._runs]
+        column = np.array(codes, np.int32)
+        if len(codes) < count:
+            column = np.repeat(column, [records for _, records in self._runs])
+        return {
+            VERSION: Labels.constant(str(PROTOCOL_VERSION), count),
+            TXN: Labels(column, tuple(map(str, seen))),
+            SEQ: Numbers(np.array(self._seqs, np.int64)),
+        }
+
+
+def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
+    """Return a send with the next records of a transaction for a topic; `set_bytes` as in SendColumns."""
+    count = len(records)
+    first = transaction.counts.get(topic, 0) + 1
+    transaction.counts[topic] = first + count - 1
+    transaction.pending += count
+    size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
+    if set_bytes:
+        messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
+    else:
+        messages = transactional(records, transaction.txn, first)
+    return SendInFlight(Send(topic, messages), [TransactionSlice(transaction, count)], [], size)
+
 
 MAX_IN_FLIGHT = 3
 """Maximum number of unacknowledged frames with sends, or of appends to each topic of a cluster. While the limit is

@@ -24,7 +24,7 @@ from broker_io.partitions import choose, partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
 from txnbuffer.checks import check_topics
-from txnbuffer.client.outbox import SendColumns, take_rows
+from txnbuffer.client.send_columns import SendColumns, take_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 

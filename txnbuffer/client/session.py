@@ -19,9 +19,8 @@ from broker_io.waits import Backoff
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.links import Connector, Link
-from txnbuffer.client.outbox import OpenTransaction
-from txnbuffer.client.record_path import RecordPath, ServicePath
-from txnbuffer.client.session_core import EndPlan, Field, SessionCore
+from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
+from txnbuffer.client.session_core import Field, SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
 

@@ -19,14 +19,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from broker_io.batch import Batch
-from txnbuffer.client.outbox import OpenTransaction, SendColumns, SendInFlight, TransactionSlice, Waiter
-from txnbuffer.client.record_path import RecordPath, SendResult, SendTopic
+from txnbuffer.client.record_path import (
+    EndPlan,
+    OpenTransaction,
+    RecordPath,
+    SendInFlight,
+    SendResult,
+    SendTopic,
+    TransactionSlice,
+    Waiter,
+)
+from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.coordinator.messages import (
     FINISHED_PARTICIPANT,
     Begin,
-    Branch,
     Commit,
-    ConsumerPosition,
     Leased,
     ProducerSequence,
     Result,
@@ -137,17 +144,6 @@ LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
 """Errors after which a new transaction can succeed, because the service lost state of this one."""
 
 
-class EndPlan(NamedTuple):
-    """How a transaction ends once its sends are settled. `ready`: finish its branch and query its state instead."""
-
-    commit: bool
-    waiter: Waiter
-    wait_visible: bool = False
-    positions: tuple[ConsumerPosition, ...] = ()
-    winners: tuple[Branch, ...] = ()
-    ready: bool = False
-
-
 class Transactions:
     """The open transactions of a session. The results of waiters are appended to `results`."""
 
@@ -182,7 +178,7 @@ class Transactions:
         transaction.ending = True
         transaction.then = plan
         if not transaction.pending:
-            self._end(transaction)
+            self._end(transaction, plan)
 
     def abort_open(self) -> None:
         """Abort the transactions whose end was not requested."""
@@ -213,7 +209,7 @@ class Transactions:
         for transaction, records in runs:
             transaction.pending -= records
             if not transaction.pending and transaction.then is not None:
-                self._end(transaction)
+                self._end(transaction, transaction.then)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
         """Make a transaction unable to commit. Fenced replaces an earlier error."""
@@ -258,7 +254,7 @@ class Transactions:
     def stop_waiting(self, error: Error) -> None:
         """Fail the callers that wait for sends to be settled; their transactions abort once the sends are."""
         for transaction in self._open.values():
-            plan: EndPlan | None = transaction.then
+            plan = transaction.then
             if plan is not None and plan.waiter is not None:
                 self.fail(transaction, error)
                 self._results.append((plan.waiter, transaction.failure if plan.commit else error))
@@ -278,13 +274,11 @@ class Transactions:
             "begins", lambda number: Begin(number, txn, timeout, None, sequence), subject=transaction
         )
 
-    def _end(self, transaction: OpenTransaction) -> None:
+    def _end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Request the planned end; all sends are settled."""
-        plan: EndPlan = transaction.then
         transaction.then = None
         txn, topics, records = transaction.txn, tuple(transaction.counts), tuple(transaction.counts.values())
-        sequence: ProducerSequence | None = transaction.sequence
-        waiter = plan.waiter
+        sequence, waiter = transaction.sequence, plan.waiter
         if plan.commit and transaction.failure is None:
             extras = (sequence, plan.winners, (), plan.positions)
             self._requests.ask(

@@ -13,21 +13,21 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker_io.environment import current
-from txnbuffer.client.outbox import (
+from txnbuffer.client.portal import Portal
+from txnbuffer.client.send_columns import (
     PROPERTY_BYTES,
     Batching,
     EventTime,
     Key,
     Properties,
     SendColumns,
+    Serializer,
     check_size,
     deletion,
     many_rows,
     one_row,
     weight,
 )
-from txnbuffer.client.portal import Portal
-from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId

@@ -13,26 +13,26 @@ from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.checks import check_name, check_txn
 from txnbuffer.client import lifecycle
-from txnbuffer.client.outbox import (
+from txnbuffer.client.reader import AsyncReader
+from txnbuffer.client.record_path import EndPlan, OpenTransaction
+from txnbuffer.client.routing import Routes, Start
+from txnbuffer.client.send_columns import (
     BATCHINGS,
     PROPERTY_BYTES,
     Batching,
     EventTime,
     Key,
-    OpenTransaction,
     Properties,
     SendColumns,
+    Serializer,
+    Serializers,
     check_size,
     deletion,
     many_rows,
     one_row,
     slices,
 )
-from txnbuffer.client.reader import AsyncReader
-from txnbuffer.client.routing import Routes, Start
-from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
-from txnbuffer.client.session_core import EndPlan
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import (
     Branch,

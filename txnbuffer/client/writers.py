@@ -26,8 +26,8 @@ from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
 from snapshots.format import INTERNAL_PREFIX, is_internal
-from txnbuffer.client.outbox import Outbox, SendColumns, SendInFlight
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendResult, SendTopic
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic
+from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.errors import SendUnknown
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
@@ -324,22 +324,16 @@ def _close(writer: Writer) -> None:
         writer.close()
 
 
-ROOM = 8 * 1024 * 1024
-"""Limit of unacknowledged bytes of ordinary records."""
-
-
 class OrdinarySends:
     """Ordinary sends to a cluster. The records that tasks send to a topic in one iteration of the loop are appended
     together.
     """
 
     def __init__(self, writers: Writers, broker: Broker) -> None:
-        self._writers = writers
         self._broker = broker
+        self._path = DirectPath(writers, 0, self._deliver)
         self._loop = asyncio.get_running_loop()
-        self._outboxes: dict[str, Outbox] = {}
         self._scheduled = False
-        self._unacknowledged = 0
         self._for_room: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -352,47 +346,38 @@ class OrdinarySends:
         if is_internal(topic):
             text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
             raise InvalidTopicName(text)
-        while self._unacknowledged >= ROOM:
+        while self._path.room <= 0:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._for_room.append(waiter)
             await waiter
-        outbox = self._outboxes.get(topic)
-        if outbox is None:
-            outbox = self._outboxes[topic] = Outbox(topic)
-        if not outbox.fits(rows):
-            self._append(topic, outbox)
-        before = outbox.size
         done: asyncio.Future[None] = self._loop.create_future()
-        outbox.add(rows, None, done)
-        self._unacknowledged += outbox.size - before
+        self._path.add(self._path.topic(topic), rows, None, done)
+        self._schedule()
+        await done
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
-        await done
 
     def _flush(self) -> None:
         self._scheduled = False
-        for topic, outbox in self._outboxes.items():
-            if outbox.size:
-                self._append(topic, outbox)
+        self._path.take()
 
-    def _append(self, topic: str, outbox: Outbox) -> None:
-        flight = outbox.take()
-        self._writers.append(topic, flight.send.batch, partial(self._settled, flight), creates=True)
-
-    def _settled(self, flight: SendInFlight, error: Error | None) -> None:
-        self._unacknowledged -= flight.size
-        for waiter in flight.waiters:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(_as_unknown(flight.send.topic, error))
-        while self._for_room and self._unacknowledged < ROOM:
+    def _deliver(self) -> None:
+        for flight, error, _, _ in self._path.take_results():
+            for waiter in flight.waiters:
+                if waiter.done():
+                    continue
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(_as_unknown(flight.send.topic, error))
+        while self._for_room and self._path.room > 0:
             waiter = self._for_room.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        self._schedule()
 
 
 def _as_unknown(topic: str, error: Error) -> Error:
@@ -405,7 +390,7 @@ def _as_unknown(topic: str, error: Error) -> Error:
 
 
 CREDITS = 8 * 1024 * 1024
-"""Limit of unacknowledged bytes of transactions."""
+"""Limit of the unacknowledged bytes of a path."""
 
 
 class DirectPath(RecordPath):
@@ -426,7 +411,8 @@ class DirectPath(RecordPath):
     def take(self) -> tuple[Send, ...]:
         while (flight := self._next()) is not None:
             self._in_flight[id(flight)] = flight
-            self._writers.append(flight.send.topic, flight.send.batch, partial(self._settled, flight))
+            settled = partial(self._settled, flight)
+            self._writers.append(flight.send.topic, flight.send.batch, settled, creates=not flight.runs)
         return ()
 
     def receive(self, frame: ServerFrame) -> None:
@@ -444,7 +430,7 @@ class DirectPath(RecordPath):
         return dropped
 
     def _may_send(self, topic: SendTopic) -> bool:
-        return topic.in_flight < MAX_IN_FLIGHT
+        return topic.in_flight < MAX_IN_FLIGHT or not topic.has_transactional  # each ordinary send is waited for
 
     def _settled(self, flight: SendInFlight, error: Error | None) -> None:
         if self._in_flight.pop(id(flight), None) is not None:  # else it was dropped

@@ -34,9 +34,9 @@ from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.port import Broker, DeduplicatingBroker, Writer
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.client.client import Client
-from txnbuffer.client.outbox import SendColumns
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.client.sync_client import SyncClient
 from txnbuffer.errors import InvalidRequest, RelayTargetTaken
 

@@ -1,27 +1,28 @@
-"""Records to send: checked, collected as columns for each topic, and cut into sends
+"""Records to send, as columns: made of the arguments of sends, checked, and cut into slices that fit into a send
 
-An `Outbox` collects the records that many transactions send to a topic, until a frame takes them. Records that are
-given as a Batch are checked and cut without Python code per record.
+Values are converted to bytes by a serializer. Records that are given as a Batch are checked and cut without Python code
+per record.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from broker_io.batch import ROW_BYTES, Batch
 from broker_io.errors import InvalidMessage, MessageTooLarge
-from txnbuffer.client.serializers import Serializer
-from txnbuffer.errors import Error
-from txnbuffer.model import PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, transactional
-from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
-from txnbuffer.rpc.frames import SEND_BYTES, Send
+from broker_io.partitions import whole_name
+from txnbuffer import avro
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.protocol import RESERVED
+from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM
+from txnbuffer.rpc.frames import SEND_BYTES
 
 CELL_BYTES = 9
 """Maximum bytes of a row in a property column, without its text; a missing property counts too."""
@@ -30,8 +31,125 @@ COLUMN_BYTES = 64
 MAX_PROPERTIES = 500
 """Maximum number of different property names in one send; a service accepts twice as many."""
 
-Waiter = Any
-"""A value, such as a future, that the caller gets back with the result of its request."""
+Key: TypeAlias = "bytes | str | None"
+Properties: TypeAlias = "Mapping[str, str] | None"
+EventTime: TypeAlias = "int | datetime | None"
+
+Batching: TypeAlias = Literal["messages", "records"]
+"""How records are stored on a cluster: each as a message, or in record sets, which are messages of many records."""
+BATCHINGS = ("messages", "records")
+
+PROPERTY_BYTES = 80
+"""Maximum bytes of the properties that make a record transactional."""
+ORDERING_KEY = "ordering_key"
+"""The property that stores the ordering key."""
+
+
+class Serializer(Protocol):
+    """The interface of a serializer; `loads(dumps(value))` must equal `value`."""
+
+    def dumps(self, value: Any) -> bytes: ...
+
+    def loads(self, data: bytes) -> Any: ...
+
+
+class JsonSerializer:
+    """Encodes values as JSON in UTF-8, without spaces."""
+
+    def dumps(self, value: Any) -> bytes:
+        """Return the value as bytes. Raises InvalidRequest if JSON cannot represent it."""
+        try:
+            return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"cannot encode the value as JSON: {error}") from None
+
+    def loads(self, data: bytes) -> Any:
+        """Return the value. Raises InvalidRequest if the bytes are not JSON."""
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise InvalidRequest(f"the value is not valid JSON: {error}") from None
+
+
+class AvroSerializer:
+    """Encodes values as Avro records, without the schema. `schema` is an Avro schema as Python objects."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = avro.schema(schema)
+
+    def dumps(self, value: Mapping[str, Any]) -> bytes:
+        """Return the value as bytes. Raises InvalidRequest if it does not match the schema."""
+        try:
+            return avro.encode(self._schema, value)
+        except Exception as error:  # the encoder raises exceptions of any class
+            raise InvalidRequest(f"the value does not match its Avro schema: {type(error).__name__} {error}") from None
+
+    def loads(self, data: bytes) -> dict[str, Any]:
+        """Return the value. Raises InvalidRequest if the bytes are not a record of the schema."""
+        try:
+            return avro.decode(self._schema, data)
+        except ValueError as error:
+            raise InvalidRequest(f"the value is {error}") from None
+
+
+class Schema(Protocol):
+    """The interface of the schemas of the Pulsar client library, such as AvroSchema and JsonSchema."""
+
+    def encode(self, obj: Any, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> Any: ...
+
+
+class SchemaSerializer:
+    """A serializer that uses a schema of the Pulsar client library."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def dumps(self, value: Any) -> bytes:
+        """Return the value as bytes. Raises InvalidRequest if it does not match the schema."""
+        try:
+            return self._schema.encode(value)
+        except Exception as error:  # schemas raise exceptions of any class
+            raise InvalidRequest(f"the value does not match its schema: {type(error).__name__} {error}") from None
+
+    def loads(self, data: bytes) -> Any:
+        """Return the value. Raises InvalidRequest if the bytes do not match the schema."""
+        try:
+            return self._schema.decode(data)
+        except Exception as error:
+            raise InvalidRequest(f"the value does not match its schema: {type(error).__name__} {error}") from None
+
+
+class Serializers:
+    """The serializers of a client: one for each topic with a schema, and one for all other topics."""
+
+    def __init__(self, serializer: Serializer | None = None, schemas: Mapping[str, Schema] | None = None) -> None:
+        """Raises InvalidRequest for an invalid serializer or schema."""
+        if serializer is not None and not (hasattr(serializer, "dumps") and hasattr(serializer, "loads")):
+            raise InvalidRequest(f"a serializer needs methods dumps and loads, got {serializer!r}")
+        if not isinstance(schemas, (Mapping, NoneType)):
+            raise InvalidRequest(f"schemas must be a mapping from topic to schema, got {type(schemas).__name__}")
+        for topic, schema in (schemas or {}).items():
+            if isinstance(schema, type) or not (hasattr(schema, "encode") and hasattr(schema, "decode")):
+                text = (
+                    f"the schema of topic {topic!r} must be one of the Pulsar client library, such as AvroSchema(Order)"
+                )
+                raise InvalidRequest(f"{text}, got {schema!r}")
+        self._serializer = serializer
+        self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
+
+    def of(self, topic: str, given: Serializer | None) -> Serializer | None:
+        """Return the serializer for a value of a topic: `given`, the argument of the send, takes precedence."""
+        of_topic = self._schemas.get(whole_name(topic)) if self._schemas and isinstance(topic, str) else None
+        return given or of_topic or self._serializer
+
+    def check_sets(self, topic: str) -> None:
+        """Raises InvalidRequest if the topic has a schema, because record sets do not match a schema."""
+        if whole_name(topic) in self._schemas:
+            raise InvalidRequest(
+                f"topic {topic!r} has a schema, which record sets do not match: use batching='messages'"
+            )
 
 
 class SendColumns(NamedTuple):
@@ -57,204 +175,6 @@ def weight(rows: SendColumns) -> int:
 def width(names: int, rows: int) -> int:
     """Return the maximum bytes of property columns, without names and texts."""
     return names * (COLUMN_BYTES + CELL_BYTES * rows)
-
-
-class OpenTransaction:
-    """The client's state of a transaction.
-
-    - `counts`: the number of records sent to each topic. `pending`: how many of all records are not settled.
-    - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
-    - `start`: the tick in which it began. `announced`: the number of the request that announced it, or 0.
-    - `then`: the EndPlan to execute once nothing is pending.
-    """
-
-    __slots__ = (
-        "announced",
-        "counts",
-        "ending",
-        "failure",
-        "pending",
-        "sequence",
-        "start",
-        "text",
-        "then",
-        "timeout",
-        "txn",
-    )
-
-    def __init__(self, txn: TxnId, start: int, timeout: float | None, sequence: Any) -> None:
-        self.txn = txn
-        self.text = str(txn)
-        self.start = start
-        self.timeout = timeout
-        self.sequence = sequence
-        self.counts: dict[str, int] = {}
-        self.pending = 0
-        self.failure: Error | None = None
-        self.ending = False
-        self.announced = 0
-        self.then: Any = None
-
-
-class TransactionSlice(NamedTuple):
-    """Consecutive records of one transaction."""
-
-    transaction: OpenTransaction
-    records: int
-
-
-class SendInFlight(NamedTuple):
-    """A send with its transactions, or with the waiters of ordinary sends. `size`: its approximate memory in bytes."""
-
-    send: Send
-    runs: list[TransactionSlice]
-    waiters: list[Waiter]
-    size: int
-
-
-class Outbox:
-    """Queued records of one topic: all transactional, or all ordinary."""
-
-    __slots__ = (
-        "_keys",
-        "_names",
-        "_properties",
-        "_runs",
-        "_seqs",
-        "_set_bytes",
-        "_times",
-        "_topic",
-        "_values",
-        "_waiters",
-        "_weight",
-        "size",
-    )
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-        self._clear()
-
-    def _clear(self) -> None:
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._properties: list[Mapping[str, str] | None] | None = None
-        self._times: list[int] | None = None
-        self._names: set[str] = set()
-        self._runs: list[TransactionSlice] = []
-        self._seqs: list[int] = []
-        self._waiters: list[Waiter] = []
-        self._set_bytes = 0
-        self._weight = 0
-        self.size = 0
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        """Add records of a transaction; or ordinary records (None) and their waiter."""
-        before, count = len(self._values), len(rows.values)
-        self._set_bytes = rows.set_bytes
-        if transaction is None:
-            self._waiters.append(waiter)
-        else:
-            seq = transaction.counts.get(self._topic, 0) + 1
-            transaction.counts[self._topic] = seq + count - 1
-            transaction.pending += count
-            self._runs.append(TransactionSlice(transaction, count))
-            if count == 1:
-                self._seqs.append(seq)
-            else:
-                self._seqs += range(seq, seq + count)
-        self._keys += rows.keys
-        self._values += rows.values
-        self._weight += weight(rows)
-        if rows.properties is not None or self._properties is not None:
-            self._add_properties(rows.properties, before, count)
-        if rows.times is not None or self._times is not None:
-            times = self._times = [0] * before if self._times is None else self._times
-            times += [0] * count if rows.times is None else rows.times
-        self.size = self._weight + width(len(self._names), len(self._values))
-
-    def fits(self, rows: SendColumns) -> bool:
-        """Return whether the records fit into the same send as the queued ones."""
-        if not self._values:
-            return True
-        if rows.set_bytes != self._set_bytes:
-            return False
-        names = self._names.union(*filter(None, rows.properties or ()))
-        size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
-        return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
-
-    def take(self) -> SendInFlight:
-        """Remove all records and return them as one send."""
-        properties: dict[str, PropertyColumn] = {}
-        if self._properties is not None:
-            table = [row or {} for row in self._properties]
-            properties = {name: property_column([row.get(name) for row in table]) for name in sorted(self._names)}
-        if self._runs and not self._set_bytes:
-            properties |= self._transaction_columns()
-        times = None if self._times is None else np.array(self._times, np.int64)
-        keys = Blobs.none(len(self)) if self._keys.count(None) == len(self) else Blobs.of(self._keys)
-        batch = Batch(keys, Blobs.of(self._values), properties, times)
-        if self._set_bytes:
-            batch = self._packed(batch)
-        flight = SendInFlight(Send(self._topic, batch), self._runs, self._waiters, self.size)
-        self._clear()
-        return flight
-
-    def drop(self) -> list[Waiter]:
-        """Remove all records; return their waiters."""
-        waiters = self._waiters
-        self._clear()
-        return waiters
-
-    def _add_properties(self, properties: Sequence[Mapping[str, str] | None] | None, before: int, count: int) -> None:
-        if self._properties is None:
-            self._properties = [None] * before
-        self._properties += [None] * count if properties is None else properties
-        for row in properties or ():
-            if row:
-                self._names.update(row)
-
-    def _packed(self, records: Batch) -> Batch:
-        """Return the records in record sets, the records of each transaction together."""
-        if not self._runs:
-            return pack_all(records, [BatchSlice(None, 1, len(records))], self._set_bytes)
-        rows: dict[OpenTransaction, list[int]] = {}
-        at = 0
-        for transaction, count in self._runs:
-            rows.setdefault(transaction, []).extend(range(at, at + count))
-            at += count
-        if 1 < len(rows) < len(self._runs):
-            records = records.take(np.array([row for chosen in rows.values() for row in chosen], np.intp))
-        slices = [BatchSlice(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
-        return pack_all(records, slices, self._set_bytes)
-
-    def _transaction_columns(self) -> dict[str, PropertyColumn]:
-        seen: dict[str, int] = {}
-        codes = [seen.setdefault(transaction.text, len(seen)) for transaction, _ in self._runs]
-        column = np.array(codes, np.int32)
-        if len(codes) < len(self):
-            column = np.repeat(column, [records for _, records in self._runs])
-        return {
-            VERSION: Labels.constant(str(PROTOCOL_VERSION), len(self)),
-            TXN: Labels(column, tuple(seen)),
-            SEQ: Numbers(np.array(self._seqs, np.int64)),
-        }
-
-
-Key: TypeAlias = "bytes | str | None"
-Properties: TypeAlias = "Mapping[str, str] | None"
-EventTime: TypeAlias = "int | datetime | None"
-
-Batching: TypeAlias = Literal["messages", "records"]
-"""How records are stored on a cluster: each as a message, or in record sets, which are messages of many records."""
-BATCHINGS = ("messages", "records")
-
-PROPERTY_BYTES = 80
-"""Maximum bytes of the properties that make a record transactional."""
-ORDERING_KEY = "ordering_key"
-"""The property that stores the ordering key."""
 
 
 def one_row(
@@ -452,17 +372,3 @@ def split(records: Batch) -> Iterator[Batch]:
         stop = max(int(np.searchsorted(ends, base + SEND_BYTES, side="right")), start + 1)
         yield records if stop - start == len(records) else records.take(slice(start, stop))
         start = stop
-
-
-def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
-    """Return a send with the next records of a transaction for a topic; `set_bytes` as in SendColumns."""
-    count = len(records)
-    first = transaction.counts.get(topic, 0) + 1
-    transaction.counts[topic] = first + count - 1
-    transaction.pending += count
-    size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
-    if set_bytes:
-        messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
-    else:
-        messages = transactional(records, transaction.txn, first)
-    return SendInFlight(Send(topic, messages), [TransactionSlice(transaction, count)], [], size)
