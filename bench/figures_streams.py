@@ -10,7 +10,8 @@ from bench.harness import figure
 from bench.workload import records
 from broker_io.batch import Batch, Blobs
 from broker_io.position import Positions
-from txnbuffer.mutations import MutationBatch, MutationManager
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.manager import MutationManager
 
 BATCHES = 2_000
 CURSORS = 4

@@ -6,18 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from broker_io.position import Position
-from txnbuffer.mutations import (
-    Cursor,
-    CursorStatistics,
-    Effect,
-    Mutation,
-    MutationBatch,
-    MutationManager,
-    ReadLog,
-    Slice,
-    StopReading,
-    Wake,
-)
+from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.mutations.cursor import Cursor, Slice
+from txnbuffer.mutations.manager import CursorStatistics, Effect, MutationManager, ReadLog, StopReading, Wake
 from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, MutationSnapshot, index_bytes
 
 

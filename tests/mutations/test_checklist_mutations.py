@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from naive_mutations import Stage, behind, check_chain, large
 
-from txnbuffer.mutations import MemoryBudget
+from txnbuffer.mutations.manager import MemoryBudget
 
 
 def test_row_1_one_open_snapshot() -> None:

@@ -6,7 +6,7 @@ import pytest
 from naive_mutations import Stage, behind, large
 
 from txnbuffer.errors import InvalidRequest, SeqnoGap
-from txnbuffer.mutations import ReadLog, StopReading
+from txnbuffer.mutations.manager import ReadLog, StopReading
 
 
 def test_row_27_replaced_mutations_are_not_read_from_the_log() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from naive_mutations import Reader, Reads, Topic, check_chain
 
-from txnbuffer.mutations import MemoryBudget, MutationManager, SnapshotIndex
+from txnbuffer.mutations.manager import MemoryBudget, MutationManager, SnapshotIndex
 
 NAMES = ("a", "b", "c", "d")
 keys = st.sampled_from([None, b"", b"k1", b"k2", b"k3", b"k4", b"k5"])

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from naive_mutations import Reader, Stage, check_chain
 
-from txnbuffer.mutations import MemoryBudget, Recovery
+from txnbuffer.mutations.manager import MemoryBudget, Recovery
 
 
 def topics(budget: MemoryBudget, *sizes: int) -> list[tuple[Stage, Reader]]:

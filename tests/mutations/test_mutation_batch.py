@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_mutations import position_of
 
-from txnbuffer.mutations import Mutation, MutationBatch
+from txnbuffer.mutations.batch import Mutation, MutationBatch
 
 some = st.one_of(st.none(), st.binary(max_size=6))
 properties = st.dictionaries(st.sampled_from("ab"), st.sampled_from(["", "1", "22", "xyz"]))

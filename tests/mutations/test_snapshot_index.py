@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_mutations import position_of
 
-from txnbuffer.mutations import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
+from txnbuffer.mutations.manager import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=60)
 

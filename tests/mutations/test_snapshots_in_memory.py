@@ -8,24 +8,26 @@ from naive_mutations import Reader, Stage, pairs
 
 from broker_io.position import Position
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
-from txnbuffer.mutations import Cursor, CursorSnapshotEnd, Mutation, MutationBatch, ReadLog, SnapshotStart
+from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.mutations.cursor import Cursor
+from txnbuffer.mutations.manager import ReadLog
 
 
-def all_items(cursor: Cursor) -> list[object]:
-    items: list[object] = []
+def all_slices(cursor: Cursor) -> list[tuple[int, int, bool, bool, list[Mutation]]]:
+    found = []
     while cursor.has_next():
-        items.append(cursor.next())
-    assert cursor.next() is None
-    return items
+        found += [(*one[:4], list(one.rows)) for one in cursor.take(1)]
+    assert cursor.take(1) == []
+    return found
 
 
 def test_a_snapshot_begins_with_its_start_and_never_shows_its_dummy() -> None:
     stage = Stage()
     cursor = stage.manager.register("c", 0)
-    assert all_items(cursor) == []
+    assert all_slices(cursor) == []
     stage.queue("k1=v1 k2=v2")
     rows = stage.topic.rows
-    assert all_items(cursor) == [SnapshotStart(1, 2), rows[0], rows[1], CursorSnapshotEnd(2)]
+    assert all_slices(cursor) == [(1, 2, True, False, [rows[0]]), (1, 2, False, True, [rows[1]])]
 
 
 def test_the_open_snapshot_replaces_and_closes_when_a_cursor_enters() -> None:
@@ -242,17 +244,17 @@ def test_an_end_within_memory_gives_the_whole_snapshot_and_holds_no_place_after_
     assert reader.take() == 0
 
 
-def test_next_and_take_can_be_mixed() -> None:
+def test_a_cursor_in_a_snapshot_continues_it() -> None:
     stage = Stage("k1=v1 k2=v2 k3=v3")
     cursor = stage.manager.register("c", 0)
-    assert cursor.next() == SnapshotStart(1, 3)
-    assert cursor.next() == stage.topic.rows[0]
+    (one,) = cursor.take(1)
+    assert (*one[:4], list(one.rows)) == (1, 3, True, False, [stage.topic.rows[0]])
+    assert cursor.snapshot == (1, 3)
     (one,) = cursor.take(1)
     assert (one.begins, one.ends, list(one.rows)) == (False, False, [stage.topic.rows[1]])
-    assert cursor.next() == stage.topic.rows[2]
     assert cursor.has_next()
     (rest,) = cursor.take(9)
-    assert (rest.begins, rest.ends, len(rest.rows)) == (False, True, 0)
+    assert (rest.begins, rest.ends, list(rest.rows)) == (False, True, [stage.topic.rows[2]])
     assert not cursor.has_next()
     assert cursor.snapshot is None
 
@@ -383,4 +385,4 @@ def test_mutations_are_returned_as_queued() -> None:
     ]
     stage = Stage()
     stage.manager.queue_many(MutationBatch.of(rows))
-    assert [item for item in all_items(stage.manager.register("c", 0)) if isinstance(item, Mutation)] == rows
+    assert [row for one in all_slices(stage.manager.register("c", 0)) for row in one[-1]] == rows

@@ -12,7 +12,7 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import ResumeToken, recordset
 from txnbuffer.buffer import TransactionBuffer, visible_counts
 from txnbuffer.model import Position
-from txnbuffer.mutations import MutationBatch
+from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.recordset import pack
 from txnbuffer.service import streams
 from txnbuffer.service.stream_topic import mutations_in, mutations_of

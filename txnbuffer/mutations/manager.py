@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -204,8 +204,13 @@ def of_cursor(cursor: Cursor, high: int) -> CursorStatistics:
         _remaining(cursor, high),
         cursor.waiting,
         cursor.drops,
-        *(() if backfill is None else (True, backfill.items, backfill.rows, backfill.bytes)),
+        *(() if backfill is None else (True, backfill.items, _rows_in(backfill), backfill.bytes)),
     )
+
+
+def _rows_in(backfill: Backfill) -> int:
+    """The number of mutations read and not taken yet."""
+    return sum(snapshot.rows for snapshot in backfill.snapshots)
 
 
 def _remaining(cursor: Cursor, high: int) -> int:
@@ -215,7 +220,7 @@ def _remaining(cursor: Cursor, high: int) -> int:
         items += reading.rows_above(after)
         after = reading.end
     if backfill is not None:
-        items += backfill.rows + backfill.last - backfill.next + 1
+        items += _rows_in(backfill) + backfill.last - backfill.next + 1
         after = backfill.last
     return items + (high - after if pin is None else _from(pin, after))
 
@@ -459,7 +464,8 @@ class MutationManager:
         if backfill.ticket is not None:
             del self._requests[backfill.ticket]
             self._effects.append(StopReading(backfill.ticket))
-        backfill.close()
+        for snapshot in backfill.snapshots:
+            snapshot.free()
 
     def forget(self, cursor: Cursor) -> None:
         """A cursor was closed."""
@@ -478,7 +484,6 @@ class MutationManager:
 
     def statistics(self) -> ManagerStatistics:
         chain = self.chain
-        counters = chain.counters
         snapshots = list(chain)
         return ManagerStatistics(
             chain.high,
@@ -491,16 +496,8 @@ class MutationManager:
             self.leaving.bytes,
             len(self.cursors),
             len(self.index),
-            counters.queued,
-            counters.deduplicated,
-            counters.snapshots_removed,
-            counters.snapshots_collapsed,
-            counters.snapshots_evicted,
-            counters.items_expelled,
-            counters.bytes_removed,
-            counters.bytes_expelled,
-            counters.bytes_evicted,
-            self.cursors_dropped,
+            **asdict(chain.counters),
+            cursors_dropped=self.cursors_dropped,
         )
 
     def cursor_statistics(self) -> list[CursorStatistics]:

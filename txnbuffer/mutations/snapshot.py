@@ -75,11 +75,6 @@ class Chunk:
         self.leaving: MemoryAccount | None = None
 
     @property
-    def last(self) -> int:
-        """Its last seqno; includes replaced mutations until it is packed."""
-        return self.rows.last
-
-    @property
     def tiny(self) -> bool:
         return len(self.rows) < TINY_ROWS and self.bytes < TINY_BYTES
 
@@ -109,10 +104,6 @@ class Chunk:
 
     def living(self) -> MutationBatch:
         return self.rows if self.alive is None else self.rows.take(self.alive)
-
-    def hand(self) -> None:
-        """A cursor returns rows of it to a reader."""
-        self.handed += 1
 
     def give_back(self) -> None:
         """The reader no longer uses the rows."""
@@ -160,7 +151,7 @@ SNAPSHOT_BYTES = 600
 ENTRY_BYTES = 33 + 32
 """Bytes of the objects of one entry of the index: the header of the key, and the seqno."""
 
-_first = attrgetter("first")
+_first, _last = attrgetter("first"), attrgetter("rows.last")
 
 
 class MutationSnapshot:
@@ -172,8 +163,8 @@ class MutationSnapshot:
     """
 
     __slots__ = (
-        "_account", "_index", "_index_bytes", "_indexed", "_key_bytes", "_leaving", "base", "bytes", "chunks", "closed",
-        "end", "evicted", "first_position", "freed", "last_position", "linked", "newer", "older", "passed",
+        "_account", "_index", "_indexed", "_key_bytes", "_leaving", "base", "bytes", "chunks", "closed", "end",
+        "evicted", "first_position", "freed", "index_bytes", "last_position", "linked", "newer", "older", "passed",
         "persistence", "pins", "rows", "start",
     )  # fmt: skip
 
@@ -195,7 +186,7 @@ class MutationSnapshot:
         self._leaving = leaving
         self._index: dict[bytes | None, int] = {}
         self._indexed = True
-        self._index_bytes = 0
+        self.index_bytes = 0
         self._key_bytes = 0
         self._count(SNAPSHOT_BYTES)
 
@@ -246,12 +237,8 @@ class MutationSnapshot:
     def drop_index(self) -> None:
         self._index = {}
         self._indexed = False
-        self._count(-self._index_bytes)
-        self._index_bytes = 0
-
-    @property
-    def index_bytes(self) -> int:
-        return self._index_bytes
+        self._count(-self.index_bytes)
+        self.index_bytes = 0
 
     def evict(self) -> int:
         """Free all mutations, which the log has; returns the bytes freed."""
@@ -269,11 +256,11 @@ class MutationSnapshot:
 
     def free_head(self, upto: int) -> int:
         """Free the chunks without mutations above `upto`; returns how many mutations they had."""
-        gone = bisect_right(self.chunks, upto, key=attrgetter("last"))
+        gone = bisect_right(self.chunks, upto, key=_last)
         freed = self.chunks[:gone]
         if freed:
             self.base += gone
-            self.freed = self.end if gone == len(self.chunks) else freed[-1].last
+            self.freed = self.end if gone == len(self.chunks) else freed[-1].rows.last
             del self.chunks[:gone]
             self._count(-sum(chunk.bytes for chunk in freed))
             for chunk in freed:
@@ -295,7 +282,7 @@ class MutationSnapshot:
         """The first mutation above `after`: the number of its chunk, counting freed ones, and its row."""
         if after < self.chunks[0].first:
             return self.base, 0
-        number = bisect_right(self.chunks, after, key=attrgetter("last"))
+        number = bisect_right(self.chunks, after, key=_last)
         row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
         return self.base + number, row
 
@@ -303,7 +290,7 @@ class MutationSnapshot:
         """The number of its mutations above `after`; all or none of an evicted snapshot."""
         if self.evicted or after < self.start:
             return self.rows if after < self.end else 0
-        number = bisect_right(self.chunks, after, key=attrgetter("last"))
+        number = bisect_right(self.chunks, after, key=_last)
         if number == len(self.chunks):
             return 0
         row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
@@ -345,8 +332,8 @@ class MutationSnapshot:
 
     def _count_index(self) -> None:
         size = index_bytes(self._index, self._key_bytes)
-        self._count(size - self._index_bytes)
-        self._index_bytes = size
+        self._count(size - self.index_bytes)
+        self.index_bytes = size
 
     # Chunks
 
@@ -463,11 +450,6 @@ class Chain:
             snapshot.seal()
         snapshot.pins += 1
 
-    def unpin(self, snapshot: MutationSnapshot) -> None:
-        """A cursor leaves a snapshot."""
-        snapshot.pins -= 1
-        self.settle(snapshot)
-
     def find(self, seqno: int) -> MutationSnapshot | None:
         """The snapshot whose range has the seqno; None if it is before the oldest, the open one if it is after all."""
         if seqno < self.oldest.start:
@@ -499,12 +481,8 @@ class Chain:
     def settle(self, snapshot: MutationSnapshot) -> None:
         """Called when a snapshot was closed or lost a cursor: free unused snapshots, collapse adjacent ones."""
         self.free()
-        if not snapshot.linked or snapshot is self.open:
-            return
-        if snapshot.newer is not None:
-            self._collapse(snapshot, snapshot.newer, self.limit)
-        if snapshot.older is not None:
-            self._collapse(snapshot.older, snapshot, self.limit)
+        if snapshot.linked and snapshot is not self.open:
+            self._collapse_around(snapshot)
 
     def free(self) -> None:
         """Free the oldest snapshots that no cursor needs, and what all cursors in the next one have passed."""
@@ -529,7 +507,7 @@ class Chain:
         snapshot = self.oldest
         while snapshot.newer is not None:
             newer = snapshot.newer
-            if not self._collapse(snapshot, newer, self.limit, try_overlap=True):
+            if not self._collapse(snapshot, newer, try_overlap=True):
                 snapshot = newer
 
     def drop_indexes(self) -> None:
@@ -558,21 +536,22 @@ class Chain:
             return
         self.counters.snapshots_evicted += 1
         self.counters.bytes_evicted += snapshot.evict()
-        if snapshot.newer is not None:
-            self._collapse(snapshot, snapshot.newer, self.limit)
-        if snapshot.older is not None:
-            self._collapse(snapshot.older, snapshot, self.limit)
+        self._collapse_around(snapshot)
 
-    def _collapse(
-        self, older: MutationSnapshot, newer: MutationSnapshot, limit: int, *, try_overlap: bool = False
-    ) -> bool:
+    def _collapse_around(self, snapshot: MutationSnapshot) -> None:
+        if snapshot.newer is not None:
+            self._collapse(snapshot, snapshot.newer)
+        if snapshot.older is not None:
+            self._collapse(snapshot.older, snapshot)
+
+    def _collapse(self, older: MutationSnapshot, newer: MutationSnapshot, *, try_overlap: bool = False) -> bool:
         if not (_free_to_collapse(older) and _free_to_collapse(newer)) or older.evicted != newer.evicted:
             return False
         if older.evicted:
             older.absorb_evicted(newer)
         else:
             together = older.bytes - older.index_bytes + newer.bytes - newer.index_bytes
-            if together > limit and not (try_overlap and together - older.overlap(newer) <= limit):
+            if together > self.limit and not (try_overlap and together - older.overlap(newer) <= self.limit):
                 return False
             self.counters.deduplicated += older.absorb(newer)
         older.newer = newer.newer

@@ -22,8 +22,16 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.follow import visible_records
-from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
-from txnbuffer.mutations.manager import BACKFILL_BYTES, MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.manager import (
+    BACKFILL_BYTES,
+    MIN_SNAPSHOT_BYTES,
+    SNAPSHOTS_PER_TOPIC,
+    MemoryBudget,
+    MutationManager,
+    ReadLog,
+    SnapshotIndex,
+)
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic

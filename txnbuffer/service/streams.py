@@ -28,7 +28,9 @@ from txnbuffer.errors import (
     SeqnoGap,
     ServiceUnavailable,
 )
-from txnbuffer.mutations import Cursor, MemoryBudget, MutationBatch, ReadLog, StopReading, Wake
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.cursor import Cursor
+from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
