@@ -17,12 +17,10 @@ a dead reader, or one of a broker that has just restarted, gets nothing. One rul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
-from broker_io.port import Broker, PolicyBroker, Reader
+from broker_io.port import Broker, PolicyBroker, Reader, Resource
 from broker_io.position import EARLIEST, Position
 
 END_TIMEOUT = 0.25
@@ -33,7 +31,7 @@ READ_TIMEOUT = 30.0
 """Seconds within which the next message that exists must be read."""
 
 
-class CompactedReader:
+class CompactedReader(Resource):
     """Reads the messages after `start` (exclusive), which it yields in order and once; opens a reader at once.
 
     `at`: the last message that was read. `unproven`: the last message before an end that only silence showed, or None.
@@ -125,11 +123,3 @@ class CompactedReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -97,7 +97,31 @@ def messages_up_to(ledgers: list[Ledger], position: Position | None) -> int:
     return below + (min(position.entry + 1, inside[0]) if inside else 0)
 
 
-class Writer(Protocol):
+class Resource(Protocol):
+    """What is open until `close`, which may be called again, or until the end of a `with` block."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
+    """Resolve the future of an append unless it was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+class Writer(Resource, Protocol):
     def append(self, batch: Batch) -> Future[Positions]:
         """Append messages in order; the future gives their positions once they are durable.
 
@@ -110,12 +134,6 @@ class Writer(Protocol):
     def close(self) -> None:
         """Wait for pending appends, then close the writer."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
 
 @runtime_checkable
 class ReservingWriter(Protocol):
@@ -125,21 +143,13 @@ class ReservingWriter(Protocol):
         """As `Writer.append`, but it may use the reserve; it fails with DiskWatermark only when that is used up."""
 
 
-class Reader(Protocol):
+class Reader(Resource, Protocol):
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         """The next messages, at least one and at most about `limit`; None if none came in `timeout` seconds.
 
         All messages of a batch are of one ledger. Raises PositionTrimmed if the next messages are gone,
         Damaged if they can't be read.
         """
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 @runtime_checkable
@@ -232,7 +242,7 @@ class PartitionedBroker(Protocol):
         """Create a topic with `count` partitions. An existing topic may keep its number: call `partitions`."""
 
 
-class Broker(Protocol):
+class Broker(Resource, Protocol):
     @property
     def max_message_bytes(self) -> int:
         """The limit of one message: key, value and properties together."""
@@ -292,14 +302,6 @@ class Broker(Protocol):
 
         Raises NotSupported for a data topic.
         """
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 NUMBER_DIGITS = 20

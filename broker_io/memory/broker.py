@@ -12,8 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
-from typing import Self
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.environment import Clock, current
@@ -21,7 +19,16 @@ from broker_io.errors import Closed, Fenced, PositionTrimmed, StillHeld, TopicNo
 from broker_io.memory.faults import AppendFault, Faults, Held
 from broker_io.memory.topic import TopicLog
 from broker_io.partitions import Hashing, partition_name, partitioned
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_batch, check_compaction, check_topic_name
+from broker_io.port import (
+    MAX_MESSAGE_BYTES,
+    OWN_PREFIX,
+    Ledger,
+    Resource,
+    check_batch,
+    check_compaction,
+    check_topic_name,
+    settle,
+)
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 
 POLL_SECONDS = 0.01
@@ -88,7 +95,7 @@ class MemoryConnection:
     closed: bool = False
 
 
-class MemoryReader:
+class MemoryReader(Resource):
     """Reads one incarnation of a topic after `cursor`; messages that were trimmed up to `floor` are not missing."""
 
     def __init__(
@@ -139,14 +146,6 @@ class MemoryReader:
             self._log.waiting.pop(self, None)
             self._connection.log.changed.notify_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _check(self) -> None:
         if self._closed or self._connection.closed:
             raise Closed(f"this reader of topic {self._topic!r} is closed: open another one")
@@ -159,7 +158,7 @@ class MemoryReader:
             )
 
 
-class MemoryWriter:
+class MemoryWriter(Resource):
     """Appends to one incarnation of a topic. Closing does not wait for appends that `faults.hold` holds back."""
 
     def __init__(self, connection: MemoryConnection, topic: str, log: TopicLog, *, exclusive: bool) -> None:
@@ -175,7 +174,7 @@ class MemoryWriter:
             check_batch(batch, self.connection.log.max_message_bytes)
             outcome = self._append(batch, future)
         if outcome is not None:
-            _resolve(future, outcome)
+            settle(future, outcome)
         return future
 
     def write(self, held: Held) -> None:
@@ -192,7 +191,7 @@ class MemoryWriter:
             self.connection.faults.held.remove(held)
             if isinstance(outcome, Exception):
                 self._fail(outcome)
-        _resolve(held.future, outcome)
+        settle(held.future, outcome)
 
     def fence(self, error: Fenced) -> None:
         """Fail all held and later appends: another exclusive writer was opened."""
@@ -206,14 +205,6 @@ class MemoryWriter:
         with self.connection.log.changed:
             self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
             self._leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, batch: Batch, future: Future[Positions]) -> Positions | Exception | None:
         """Append and return the outcome, or None if the acknowledgement is held back."""
@@ -256,17 +247,10 @@ class MemoryWriter:
             self.connection.log.changed.notify_all()
 
 
-def _resolve(future: Future[Positions], outcome: Positions | Exception) -> None:
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
 LEDGER_ENTRIES = 100_000
 
 
-class MemoryBroker:
+class MemoryBroker(Resource):
     """A handle on topics in memory; `MemoryBroker()` has topics of its own.
 
     `ledger_entries` messages fill a ledger; `max_message_bytes` limits one message;
@@ -417,14 +401,6 @@ class MemoryBroker:
                     if writer.connection is self._connection:
                         writer.close()
             self.log.changed.notify_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _topic(self, name: str) -> TopicLog:
         self._check_open()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import pulsar
 
@@ -21,7 +19,7 @@ from broker_io.errors import (
     UnsafePolicy,
 )
 from broker_io.partitions import HASHINGS, Hashing, whole_name
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, Resource, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar import threads
 from broker_io.pulsar.answers import append_error
@@ -59,7 +57,7 @@ POLICY_LOCKS = 32
 Modes = pulsar.ProducerAccessMode
 
 
-class PulsarBroker:
+class PulsarBroker(Resource):
     """The persistent topics of the namespace at `pulsar://HOST:PORT/TENANT/NAMESPACE`; safe from any thread.
 
     `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). At most one
@@ -290,14 +288,6 @@ class PulsarBroker:
         self._cluster.close()
         for handle in self._handles():  # those opened meanwhile
             handle.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _is_compacted(self, topic: str) -> bool:
         return topic.startswith(self._compacted_prefix)

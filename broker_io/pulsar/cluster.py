@@ -19,7 +19,7 @@ import pulsar
 from broker_io.environment import current
 from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
-from broker_io.port import check_topic_name
+from broker_io.port import Resource, check_topic_name
 from broker_io.pulsar import threads
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.answers import open_error
@@ -237,7 +237,7 @@ def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:
     return {"tls_trust_certs_file_path": credentials.tls_trust, "tls_validate_hostname": True}
 
 
-class Handle:
+class Handle(Resource):
     """A reader or a writer; it ends with its topic or its broker."""
 
     topic: str

@@ -19,14 +19,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import pulsar
 
 from broker_io.errors import Closed, Error
-from broker_io.position import Positions
 
 
 class Resolver:
@@ -80,16 +78,6 @@ class Resolver:
             while True:
                 if (work := self._queue.get_nowait()) is not None:
                     work()
-
-
-def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
-    """Resolve a future unless it was cancelled."""
-    if not future.set_running_or_notify_cancel():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
 
 
 class Flusher:

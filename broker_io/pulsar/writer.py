@@ -16,8 +16,7 @@ may share an entry.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import _pulsar
 import pulsar
@@ -25,13 +24,13 @@ import pulsar
 from broker_io import waits
 from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
-from broker_io.port import check_batch
+from broker_io.port import check_batch, settle
 from broker_io.position import Position, Positions
 from broker_io.pulsar import threads
 from broker_io.pulsar.answers import append_error, entry_too_large, message_too_large
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.messages import encode_messages
-from broker_io.pulsar.threads import flusher, settle
+from broker_io.pulsar.threads import flusher
 
 PENDING_MESSAGES = 4000
 BATCH_MESSAGES = 1000
@@ -237,14 +236,6 @@ class PulsarWriter(Handle):
             waits.end(self._wait)
             flusher.run(self._producer.close, self._cluster.retry.seconds)
         self._cluster.acks.wait(self._cluster.retry.seconds)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fail(self, error: Error) -> None:
         """Called from any thread. It takes no lock, because the client library's thread must never wait."""

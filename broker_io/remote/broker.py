@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from broker_io.environment import current
 from broker_io.errors import NotSupported
-from broker_io.port import Ledger, check_topic_name
+from broker_io.port import Ledger, Resource, check_topic_name
 from broker_io.position import EARLIEST, Position
 from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import decode_position
@@ -22,7 +21,7 @@ MAX_WAIT = 30.0
 """Default seconds for which calls wait for an unavailable service."""
 
 
-class RemoteBroker:
+class RemoteBroker(Resource):
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
     With `root_certificates` (PEM) the connection uses TLS. While the service is unavailable, each call waits up to
@@ -114,14 +113,6 @@ class RemoteBroker:
         for each in opened:
             each.close()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _position(self, method: str, topic: str, number: int = 0) -> Position | None:
         found = self._ask(method, log_pb2.FoundPosition, topic, number)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import ThreadQueue, current
 from broker_io.errors import Closed, ServiceUnavailable
+from broker_io.port import Resource
 from broker_io.position import LATEST, Position
 from broker_io.remote import messages
 from broker_io.remote.connection import RemoteConnection
@@ -22,7 +22,7 @@ LONGEST_ASK = 10.0
 """Seconds that one request waits at the service; a longer wait sends another."""
 
 
-class RemoteReader:
+class RemoteReader(Resource):
     """Belongs to one thread at a time. After a broken connection it continues after the last message it returned."""
 
     def __init__(
@@ -55,14 +55,6 @@ class RemoteReader:
     def close(self) -> None:
         self._closed = True
         self._drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _deliver(self, batch: PlacedBatch, limit: int) -> PlacedBatch:
         self._rest = None

@@ -6,15 +6,13 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from queue import Empty
-from types import TracebackType
-from typing import Self
 
 import grpc
 
 from broker_io.batch import Batch
 from broker_io.environment import ThreadQueue, current
 from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, ServiceUnavailable
-from broker_io.port import check_batch
+from broker_io.port import Resource, check_batch, settle
 from broker_io.position import Positions
 from broker_io.remote import messages
 from broker_io.remote.connection import RemoteConnection
@@ -25,7 +23,7 @@ FRAME_BYTES = 1024 * 1024
 """Approximate bytes of small appends that are sent together."""
 
 
-class RemoteWriter:
+class RemoteWriter(Resource):
     """Any thread may append. A broken connection ends it; pending appends may or may not be in the log."""
 
     def __init__(self, connection: RemoteConnection, topic: str, *, exclusive: bool, limits: tuple[int, int]) -> None:
@@ -80,14 +78,6 @@ class RemoteWriter:
         if not self._thread.is_current():
             self._thread.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _die(self, error: Error) -> None:
         """Accept no more appends; the caller holds the lock."""
         if self._dead is None:
@@ -131,12 +121,7 @@ class RemoteWriter:
             future, size = self._pending.popleft()
             self._pending_bytes -= size
             self._changed.notify_all()
-        if not future.set_running_or_notify_cancel():
-            return
-        if isinstance(outcome, Error):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        settle(future, outcome)
 
     def _fail(self, why: str) -> None:
         with self._changed:
@@ -147,5 +132,4 @@ class RemoteWriter:
             f"an append to topic {self._topic!r} was pending when the connection broke ({why}): it may or may not "
         )
         for future, _ in pending:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(AppendUnknown(unknown + "be in the log; open another writer"))
+            settle(future, AppendUnknown(unknown + "be in the log; open another writer"))
