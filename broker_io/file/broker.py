@@ -1,4 +1,4 @@
-"""The embedded log as a broker: the owner with its commit thread, and a read-only broker that follows the files.
+"""The embedded log as a broker: its owner with the commit thread.
 
 The work lock is held while files are written: one flush, or one change of structure, at a time. The queue lock
 guards the pending appends and is never held during a write, so that appends queue up during a flush and the next
@@ -9,150 +9,29 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Literal, Never, Self, TypeVar, overload
+from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment, Thread, current
-from broker_io.errors import CallerError, Closed, Error, Fenced, ReadOnly, StillHeld, TopicNotFound
+from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.compaction import Rewrite, compact_ledgers
+from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
-from broker_io.file.reader import FileReader, first_position, last_position, position_at
-from broker_io.file.recovery import check_sizes, missing_segment, open_log
+from broker_io.file.reader import ReadingBroker
+from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks
-from broker_io.file.source import EngineSource, FileFollower, SegmentSource
-from broker_io.file.writer import Fence, FileWriter, done, failed
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
-from broker_io.position import EARLIEST, Position, Positions
-
-Answer = TypeVar("Answer")
-
-
-class ReadingBroker:
-    """The read-only half of the broker port."""
-
-    def __init__(self, source: SegmentSource, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self.max_message_bytes = max_message_bytes
-        self._source = source
-
-    def topics(self) -> list[str]:
-        return self._source.names()
-
-    def incarnation(self, topic: str) -> str:
-        return self._source.named(topic).incarnation
-
-    def reader(
-        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
-    ) -> FileReader:
-        """As the port. Compaction rewrites the log itself, so `compacted` makes no difference."""
-        del compacted
-        return self._ask(topic, lambda entry: FileReader(self._source, entry, start, inclusive=inclusive))
-
-    def ledgers(self, topic: str) -> list[Ledger]:
-        entry = self._ask(topic, self._source.grown)
-        newest = entry.ledgers[-1]
-        return [
-            Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
-        ]
-
-    def first_position(self, topic: str) -> Position | None:
-        return first_position(self._source, self._source.named(topic))
-
-    def last_position(self, topic: str) -> Position | None:
-        return last_position(self._ask(topic, self._source.grown))
-
-    def position_at(self, topic: str, time_ms: int) -> Position | None:
-        return self._ask(topic, lambda entry: position_at(self._source, self._source.grown(entry), time_ms))
-
-    def _ask(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:
-        """The answer to a query about a topic; retried if its files were trimmed or rewritten meanwhile."""
-        while True:
-            entry = self._source.named(topic)
-            try:
-                return query(entry)
-            except FileNotFoundError as error:
-                if self._source.named(topic) is entry:
-                    raise missing_segment(str(error.filename)) from None
-            except OSError as error:
-                raise disk_error(error, self._source.directory, "the topic can't be read") from error
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class FollowingBroker(ReadingBroker):
-    """Follows the files of a log; calls that would change it raise ReadOnly."""
-
-    def __init__(self, environment: Environment, directory: str) -> None:
-        self._follower = FileFollower(environment, directory)
-        super().__init__(self._follower)
-        self.report: list[str] = []
-
-    def damages(self) -> dict[str, Error]:
-        """As `StoredBroker` says."""
-        found = {}
-        for name in self.topics():
-            with contextlib.suppress(TopicNotFound):  # deleted meanwhile
-                if (error := self._damage(name)) is not None:
-                    found[name] = error
-        return found
-
-    def _damage(self, name: str) -> Error | None:
-        while True:
-            seen = self._follower.named(name)
-            try:
-                self._ask(name, self._check_files)
-            except Error as error:
-                if self._follower.named(name) is seen:
-                    return error  # else its files were trimmed or rewritten meanwhile
-            else:
-                return None
-
-    def _check_files(self, topic: TopicEntry) -> None:
-        check_sizes(self._follower.environment.disk, self._follower.directory, topic)
-        self._follower.grown(topic)
-
-    def _refuse(self) -> Never:
-        raise ReadOnly(f"the log {self._follower.directory} is open read-only: change it through its owner")
-
-    def create_topic(self, topic: str) -> None:
-        self._refuse()
-
-    def delete_topic(self, topic: str) -> None:
-        self._refuse()
-
-    def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
-    ) -> FileWriter:
-        self._refuse()
-
-    def roll(self, topic: str) -> None:
-        self._refuse()
-
-    def trim(self, topic: str, first_ledger: int) -> None:
-        self._refuse()
-
-    def compact(self, topic: str) -> None:
-        self._refuse()
-
-    def close(self) -> None:
-        self._follower.close()
-
+from broker_io.file.writer import Fence, FileWriter
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, check_compaction, check_topic_name
+from broker_io.position import Positions
 
 CHECK_SECONDS = 0.5
 """Seconds between checks whether the log has stopped, while an append waits for room."""
+
+LONGEST_WAIT = 3600.0
 
 MAX_PENDING_BYTES = 64 * MIB
 """Bytes of pending appends; above this limit `append` blocks."""
@@ -161,14 +40,14 @@ MAX_PENDING_BYTES = 64 * MIB
 class FileBroker(ReadingBroker):
     """The owner of an embedded log, created by `FileBroker.open`. All calls are safe from any thread."""
 
+    read_only = False
+
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
+        super().__init__(environment, directory, options.max_message_bytes)
         self._log, self.report = open_log(environment, directory, options)
-        self._owned = EngineSource(environment, directory, self._log, committer=committer)
-        super().__init__(self._owned, options.max_message_bytes)
-        self._environment = environment
-        self._directory = directory
         self._options = options
         threads = environment.threads
+        self._grew = threads.condition()
         self._work = threads.reentrant_lock()
         self._queue = threads.condition()
         self._compacting = threads.lock()
@@ -232,6 +111,33 @@ class FileBroker(ReadingBroker):
         options.check()
         return FileBroker(environment, directory, options, committer=committer)
 
+    # --- reading ---
+
+    def topics(self) -> list[str]:
+        self.check()
+        return self._log.names()
+
+    def named(self, name: str) -> TopicEntry:
+        self.check()
+        return self._log.topic(name).entry
+
+    def current(self, number: int) -> TopicEntry | None:
+        return self._log.current(number)
+
+    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
+        if self._committer is None:
+            super().wait(seen, pause, remaining)
+            return
+        with self._grew:
+            self._grew.wait_for(
+                lambda: self.closed or self.current(seen.number) is not seen, min(remaining, LONGEST_WAIT)
+            )
+
+    def _notify(self) -> None:
+        """Wake waiting readers."""
+        with self._grew:
+            self._grew.notify_all()
+
     # --- structure ---
 
     def create_topic(self, topic: str) -> None:
@@ -241,28 +147,28 @@ class FileBroker(ReadingBroker):
         """As `BulkBroker` says."""
         names = [check_topic_name(topic) for topic in topics]
         with self._work:
-            self._owned.check()
+            self.check()
             self._log.create_topics(names)
 
     def delete_topic(self, topic: str) -> None:
         with self._compacting, self._work:
-            self._owned.check()
+            self.check()
             self._flush()
             self._log.delete_topic(topic)
-        self._owned.notify()
+        self._notify()
 
     def roll(self, topic: str) -> None:
         with self._work:
-            self._owned.check()
+            self.check()
             self._flush()
             self._log.roll(self._log.topic(topic))
-        self._owned.notify()
+        self._notify()
 
     def trim(self, topic: str, first_ledger: int) -> None:
         with self._compacting, self._work:
-            self._owned.check()
+            self.check()
             self._log.trim(self._log.topic(topic), first_ledger)
-        self._owned.notify()
+        self._notify()
 
     def compact(self, topic: str) -> None:
         """Compact all ledgers; the newest is closed first. Appends continue meanwhile.
@@ -270,10 +176,10 @@ class FileBroker(ReadingBroker):
         A delete that is the newest message of its key is dropped at once.
         """
         with self._compacting:
-            self._owned.named(topic)
+            self.named(topic)
             check_compaction(topic, self._options.compacted_prefix)
             self.roll(topic)
-            entry = self._owned.named(topic)
+            entry = self.named(topic)
             rewrites = self._rewrite(entry)
             if rewrites:
                 self._swap(entry, rewrites)
@@ -281,15 +187,15 @@ class FileBroker(ReadingBroker):
     def _rewrite(self, topic: TopicEntry) -> list[Rewrite]:
         try:
             return compact_ledgers(
-                self._environment.disk,
-                self._directory,
+                self.environment.disk,
+                self.directory,
                 topic,
                 seed=self._log.seed,
                 compress=self._options.compress,
             )
         except OSError as error:
             raise disk_error(
-                error, self._directory, f"topic {topic.name!r} was not compacted; nothing changed"
+                error, self.directory, f"topic {topic.name!r} was not compacted; nothing changed"
             ) from error
 
     def _swap(self, compacted: TopicEntry, rewrites: list[Rewrite]) -> None:
@@ -299,7 +205,7 @@ class FileBroker(ReadingBroker):
             topic = self._log.topic(compacted.name)
             ledgers = tuple(news.get(ledger, ledger) for ledger in topic.entry.ledgers)
             self._log.change(topic, topic.entry._replace(ledgers=ledgers), news)
-        self._owned.notify()
+        self._notify()
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""
@@ -308,8 +214,8 @@ class FileBroker(ReadingBroker):
     def _check_stored(self, number: int, topic: TopicEntry) -> None:
         for ledger in topic.ledgers:
             if ledger.ledger == number:
-                path = layout.segment_path(self._directory, topic.number, number, ledger.generation)
-                check_blocks(self._environment.disk, path, ledger.bytes, topic.place(ledger))
+                path = layout.segment_path(self.directory, topic, ledger)
+                check_blocks(self.environment.disk, path, ledger.bytes, topic.place(ledger))
 
     # --- writing ---
 
@@ -319,21 +225,21 @@ class FileBroker(ReadingBroker):
         if exclusive and wait is not None:
             self._wait_for_owner(topic, wait)
         with self._work:
-            self._owned.check()
+            self.check()
             found = self._log.topic(topic)
             with self._queue:
                 ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)
             # Appends that older writers queued are in the log before this one opens.
             self._flush()
-        return FileWriter(found, ticket, self._append, self._leave, exclusive=exclusive)
+        return FileWriter(found, ticket, self._append, self._leave, exclusive)
 
     def _wait_for_owner(self, topic: str, seconds: float) -> None:
         """Raises StillHeld if an exclusive writer is open, which can only be one of this process."""
-        clock = self._environment.clock
+        clock = self.environment.clock
         deadline = clock.monotonic() + seconds
         while True:
             with self._work:
-                self._owned.check()
+                self.check()
                 fence = self._fences[self._log.topic(topic).entry.number]
             with self._queue:
                 if not fence.held:
@@ -343,6 +249,7 @@ class FileBroker(ReadingBroker):
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
     def _append(self, writer: FileWriter, batch: Batch, reserved: bool) -> Future[Positions]:
+        outcome: Future[Positions] = Future()
         try:
             with self._queue:
                 self._check_writer(writer)
@@ -350,20 +257,22 @@ class FileBroker(ReadingBroker):
                     self._queue.wait(CHECK_SECONDS)
                     self._check_writer(writer)
                 if not len(batch):
-                    return done(Positions.of([]))
+                    outcome.set_result(Positions.of([]))
+                    return outcome
                 future = self._log.submit(writer.topic, batch, reserved=reserved)
                 if self._idle:
                     self._queue.notify_all()
         except (Closed, Fenced, TopicNotFound) as error:
-            return failed(error)
+            outcome.set_exception(error)
+            return outcome
         if self._committer is None:
             with self._work:
                 self._flush()
-            self._owned.notify()
+            self._notify()
         return future
 
     def _check_writer(self, writer: FileWriter) -> None:
-        self._owned.check()
+        self.check()
         name = writer.topic.entry.name
         if writer.closed or self._closing:
             raise Closed(f"the writer of topic {name!r} was closed: open another")
@@ -373,7 +282,7 @@ class FileBroker(ReadingBroker):
 
     def _leave(self, writer: FileWriter) -> None:
         with self._work:
-            if not self._owned.closed:
+            if not self.closed:
                 self._flush()
         with self._queue:
             self._fences[writer.topic.entry.number].leave(writer.ticket, exclusive=writer.exclusive)
@@ -404,7 +313,7 @@ class FileBroker(ReadingBroker):
             # A failure has stopped the log and failed its appends; readers are notified below.
             with contextlib.suppress(BaseException), self._work:
                 self._flush_once()
-            self._owned.notify()
+            self._notify()
 
     def close(self) -> None:
         """Write pending appends, make the segments durable, release the directory."""
@@ -416,8 +325,8 @@ class FileBroker(ReadingBroker):
         if self._committer is not None:
             self._committer.join()
         with self._compacting, self._work:
-            self._owned.closed = True
+            self.closed = True
             try:
                 self._log.close()
             finally:
-                self._owned.notify()
+                self._notify()

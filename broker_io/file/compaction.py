@@ -84,7 +84,7 @@ def compact_ledgers(disk: Disk, directory: str, topic: TopicEntry, *, seed: int,
 def discard(disk: Disk, directory: str, topic: TopicEntry, rewrites: list[Rewrite]) -> None:
     """Remove files that were written but will not be used."""
     for _, new in rewrites:
-        path = layout.segment_path(directory, topic.number, new.ledger, new.generation)
+        path = layout.segment_path(directory, topic, new)
         with contextlib.suppress(OSError):
             disk.remove(path)
             disk.remove(layout.index_path(path))
@@ -97,7 +97,7 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
     counts: list[int] = []
     for ledger in topic.ledgers[:-1]:
         counts.append(0)
-        path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
+        path = layout.segment_path(directory, topic, ledger)
         file = open_segment(disk, path)
         try:
             for found in headers(file, path, 0, ledger.bytes, topic.place(ledger)):
@@ -145,8 +145,8 @@ def _same_keys(keys: Blobs, some: NDArray[np.intp], others: NDArray[np.intp]) ->
 def _rewrite(
     disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask, *, seed: int, compress: bool
 ) -> LedgerEntry:
-    path = layout.segment_path(directory, topic.number, old.ledger, old.generation + 1)
     new = old._replace(generation=old.generation + 1)
+    path = layout.segment_path(directory, topic, new)
     index = SparseIndex()
     offset = 0
     file = disk.open(path, write=True, create=True)
@@ -166,7 +166,7 @@ def _rewrite(
 
 def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask) -> Iterator[list[Decoded]]:
     """The messages that stay, in groups of about one block."""
-    path = layout.segment_path(directory, topic.number, old.ledger, old.generation)
+    path = layout.segment_path(directory, topic, old)
     file = open_segment(disk, path)
     try:
         group: list[Decoded] = []

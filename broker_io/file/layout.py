@@ -39,6 +39,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,8 +128,12 @@ def topic_path(directory: str, topic: int) -> str:
     return join(directory, TOPICS, str(topic))
 
 
-def segment_path(directory: str, topic: int, ledger: int, generation: int) -> str:
-    return join(directory, TOPICS, str(topic), f"{ledger}-{generation}.log")
+def segment_path(directory: str, topic: TopicEntry, ledger: LedgerEntry) -> str:
+    return join(directory, TOPICS, str(topic.number), segment_name(ledger))
+
+
+def segment_name(ledger: LedgerEntry) -> str:
+    return f"{ledger.ledger}-{ledger.generation}.log"
 
 
 def index_path(segment: str) -> str:
@@ -217,11 +222,8 @@ def _locked(environment: Environment, directory: str, holder: str) -> Locked:
 
 
 def _holder(disk: Disk, path: str) -> str:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return read_file(file).decode(errors="replace").strip()
-    finally:
-        file.close()
 
 
 VERSION = 1
@@ -367,11 +369,8 @@ def load_manifest(disk: Disk, directory: str) -> Manifest | None:
     if not disk.exists(path):
         _check_no_log(disk, directory, path)
         return None
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         return decode_manifest(read_file(file), path)
-    finally:
-        file.close()
 
 
 def _check_no_log(disk: Disk, directory: str, path: str) -> None:
@@ -386,12 +385,9 @@ def _check_no_log(disk: Disk, directory: str, path: str) -> None:
 def replace_manifest(disk: Disk, directory: str, manifest: Manifest, texts: TopicTexts | None = None) -> None:
     """Replace the manifest of a directory, atomically and durably."""
     new = join(directory, NEW_MANIFEST)
-    file = disk.open(new, write=True, create=True)
-    try:
+    with closing(disk.open(new, write=True, create=True)) as file:
         file.truncate(0)
         file.write(0, [encode_manifest(manifest, texts)])
         file.sync()
-    finally:
-        file.close()
     disk.rename(new, join(directory, MANIFEST))
     disk.sync_directory(directory)

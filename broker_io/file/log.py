@@ -19,6 +19,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -135,7 +136,7 @@ class FileLog:
 
     def _path(self, entry: TopicEntry, ledger: LedgerEntry | None = None) -> str:
         ledger = ledger or entry.ledgers[-1]
-        return layout.segment_path(self._directory, entry.number, ledger.ledger, ledger.generation)
+        return layout.segment_path(self._directory, entry, ledger)
 
     # --- topics ---
 
@@ -149,8 +150,10 @@ class FileLog:
             raise TopicNotFound(f"there is no topic {name!r} in {self._directory}: create it first")
         return topic
 
-    def by_number(self, number: int) -> FileTopic | None:
-        return self._topics.get(number)
+    def current(self, number: int) -> TopicEntry | None:
+        """The current state of a topic; None if it was deleted."""
+        topic = self._topics.get(number)
+        return None if topic is None else topic.entry
 
     def create_topics(self, names: Iterable[str]) -> None:
         """Create topics with one empty ledger each, all in one step; existing topics stay as they are."""
@@ -179,12 +182,9 @@ class FileLog:
         return self._seed
 
     def _make_segment(self, entry: TopicEntry) -> None:
-        file = self._disk.open(self._path(entry), write=True, create=True)
-        try:
+        with closing(self._disk.open(self._path(entry), write=True, create=True)) as file:
             file.truncate(0)
             file.sync()
-        finally:
-            file.close()
         self._disk.sync_directory(layout.topic_path(self._directory, entry.number))
 
     def delete_topic(self, name: str) -> None:

@@ -1,14 +1,14 @@
 """Readers of the embedded log: blocks of a segment in order, messages of a topic, first and last positions and times.
 
-The owner of the log and other processes read with the same code; the `SegmentSource` differs.
+The owner of the log and other processes read with the same code; what differs is in the subclasses of `ReadingBroker`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,17 +25,23 @@ from broker_io.block import (
     parse_header,
     property_names,
 )
-from broker_io.environment import ReadableFile
-from broker_io.errors import Closed, Damaged, PositionTrimmed, UnsupportedFormat
+from broker_io.environment import Environment, Mutex, ReadableFile
+from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry, disk_error
 from broker_io.file.recovery import missing_segment
-from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, FoundBlock, headers, read_block, verified_index
-from broker_io.file.source import REPAIR_HINT, TORN_TAIL_SECONDS, UNFINISHED, OfflineJournal, SegmentSource
+from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, headers, read_block, verified_index
+from broker_io.port import MAX_MESSAGE_BYTES, Ledger, Resource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
+
+Answer = TypeVar("Answer")
 
 TAKE_BYTES = 16 * 1024 * 1024
 """Bytes of blocks that are decoded together, so that large messages don't fill the memory."""
+TORN_TAIL_SECONDS = 1.0
+"""Seconds after which bytes at the end of a live segment that are not a block count as damage."""
+UNFINISHED = "a block is incomplete"
+REPAIR_HINT = "if the owner of the log is gone, open it for writing once: that repairs an unclean end"
 
 
 class TornTail(NamedTuple):
@@ -47,24 +53,28 @@ class TornTail(NamedTuple):
 
 
 class BlockStream:
-    """Reads whole blocks from an offset on; `torn_tail` says why it stopped before the end of the file.
+    """Reads the whole blocks of a ledger from that of an entry on.
 
+    `torn_tail` says why it stopped before the end of the file.
     The file is opened at the first read. Every call may raise OSError.
     """
 
-    def __init__(
-        self, open_file: Callable[[], ReadableFile], path: str, offset: int, place: int, skip_below: int = 0
-    ) -> None:
-        self.path = path
+    def __init__(self, broker: ReadingBroker, topic: TopicEntry, ledger: LedgerEntry, entry: int) -> None:
+        self.path = layout.segment_path(broker.directory, topic, ledger)
         self.torn_tail: TornTail | None = None
-        self._open_file = open_file
+        self._open_file = partial(broker.segment, topic, ledger)
         self._file: ReadableFile | None = None
-        self._place = place
-        self._skip_below = skip_below
+        self._place = topic.place(ledger)
+        self._first_entry = entry
         self._data = b""
-        self._base = offset
+        self._base = 0
         self._at = 0
         self._chunk = FIRST_CHUNK_BYTES
+        if entry:
+            with closing(self._open_file()) as file:
+                index = verified_index(broker.environment.disk, file, self.path, ledger.bytes, entry)
+            known = index.at_entry(entry)
+            self._base = 0 if known is None else known.offset
 
     @property
     def offset(self) -> int:
@@ -100,7 +110,7 @@ class BlockStream:
     def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
         """The next block; None if it has more than `most` messages, or at the end."""
         while (header := self._header(end, settled)) is not None:
-            if header.first_entry + header.span <= self._skip_below:
+            if header.first_entry + header.span <= self._first_entry:
                 self._at += header.length
                 continue
             if most is not None and header.rows > most:
@@ -177,29 +187,60 @@ class BlockStream:
         self._file = None
 
 
+MAX_OPEN_FILES = 64
+"""Files that the readers of one broker keep open between reads; above this limit each read opens and closes its own."""
+
+
+class OpenFiles:
+    """Count of the files that readers keep open."""
+
+    def __init__(self, mutex: Mutex) -> None:
+        self._count = 0
+        self._mutex = mutex
+
+    def take(self) -> bool:
+        """Count one more file, if that is allowed."""
+        with self._mutex:
+            if self._count >= MAX_OPEN_FILES:
+                return False
+            self._count += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._mutex:
+            self._count -= 1
+
+
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.010
 ENDLESS = 2**62
 
 
-class FileReader:
+class FileReader(Resource):
     """Reads a topic from a position on; belongs to one thread at a time."""
 
-    def __init__(self, source: SegmentSource, topic: TopicEntry, start: Position, *, inclusive: bool) -> None:
-        self._source = source
+    def __init__(self, broker: ReadingBroker, topic: TopicEntry, start: Position, *, inclusive: bool) -> None:
+        self._broker = broker
         self._seen = topic
         self._earliest = start == EARLIEST
-        self._ledger, self._entry = _start(source, topic, start, inclusive)
+        if start == EARLIEST:
+            self._ledger, self._entry = topic.floor
+        elif start >= LATEST:
+            last = broker.grown(topic).ledgers[-1]
+            self._ledger, self._entry = last.ledger, last.entries
+        else:
+            at_start = inclusive and start.batch <= NO_INDEX
+            self._ledger, self._entry = start.ledger, max(start.entry if at_start else start.entry + 1, 0)
         self._stream: BlockStream | None = None
         self._reading: LedgerEntry | None = None
         self._rest: PlacedBatch | None = None
         self._torn_tail: tuple[TornTail, float] | None = None
-        self._offline: OfflineJournal | None = None
+        self._offline: object | None = None
         self._closed = False
         self._holds_file = False
         self._check_floor(topic)
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
-        clock = self._source.environment.clock
+        clock = self._broker.environment.clock
         deadline = clock.monotonic() + timeout
         pause = SHORTEST_PAUSE
         while True:
@@ -213,7 +254,7 @@ class FileReader:
             # A torn tail is no end: even a read without a timeout waits until it is a block or damage.
             if remaining <= 0 and self._torn_tail is None:
                 return None
-            self._source.wait(self._seen, pause, remaining if remaining > 0 else pause)
+            self._broker.wait(self._seen, pause, remaining if remaining > 0 else pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _next(self, limit: int) -> PlacedBatch | None:
@@ -221,28 +262,30 @@ class FileReader:
         if self._closed:
             raise Closed(f"the reader of topic {self._seen.name!r} was closed: open another")
         while True:
-            topic = self._seen = self._source.numbered(self._seen.number, self._seen.name)
+            topic = self._seen = self._broker.numbered(self._seen.number, self._seen.name)
             self._check_floor(topic)
             try:
-                return self._from(topic, limit)
+                return self._next_of(topic, limit)
             except FileNotFoundError as error:
                 # Trimmed or rewritten meanwhile, or missing though the log still names it.
                 self._close_stream()
-                if self._source.numbered(topic.number, topic.name) is topic:
+                if self._broker.numbered(topic.number, topic.name) is topic:
                     raise missing_segment(str(error.filename)) from None
             except OSError as error:
-                raise disk_error(error, self._source.directory, "the topic can't be read") from error
+                raise disk_error(error, self._broker.directory, "the topic can't be read") from error
 
-    def _from(self, topic: TopicEntry, limit: int) -> PlacedBatch | None:
-        while True:
-            if self._rest is not None:
-                return self._deliver(limit)
+    def _next_of(self, topic: TopicEntry, limit: int) -> PlacedBatch | None:
+        while self._rest is None:
             ledger = topic.find(self._ledger)
-            if ledger is None:
+            if ledger is None or not self._fill(self._enter(topic, ledger), topic, ledger, limit):
                 return None
-            self._enter(topic, ledger)
-            if not self._fill(ledger, closed=ledger is not topic.ledgers[-1], limit=limit):
-                return None
+        batch, self._rest = self._rest, None
+        if len(batch) > limit:
+            self._rest = batch.take(slice(limit, None))
+            batch = batch.take(slice(0, limit))
+        self._earliest = False
+        self._entry = int(batch.positions.entries[-1]) + 1
+        return batch
 
     def _check_floor(self, topic: TopicEntry) -> None:
         if (self._ledger, self._entry) >= topic.floor:
@@ -255,24 +298,21 @@ class FileReader:
         self._close_stream()
         self._ledger, self._entry = topic.floor
 
-    def _enter(self, topic: TopicEntry, ledger: LedgerEntry) -> None:
-        """Open the file of a ledger at the next entry, unless it is open."""
+    def _enter(self, topic: TopicEntry, ledger: LedgerEntry) -> BlockStream:
+        """The blocks of a ledger from the next entry on."""
         if ledger.ledger > self._ledger:
             self._close_stream()
             self._ledger, self._entry = ledger.ledger, 0
-        current = self._reading
-        if current is not None and current[:2] == ledger[:2]:
-            return
-        self._close_stream()
-        self._stream = open_stream(self._source, topic, ledger, self._entry)
-        self._reading = ledger
+        if self._stream is None or self._reading is None or self._reading[:2] != ledger[:2]:
+            self._close_stream()
+            self._stream = BlockStream(self._broker, topic, ledger, self._entry)
+            self._reading = ledger
+        return self._stream
 
-    def _fill(self, ledger: LedgerEntry, *, closed: bool, limit: int) -> bool:
+    def _fill(self, stream: BlockStream, topic: TopicEntry, ledger: LedgerEntry, limit: int) -> bool:
         """Read the next messages of a ledger; False if there are none now."""
-        stream = self._stream
-        if stream is None:
-            raise AssertionError("no file is open")
-        live = self._source.read_only and not closed
+        closed = ledger is not topic.ledgers[-1]
+        live = self._broker.read_only and not closed
         blocks = stream.take(limit, ENDLESS if live else ledger.bytes, ledger.bytes)
         if not blocks:
             if not closed:
@@ -298,7 +338,7 @@ class FileReader:
         Raises Damaged for bytes that can't become a block.
         """
         unread = stream.unread()
-        offline = self._source.offline_journal()
+        offline = self._broker.offline_journal()
         if offline is None:
             self._check_torn_tail(stream)
             return False
@@ -313,7 +353,7 @@ class FileReader:
 
     def _check_torn_tail(self, stream: BlockStream) -> None:
         """Raise Damaged for bytes that were not a block for too long."""
-        clock = self._source.environment.clock
+        clock = self._broker.environment.clock
         if stream.torn_tail is None:
             self._torn_tail = None
         elif self._torn_tail is None or self._torn_tail[0] != stream.torn_tail:
@@ -321,22 +361,10 @@ class FileReader:
         elif clock.monotonic() - self._torn_tail[1] >= TORN_TAIL_SECONDS:
             raise Damaged(stream.path, stream.torn_tail.offset, f"{stream.torn_tail.what}; {REPAIR_HINT}")
 
-    def _deliver(self, limit: int) -> PlacedBatch:
-        batch = self._rest
-        if batch is None:
-            raise AssertionError("nothing is left to deliver")
-        self._rest = None
-        if len(batch) > limit:
-            self._rest = batch.take(slice(limit, None))
-            batch = batch.take(slice(0, limit))
-        self._earliest = False
-        self._entry = int(batch.positions.entries[-1]) + 1
-        return batch
-
     def _release_file(self) -> None:
         """Close the file unless this reader may keep it open until the next read."""
         if self._stream is not None and self._stream.is_open and not self._holds_file:
-            self._holds_file = self._source.open_files.take()
+            self._holds_file = self._broker.open_files.take()
             if not self._holds_file:
                 self._stream.close()
 
@@ -344,7 +372,7 @@ class FileReader:
         if self._stream is not None:
             self._stream.close()
         if self._holds_file:
-            self._source.open_files.give_back()
+            self._broker.open_files.give_back()
             self._holds_file = False
         self._stream = self._reading = self._rest = self._torn_tail = None
 
@@ -352,87 +380,137 @@ class FileReader:
         self._close_stream()
         self._closed = True
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class ReadingBroker(Resource):
+    """The half of the broker port that reads, and what its readers need to know of the log.
 
+    `read_only`: this process does not own the log, so the open ledger of a topic may be longer than its entry says.
+    """
 
-def _start(source: SegmentSource, topic: TopicEntry, start: Position, inclusive: bool) -> tuple[int, int]:
-    """The first (ledger, entry) to read."""
-    if start == EARLIEST:
-        return topic.floor
-    if start >= LATEST:
-        last = source.grown(topic).ledgers[-1]
-        return last.ledger, last.entries
-    entry = start.entry if inclusive and start.batch <= NO_INDEX else start.entry + 1
-    return start.ledger, max(entry, 0)
+    read_only: ClassVar[bool]
 
+    def __init__(self, environment: Environment, directory: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.environment = environment
+        self.directory = directory
+        self.max_message_bytes = max_message_bytes
+        self.open_files = OpenFiles(environment.threads.lock())
+        self.closed = False
 
-def open_stream(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, entry: int) -> BlockStream:
-    """The blocks of a ledger, from the block of an entry on."""
-    disk = source.environment.disk
-    path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
-    place = topic.place(ledger)
-    open_file = partial(source.segment, topic, ledger)
-    if entry == 0:
-        return BlockStream(open_file, path, 0, place)
-    file = open_file()
-    try:
-        known = verified_index(disk, file, path, ledger.bytes, entry).at_entry(entry)
-    finally:
-        file.close()
-    return BlockStream(open_file, path, 0 if known is None else known.offset, place, entry)
+    # --- the log ---
 
+    def check(self) -> None:
+        """Raises Closed."""
+        if self.closed:
+            raise Closed(f"the log {self.directory} was closed in this process: open it again")
 
-def first_position(source: SegmentSource, topic: TopicEntry) -> Position | None:
-    """Position of the first message that still exists."""
-    with FileReader(source, topic, EARLIEST, inclusive=True) as reader:
-        batch = reader.read(limit=1)
-    return None if batch is None else batch.positions.first
+    def topics(self) -> list[str]:
+        raise NotImplementedError
 
+    def named(self, name: str) -> TopicEntry:
+        """Raises TopicNotFound or Closed."""
+        raise NotImplementedError
 
-def last_position(topic: TopicEntry) -> Position | None:
-    """Position of the last message ever appended, whether or not it still exists."""
-    for ledger in reversed(topic.ledgers):
-        if ledger.entries:
-            return Position(ledger.ledger, ledger.entries - 1)
-    return Position(topic.floor[0], topic.floor[1] - 1) if topic.floor[1] else None
+    def current(self, number: int) -> TopicEntry | None:
+        """The current state of a topic; None if it was deleted."""
+        raise NotImplementedError
 
+    def numbered(self, number: int, name: str) -> TopicEntry:
+        """The current state of a topic. Raises TopicNotFound if it was deleted since, or Closed."""
+        self.check()
+        topic = self.current(number)
+        if topic is None:
+            raise TopicNotFound(
+                f"topic {name!r} of {self.directory} was deleted while it was read: open another reader"
+            )
+        return topic
 
-def position_at(source: SegmentSource, topic: TopicEntry, time_ms: int) -> Position | None:
-    """Position of the first message published at or after a time. Raises Damaged, or OSError."""
-    filled = [ledger for ledger in topic.ledgers if ledger.bytes]
-    older = [index for index, ledger in enumerate(filled) if ledger.first_time < time_ms]
-    for ledger in filled[older[-1] if older else 0 :]:
-        entry = _entry_at(source, topic, ledger, time_ms)
-        if entry is not None:
-            return Position(ledger.ledger, entry)
-    return None
+    def grown(self, topic: TopicEntry) -> TopicEntry:
+        """The topic with the current length of its open ledger."""
+        return topic
 
+    def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
+        """Open the file of a ledger for reading. Raises OSError."""
+        return self.environment.disk.open(layout.segment_path(self.directory, topic, ledger))
 
-def _entry_at(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, time_ms: int) -> int | None:
-    disk = source.environment.disk
-    path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
-    file = source.segment(topic, ledger)
-    try:
-        known = verified_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
-        older: FoundBlock | None = None
-        for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes, topic.place(ledger)):
-            if found.header.publish_time >= time_ms:
-                inside = None if older is None else _within(read_block(file, path, older, values=False), time_ms)
-                return found.header.first_entry if inside is None else inside
-            older = found
-        return None if older is None else _within(read_block(file, path, older, values=False), time_ms)
-    finally:
-        file.close()
+    def offline_journal(self) -> object | None:
+        """The journal of a log without an owner, the same object until it changes; None if the log has an owner."""
+        return None
 
+    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
+        """Wait until the topic may have changed, or for `remaining` seconds, polling every `pause`."""
+        del seen
+        self.environment.clock.sleep(min(pause, remaining))
 
-def _within(block: RawBlock, time_ms: int) -> int | None:
-    """The first entry of a block that was published at or after a time."""
-    rows = block.header.rows
-    late = np.flatnonzero(decode_publish_times([block], [rows]) >= time_ms)
-    return int(decode_entries([block], [rows])[late[0]]) if len(late) else None
+    # --- the port ---
+
+    def incarnation(self, topic: str) -> str:
+        return self.named(topic).incarnation
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> FileReader:
+        """As the port. Compaction rewrites the log itself, so `compacted` makes no difference."""
+        del compacted
+        return self._ask(topic, lambda entry: FileReader(self, entry, start, inclusive=inclusive))
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        entry = self._ask(topic, self.grown)
+        newest = entry.ledgers[-1]
+        return [
+            Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
+        ]
+
+    def first_position(self, topic: str) -> Position | None:
+        with self.reader(topic) as reader:
+            batch = reader.read(limit=1)
+        return None if batch is None else batch.positions.first
+
+    def last_position(self, topic: str) -> Position | None:
+        entry = self._ask(topic, self.grown)
+        for ledger in reversed(entry.ledgers):
+            if ledger.entries:
+                return Position(ledger.ledger, ledger.entries - 1)
+        return Position(entry.floor[0], entry.floor[1] - 1) if entry.floor[1] else None
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        return self._ask(topic, lambda entry: self._position_at(self.grown(entry), time_ms))
+
+    def _position_at(self, topic: TopicEntry, time_ms: int) -> Position | None:
+        filled = [ledger for ledger in topic.ledgers if ledger.bytes]
+        older = [index for index, ledger in enumerate(filled) if ledger.first_time < time_ms]
+        for ledger in filled[older[-1] if older else 0 :]:
+            entry = self._entry_at(topic, ledger, time_ms)
+            if entry is not None:
+                return Position(ledger.ledger, entry)
+        return None
+
+    def _entry_at(self, topic: TopicEntry, ledger: LedgerEntry, time_ms: int) -> int | None:
+        path = layout.segment_path(self.directory, topic, ledger)
+        with closing(self.segment(topic, ledger)) as file:
+            index = verified_index(self.environment.disk, file, path, ledger.bytes, time_ms=time_ms)
+            known = index.before_time(time_ms)
+            older = newer = None
+            for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes, topic.place(ledger)):
+                if found.header.publish_time >= time_ms:
+                    newer = found
+                    break
+                older = found
+            if older is not None:
+                # Later messages of this block may have been published at the time.
+                block, counts = read_block(file, path, older, values=False), [older.header.rows]
+                late = np.flatnonzero(decode_publish_times([block], counts) >= time_ms)
+                if len(late):
+                    return int(decode_entries([block], counts)[late[0]])
+        return None if newer is None else newer.header.first_entry
+
+    def _ask(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:
+        """The answer to a query about a topic; retried if its files were trimmed or rewritten meanwhile."""
+        while True:
+            entry = self.named(topic)
+            try:
+                return query(entry)
+            except FileNotFoundError as error:
+                if self.named(topic) is entry:
+                    raise missing_segment(str(error.filename)) from None
+            except OSError as error:
+                raise disk_error(error, self.directory, "the topic can't be read") from error

@@ -6,6 +6,7 @@ Recovery replays the journal into the segments and cuts torn tails off; any othe
 from __future__ import annotations
 
 import contextlib
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from broker_io.environment import Disk, Environment, File, read_file
@@ -60,13 +61,10 @@ def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
 
 def _read(disk: Disk, path: str) -> bytes:
     try:
-        file = disk.open(path)
+        with closing(disk.open(path)) as file:
+            return read_file(file)
     except FileNotFoundError:
         raise missing_journal(path) from None
-    try:
-        return read_file(file)
-    finally:
-        file.close()
 
 
 def missing_journal(path: str) -> Damaged:
@@ -98,12 +96,9 @@ def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
 def check_sizes(disk: Disk, directory: str, topic: TopicEntry) -> None:
     """Raises Damaged for a segment that is missing, too short, or, once closed, too long."""
     for ledger in topic.ledgers:
-        path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
-        file = open_segment(disk, path)
-        try:
+        path = layout.segment_path(directory, topic, ledger)
+        with closing(open_segment(disk, path)) as file:
             size = file.size()
-        finally:
-            file.close()
         if size < ledger.bytes or (size > ledger.bytes and ledger is not topic.ledgers[-1]):
             raise Damaged(path, min(size, ledger.bytes), f"the segment has {size} bytes instead of {ledger.bytes}")
 
@@ -112,17 +107,14 @@ def _recover_open(
     disk: Disk, directory: str, topic: TopicEntry, blocks: list[JournalBlock], journal: str, result: Recovered
 ) -> TopicEntry:
     ledger = topic.ledgers[-1]
-    path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
-    file = open_segment(disk, path, write=True)
-    try:
+    path = layout.segment_path(directory, topic, ledger)
+    with closing(open_segment(disk, path, write=True)) as file:
         place = topic.place(ledger)
         replayed = _replay(file, ledger, place, blocks, journal)
         after = _cut_tail(file, path, replayed, place, result)
         if after != ledger:
             file.sync()
             result.changed = True
-    finally:
-        file.close()
     return topic.with_open(after)
 
 
@@ -239,7 +231,4 @@ def _start_journal(
 
 
 def _segments(manifest: Manifest) -> dict[int, set[str]]:
-    return {
-        topic.number: {f"{ledger.ledger}-{ledger.generation}.log" for ledger in topic.ledgers}
-        for topic in manifest.topics
-    }
+    return {topic.number: {layout.segment_name(ledger) for ledger in topic.ledgers} for topic in manifest.topics}

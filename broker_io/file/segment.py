@@ -24,6 +24,7 @@ import bisect
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import google_crc32c
@@ -77,11 +78,8 @@ class SparseIndex:
     def load(cls, disk: Disk, path: str, size: int) -> SparseIndex:
         """The index file's entries for the first `size` bytes of its segment; empty if it can't be read."""
         try:
-            file = disk.open(path)
-            try:
+            with closing(disk.open(path)) as file:
                 return cls(decode_index(file.read(0, file.size()), size))
-            finally:
-                file.close()
         except OSError:
             return cls()
 
@@ -114,12 +112,9 @@ class SparseIndex:
     def save(self, disk: Disk, path: str) -> None:
         """Write the missing entries to the file; a disk error is ignored."""
         with contextlib.suppress(OSError):
-            file = disk.open(path, write=True, create=True)
-            try:
+            with closing(disk.open(path, write=True, create=True)) as file:
                 file.truncate(self._written * ENTRY_BYTES)
                 file.write(self._written * ENTRY_BYTES, [encode_index(self._entries[self._written :])])
-            finally:
-                file.close()
             self._written = len(self._entries)
 
 
@@ -163,12 +158,9 @@ def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool
 
 def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
     """Read every block up to an offset. Raises Damaged, or OSError."""
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         for found in headers(file, path, 0, end, place):
             read_block(file, path, found)
-    finally:
-        file.close()
 
 
 def whole_blocks(

@@ -9,17 +9,16 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from broker_io.batch import Batch
 from broker_io.block import EncodedBlock, encode_block
-from broker_io.errors import Error, Fenced
+from broker_io.errors import Fenced
 from broker_io.file.layout import LedgerEntry, TopicEntry
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_PROPERTIES
+from broker_io.port import MAX_PROPERTIES, Resource
 from broker_io.position import Positions
 
 BLOCK_BYTES = 1024 * 1024
@@ -126,19 +125,15 @@ class Fence:
 
     def __init__(self) -> None:
         self._number = 0
-        self._held = False
-
-    @property
-    def held(self) -> bool:
+        self.held = False
         """Whether an exclusive writer is open."""
-        return self._held
 
     def enter(self, name: str, *, exclusive: bool) -> int:
         """The ticket of a new writer. Raises Fenced for a shared writer while an exclusive one is open."""
         if exclusive:
             self._number += 1
-            self._held = True
-        elif self._held:
+            self.held = True
+        elif self.held:
             raise Fenced(f"topic {name!r} is held by an exclusive writer: close it, or open an exclusive writer")
         return self._number
 
@@ -149,58 +144,28 @@ class Fence:
 
     def leave(self, ticket: int, *, exclusive: bool) -> None:
         if exclusive and ticket == self._number:
-            self._held = False
+            self.held = False
 
 
-class FileWriter:
-    """A writer to a topic; any thread may append."""
+@dataclass(eq=False)
+class FileWriter(Resource):
+    """A writer to a topic; any thread may append. `put` appends, with or without the reserve, and `leave` closes."""
 
-    def __init__(
-        self,
-        topic: FileTopic,
-        ticket: int,
-        append: Callable[[FileWriter, Batch, bool], Future[Positions]],
-        leave: Callable[[FileWriter], None],
-        *,
-        exclusive: bool,
-    ) -> None:
-        self.topic = topic
-        self.ticket = ticket
-        self.exclusive = exclusive
-        self.closed = False
-        self._append = append
-        self._leave = leave
+    topic: FileTopic
+    ticket: int
+    put: Callable[[FileWriter, Batch, bool], Future[Positions]]
+    leave: Callable[[FileWriter], None]
+    exclusive: bool
+    closed: bool = False
 
     def append(self, batch: Batch) -> Future[Positions]:
-        return self._append(self, batch, False)
+        return self.put(self, batch, False)
 
     def append_reserved(self, batch: Batch) -> Future[Positions]:
         """As `ReservingWriter` says."""
-        return self._append(self, batch, True)
+        return self.put(self, batch, True)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self._leave(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def done(result: Positions) -> Future[Positions]:
-    """A future that has its result."""
-    future: Future[Positions] = Future()
-    future.set_result(result)
-    return future
-
-
-def failed(error: Error) -> Future[Positions]:
-    """A future that has failed."""
-    future: Future[Positions] = Future()
-    future.set_exception(error)
-    return future
+            self.leave(self)
