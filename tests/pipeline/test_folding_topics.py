@@ -8,7 +8,7 @@ import pyarrow as pa
 from pipeline_world import Life
 
 from broker_io import open_broker
-from txnbuffer.pipeline.jobs.recover import FIELDS, fold_all
+from txnbuffer.pipeline.jobs.recover import SCHEMA, fold_all
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.recovery.manager import SnapshotManager
 
@@ -20,6 +20,6 @@ def test_a_log_that_cannot_be_folded_does_not_affect_others(tmp_path: Path) -> N
     options = ReadOptions.of({"broker": f"file:{tmp_path}", "pattern": ".*"})
     topics = pa.RecordBatch.from_pydict({"topic": ["missing", "orders"]})
     missing, orders = [row for batch in fold_all(options, iter([topics])) for row in batch.to_pylist()]
-    assert missing == {**dict.fromkeys(FIELDS), "topic": "missing", "failure": missing["failure"]}
+    assert missing == {**dict.fromkeys(SCHEMA.names), "topic": "missing", "failure": missing["failure"]}
     assert "missing" in missing["failure"]
     assert (orders["topic"], orders["failure"], orders["problem"]) == ("orders", None, "")

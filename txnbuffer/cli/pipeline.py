@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -218,7 +219,7 @@ def profile(
     address: str, topics: tuple[str, ...], pattern: str | None, html: str | None, job: Job, output: str
 ) -> None:
     """Show the sizes, aborts, late records, long transactions and hot keys of ADDRESS."""
-    from txnbuffer.pipeline.jobs.profile import as_json, as_page
+    from txnbuffer.pipeline.jobs.profile import as_page
     from txnbuffer.pipeline.jobs.profile import profile as run_profile
     from txnbuffer.pipeline.jobs.running import check_reading, session
     from txnbuffer.pipeline.options import reading_options
@@ -229,7 +230,7 @@ def profile(
     with session(job.master, job.settings) as spark:
         found = run_profile(spark, options, on_progress=narrate)
     _write(html, as_page(found, address))
-    report = as_json(found)
+    report = dataclasses.asdict(found)
     if output == "json":
         show_record(report, output)
         return

@@ -45,7 +45,7 @@ TYPES = {
 LARGEST_TIME = np.iinfo(np.int64).max // 1000
 
 
-def schema_of(columns: tuple[str, ...]) -> pa.Schema:
+def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[name]) for name in columns])
 
 
@@ -88,12 +88,9 @@ def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
     return None if absent is None or not absent.any() else pa.py_buffer(np.packbits(~absent, bitorder="little"))
 
 
-def _repeated(value: str, count: int) -> Column:
-    data = value.encode()
-    offsets = (
-        np.arange(0, (count + 1) * len(data), len(data), dtype=np.int32) if data else np.zeros(count + 1, np.int32)
-    )
-    return binary(Blobs(data * count, offsets, None), pa.string())
+def _topic(rows: RecordRows) -> Column:
+    name, count = rows.topic.encode(), len(rows)
+    return binary(Blobs(name * count, np.arange(count + 1, dtype=np.int32) * len(name), None), pa.string())
 
 
 def _position(rows: RecordRows) -> Column:
@@ -146,7 +143,7 @@ def _outcome(rows: RecordRows) -> Column:
 
 
 _MAKERS: Mapping[str, Callable[[RecordRows], Column]] = {
-    "topic": lambda rows: _repeated(rows.topic, len(rows)),
+    "topic": _topic,
     "position": _position,
     "seqno": _seqno,
     "key": lambda rows: binary(rows.placed.messages.keys),

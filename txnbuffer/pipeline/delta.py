@@ -194,11 +194,9 @@ class DeltaDirectory(ExportDirectory):
 
     def frame(self, spark: SparkSession, run: ExportRun) -> DataFrame:
         """The records up to the last run, as `last` found it."""
-        from pyspark.sql.types import StructField, StructType
+        from txnbuffer.pipeline.spark.tasks import frame_schema
 
-        from txnbuffer.pipeline.spark.source import TYPES
-
-        schema = StructType([StructField(name, TYPES[name]) for name in run.columns])
+        schema = frame_schema(run.columns)
         paths = [literal(path) for path in self.files(run)]
         return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
@@ -424,12 +422,6 @@ def mark_of(number: int, data: bytes) -> int:
     return number << 32 | xxhash.xxh32_intdigest(data)
 
 
-def kind_at(path: str) -> str | None:
-    """The kind of the export in a Delta table; None without an export. Raises UnreadableExport."""
-    seen = DeltaDirectory(path, VERSIONS).newest()
-    return None if seen is None else seen.run.kind
-
-
 PARQUET, DELTA = "parquet", "delta"
 
 
@@ -450,7 +442,8 @@ def find(path: str) -> ExportDirectory:
     """The export at a path, of any kind and format. Raises InvalidRequest if there is none."""
     path = local_path(path)
     if os.path.isdir(os.path.join(path, DELTA_LOG)):
-        found: ExportDirectory = DeltaDirectory(path, kind_at(path) or VERSIONS)
+        newest = DeltaDirectory(path, VERSIONS).newest()
+        found: ExportDirectory = DeltaDirectory(path, VERSIONS if newest is None else newest.run.kind)
     else:
         found = ExportDirectory(path, LATEST if os.path.lexists(os.path.join(path, LATEST)) else VERSIONS)
     if found.last() is None:

@@ -232,8 +232,30 @@ class ExportDirectory:
     def publish(self, run: ExportRun) -> ExportRun:
         """Publish the files in `writing` as a run. Raises ExportFailed."""
         with self.writable():
-            self._publish(run)
+            with open(os.path.join(self.writing, RUN_FILE), "wb") as file:
+                file.write(run.encode())
+            for directory, _, files in os.walk(self.writing, topdown=False):
+                for name in files:
+                    sync(os.path.join(directory, name))
+                sync(directory)
+            if self.kind == VERSIONS:
+                os.rename(self.writing, self._run_path(run.number))
+            else:
+                self._replace_latest(run.number)
+            sync(self.path)
         return run
+
+    def _replace_latest(self, number: int) -> None:
+        """Make the files in `writing` the run that the link points to."""
+        runs = os.path.join(self.path, "runs")
+        os.makedirs(runs, exist_ok=True)
+        os.rename(self.writing, os.path.join(runs, str(number)))
+        sync(runs)
+        link = os.path.join(self.path, "_export", "link")
+        with suppress(FileNotFoundError):
+            os.remove(link)
+        os.symlink(os.path.join("runs", str(number)), link)
+        os.replace(link, self.table)
 
     @contextmanager
     def writable(self) -> Iterator[None]:
@@ -245,28 +267,6 @@ class ExportDirectory:
                 f"can't write {error.filename or self.path}: {error.strerror or error}; fix this and export again, "
                 f"which continues after the last published run"
             ) from error
-
-    def _publish(self, run: ExportRun) -> None:
-        with open(os.path.join(self.writing, RUN_FILE), "wb") as file:
-            file.write(run.encode())
-        for directory, _, files in os.walk(self.writing, topdown=False):
-            for name in files:
-                sync(os.path.join(directory, name))
-            sync(directory)
-        if self.kind == VERSIONS:
-            os.rename(self.writing, self._run_path(run.number))
-            sync(self.path)
-            return
-        runs = os.path.join(self.path, "runs")
-        os.makedirs(runs, exist_ok=True)
-        os.rename(self.writing, os.path.join(runs, str(run.number)))
-        sync(runs)
-        link = os.path.join(self.path, "_export", "link")
-        if os.path.lexists(link):
-            os.remove(link)
-        os.symlink(os.path.join("runs", str(run.number)), link)
-        os.replace(link, self.table)
-        sync(self.path)
 
     def _numbers(self) -> list[int]:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []

@@ -89,6 +89,7 @@ class ReadOptions:
         if bool(topics) == bool(pattern):
             raise InvalidRequest("give exactly one of the options topics and pattern")
         aborted = _flag("include_aborted", given.get("include_aborted", "false"))
+        columns = _columns(given.get("columns"), aborted=aborted)
         isolation = given.get("isolation", READ_COMMITTED)
         if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
             raise InvalidRequest(f"option isolation must be {READ_COMMITTED} or {READ_UNCOMMITTED}, got {isolation!r}")
@@ -104,15 +105,13 @@ class ReadOptions:
             include_aborted=aborted,
             start=_places("start", given.get("start", BEGINNING), BEGINNING),
             end=_places("end", given.get("end", END), END),
-            columns=_columns(given.get("columns"), aborted=aborted),
+            columns=columns,
             partition_bytes=_number("partition_bytes", given.get("partition_bytes", str(PARTITION_BYTES))),
             max_messages=_number("max_messages_per_trigger", given["max_messages_per_trigger"])
             if "max_messages_per_trigger" in given
             else None,
             fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
-            latest=_latest(
-                given.get("latest", "false"), _columns(given.get("columns"), aborted=aborted), aborted=aborted
-            ),
+            latest=_latest(given.get("latest", "false"), columns, aborted=aborted),
         )
 
     def chosen(self, known: Sequence[str]) -> list[str]:
@@ -121,7 +120,8 @@ class ReadOptions:
         The name of a partitioned topic is replaced by the names of its partitions.
         """
         if self.pattern is not None:
-            return [name for name in known if not is_internal(name) and self._matches(name)]
+            matches = re.compile(self.pattern).fullmatch
+            return [name for name in known if not is_internal(name) and (matches(name) or matches(whole_name(name)))]
         existing = set(known)
         if existing.issuperset(self.topics):
             return list(self.topics)
@@ -131,9 +131,6 @@ class ReadOptions:
             numbers = [] if topic in existing else sorted(part.number for part in parts if part.topic == topic)
             names += [partition_name(topic, number) for number in numbers] or [topic]
         return list(dict.fromkeys(names))
-
-    def _matches(self, name: str) -> bool:
-        return any(re.fullmatch(self.pattern or "", text) for text in {name, whole_name(name)})
 
     def start_of(self, topic: str) -> StartOrEnd:
         return _of_topic(self.start, topic, BEGINNING)

@@ -69,8 +69,7 @@ class TopicView:
         self._topic = topic
         self._isolated = isolated
         self._numbered = numbered
-        self._loaded: LoadedTopic | None = None
-        self._log: LogFollower | None = None
+        self._opened: tuple[LoadedTopic, LogFollower] | None = None
 
     def pin(self, snapshots: SnapshotLoader | None = None) -> PinnedTopic:
         """Pin the topic as it is now, until the next call; `snapshots` are those of several topics, read together.
@@ -91,26 +90,23 @@ class TopicView:
         raise AssertionError("the last attempt returns or raises")
 
     def _pin(self, snapshots: SnapshotLoader | None) -> PinnedTopic:
-        if self._loaded is not None and self._is_old(self._loaded):
+        if self._opened is not None and self._is_old(self._opened[0]):
             self.close()
-        if self._loaded is None:
+        if self._opened is None:
             end = self._broker.last_position(self._topic)
             loaded = load(self._broker, self._topic) if snapshots is None else snapshots.load(self._topic)
             if not loaded.registered:
                 return self._without_transactions(loaded.incarnation, end)
-            self._open(loaded)
-        return self._replayed(self._loaded, self._log)
-
-    def _open(self, loaded: LoadedTopic) -> None:
-        self._loaded = loaded
-        self._log = LogFollower(
-            self._broker,
-            self._topic,
-            loaded.buffer,
-            loaded.resume,
-            decided_after=loaded.sequenced if self._numbered else None,
-            sequencer=loaded.sequencer if self._numbered else None,
-        )
+            log = LogFollower(
+                self._broker,
+                self._topic,
+                loaded.buffer,
+                loaded.resume,
+                decided_after=loaded.sequenced if self._numbered else None,
+                sequencer=loaded.sequencer if self._numbered else None,
+            )
+            self._opened = loaded, log
+        return self._replayed(*self._opened)
 
     def _is_old(self, loaded: LoadedTopic) -> bool:
         """Whether the topic was created again, or the buffer has aborts of ledgers that were trimmed since."""
@@ -120,9 +116,7 @@ class TopicView:
         parts = loaded.buffer.segments.summaries
         return first > loaded.first_ledger and bool(parts) and parts[0].last_ledger < first
 
-    def _replayed(self, loaded: LoadedTopic | None, log: LogFollower | None) -> PinnedTopic:
-        if loaded is None or log is None:
-            raise AssertionError("the topic is not open")
+    def _replayed(self, loaded: LoadedTopic, log: LogFollower) -> PinnedTopic:
         log.replay(timeout=MESSAGE_TIMEOUT)
         if self._numbered:
             log.sequence_all()
@@ -148,9 +142,9 @@ class TopicView:
 
     def close(self) -> None:
         """Release everything; the next `pin` starts from the snapshot."""
-        if self._log is not None:
-            self._log.close()
-        self._loaded = self._log = None
+        if self._opened is not None:
+            self._opened[1].close()
+        self._opened = None
 
     def __enter__(self) -> Self:
         return self
@@ -251,10 +245,9 @@ class Marks:
     def of(self, broker: Broker, one: PinnedTopic, before: ReadProgress | None, at: Position) -> OffsetMark | None:
         """A mark for a position up to which a topic was read; finding one may take long."""
         known = None if before is None else before.mark
-        place = _before(one.ledgers, at)
-        if place is None or not self._due(self._made, one.topic):
+        if _before(one.ledgers, at) is None or not self._due(self._made, one.topic):
             return known
-        return _mark_at(broker, one, place) or known
+        return mark_below(broker, one, at, known)
 
     def _due(self, times: dict[str, float], topic: str) -> bool:
         now = self._monotonic()
@@ -267,12 +260,8 @@ class Marks:
 def mark_below(broker: Broker, one: PinnedTopic, at: Position, known: OffsetMark | None) -> OffsetMark | None:
     """The mark of the last message before a position; if it is unreadable, the known mark."""
     place = _before(one.ledgers, at)
-    return known if place is None else _mark_at(broker, one, place) or known
-
-
-def _mark_at(broker: Broker, one: PinnedTopic, place: Position) -> OffsetMark | None:
-    published = _published(broker, one.topic, place)
-    return None if published is None else OffsetMark(place, published)
+    published = None if place is None else _published(broker, one.topic, place)
+    return known if place is None or published is None else OffsetMark(place, published)
 
 
 def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:

@@ -184,7 +184,10 @@ def carried(ledgers: Sequence[LedgerSize], at: Position) -> Position:
 
 def advanced(ledgers: Sequence[LedgerSize], first: Position, stop: Position, messages: int) -> tuple[Position, int]:
     """The position at most `messages` messages after `first`, not above `stop`, and how many messages that is."""
-    counted = [ledger._replace(bytes=max(ledger.entries, _top(stop, ledger.ledger))) for ledger in ledgers]
+    counted = [
+        ledger._replace(bytes=max(ledger.entries, stop.entry if ledger.ledger == stop.ledger else 0))
+        for ledger in ledgers
+    ]
     log = _Log.of(counted, first, stop)
     left = messages
     for ledger_slice in log.slices:
@@ -195,18 +198,14 @@ def advanced(ledgers: Sequence[LedgerSize], first: Position, stop: Position, mes
     return (stop if log.slices else first), messages - left
 
 
-def _top(stop: Position, ledger: int) -> int:
-    return stop.entry if stop.ledger == ledger else 0
-
-
 def packed(ranges: Sequence[RecordRange], target_bytes: int) -> list[tuple[RecordRange, ...]]:
     """Ranges grouped into tasks of about the target size, in order."""
     tasks: list[list[RecordRange]] = []
     size = 0
     for one in ranges:
-        if not tasks or size + one.bytes > target_bytes:
-            tasks.append([])
-            size = 0
-        tasks[-1].append(one)
         size += one.bytes
+        if not tasks or size > target_bytes:
+            tasks.append([])
+            size = one.bytes
+        tasks[-1].append(one)
     return [tuple(task) for task in tasks]

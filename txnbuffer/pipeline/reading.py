@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,6 @@ from txnbuffer.pipeline.ranges import RecordRange, after
 from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, transaction_codes
 from txnbuffer.recordset import batch_slices, expand
 from txnbuffer.recovery.restore import LOST
-
-Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
 BATCH_ROWS = 16_384
 """Messages of one read, and about the records of one result."""
@@ -199,9 +196,10 @@ def _between(rows: RecordRows, first: Position, stop: Position) -> RecordRows:
     if low == 0 and high == len(positions):
         return rows
     wanted = slice(low, max(low, high))
-    placed = rows.placed.take(wanted)
-    return RecordRows(rows.topic, placed, _at(rows.mask, wanted), _at(rows.seqnos, wanted), _at(rows.outcomes, wanted))
-
-
-def _at(column: NDArray[Number] | None, wanted: slice) -> NDArray[Number] | None:
-    return None if column is None else column[wanted]
+    return RecordRows(
+        rows.topic,
+        rows.placed.take(wanted),
+        None if rows.mask is None else rows.mask[wanted],
+        None if rows.seqnos is None else rows.seqnos[wanted],
+        None if rows.outcomes is None else rows.outcomes[wanted],
+    )

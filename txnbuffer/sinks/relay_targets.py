@@ -199,8 +199,14 @@ class ServiceTarget:
                 "the source has had no transactions, so its records have no seqnos: relay to a log or a cluster"
             )
         number = self._number = self._number + 1
-        properties = {**batch.properties, NUMBER: Labels.constant(str(number), len(batch))}
-        rows = send_columns(replace(batch, properties=properties))
+        numbered = replace(batch, properties={**batch.properties, NUMBER: Labels.constant(str(number), len(batch))})
+        rows = SendColumns(
+            numbered.keys.to_list(),
+            numbered.values.to_list(),
+            [message.properties for message in numbered],
+            None if numbered.event_times is None else numbered.event_times.tolist(),
+            int(numbered.sizes().sum()),
+        )
         self._last = self._client.start(self._commit, self._client.client, rows, number, self._last)
         return self._last
 
@@ -245,15 +251,3 @@ def _newest_record(broker: Broker, topic: str) -> Record | None:
             *_, record = last
             return record
     return None
-
-
-def send_columns(batch: Batch) -> SendColumns:
-    """Messages as the records of a transaction."""
-    keys, values = batch.keys.to_list(), batch.values.to_list()
-    names, columns = [*batch.properties], [column.to_list() for column in batch.properties.values()]
-    properties = [
-        {name: text for name, text in zip(names, row, strict=True) if text is not None}
-        for row in zip(*columns, strict=True)
-    ]
-    times = None if batch.event_times is None else batch.event_times.tolist()
-    return SendColumns(keys, values, properties, times, int(batch.sizes().sum()))

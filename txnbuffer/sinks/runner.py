@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from txnbuffer.client.client import Client
@@ -215,13 +216,20 @@ async def materialize(
     names = [topics] if isinstance(topics, str) else [*topics]
     if len(set(names)) < len(names) or (table is not None and len(names) != 1):
         raise InvalidRequest("give each topic once, and the name of a table only for a single topic")
+
+    async def follow(sink: SQLiteTable) -> SinkProgress:
+        try:
+            return await run_sink(client, sink.topic, sink, to=to, stop=stop, on_progress=on_progress, cursor=cursor)
+        except StreamTrimmed as error:
+            raise StreamTrimmed(
+                f"the log no longer has the next mutations of {sink.name} ({error}): build it again"
+            ) from None
+
     file = await in_thread(SQLiteFile, path)
     try:
-        tables = [await in_thread(_table, file, name, table, binary, replace) for name in names]
-        tasks = [
-            asyncio.ensure_future(_materialize_topic(client, one, cursor, to=to, stop=stop, on_progress=on_progress))
-            for one in tables
-        ]
+        open_table = partial(file.table, name=table, binary=binary, replace=replace)
+        sinks = [await in_thread(open_table, name) for name in names]
+        tasks = [asyncio.ensure_future(follow(sink)) for sink in sinks]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -230,24 +238,3 @@ async def materialize(
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await in_thread(file.close)
-
-
-def _table(file: SQLiteFile, topic: str, name: str | None, binary: bool, replace: bool) -> SQLiteTable:
-    return file.table(topic, name, binary=binary, replace=replace)
-
-
-async def _materialize_topic(
-    client: Client,
-    table: SQLiteTable,
-    cursor: str | None,
-    *,
-    to: int | str | None,
-    stop: asyncio.Event | None,
-    on_progress: OnProgress | None,
-) -> SinkProgress:
-    try:
-        return await run_sink(client, table.topic, table, to=to, stop=stop, on_progress=on_progress, cursor=cursor)
-    except StreamTrimmed as error:
-        raise StreamTrimmed(
-            f"the log no longer has the next mutations of {table.name} ({error}): build it again"
-        ) from None

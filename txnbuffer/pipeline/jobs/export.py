@@ -42,7 +42,7 @@ from txnbuffer.pipeline.pinned import (
     pin_topics,
 )
 from txnbuffer.pipeline.planning import first_wanted, names
-from txnbuffer.pipeline.spark.tasks import open_for_reading
+from txnbuffer.pipeline.spark.tasks import frame_schema, open_for_reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,15 +76,10 @@ def latest_of(spark: SparkSession, export: ExportDirectory, run: ExportRun, *, d
 
 def thinned_files(spark: SparkSession, paths: Sequence[str], columns: tuple[str, ...]) -> DataFrame:
     """Records of exported files, without those that a later one of the same task supersedes or that have no key."""
-    from pyspark.sql.types import StructField, StructType
-
-    from txnbuffer.pipeline.spark.source import TYPES
-
-    schema = StructType([StructField(name, TYPES[name]) for name in columns])
     sizes = {path: os.path.getsize(path) for path in paths}
     tasks = file_tasks(sizes, int(spark.sparkContext.defaultParallelism))
     numbers = spark.range(0, len(tasks), 1, max(len(tasks), 1))
-    return numbers.mapInArrow(partial(_newest_of_task, tasks, columns), schema)
+    return numbers.mapInArrow(partial(_newest_of_task, tasks, columns), frame_schema(columns))
 
 
 def file_tasks(sizes: dict[str, int], cores: int) -> list[list[RowGroupSlice]]:
@@ -285,11 +280,9 @@ class Export:
         """The latest values of the last run, without those of positions that are read again."""
         from pyspark.sql import functions as f
 
-        from txnbuffer.pipeline.spark.source import POSITION
-
         kept = thinned_files(self._spark, self._directory.files(last), last.columns)
         for topic, first in self._reread.items():
-            place = f.struct(*(f.lit(axis).alias(name) for name, axis in first._asdict().items())).cast(POSITION)
+            place = f.struct(*(f.lit(axis).cast("long").alias(name) for name, axis in first._asdict().items()))
             kept = kept.where((f.col("topic") != topic) | (f.col("position") < place))
         return kept
 

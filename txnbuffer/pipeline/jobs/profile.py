@@ -7,7 +7,7 @@ aggregate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +172,6 @@ def _ledgers(options: Mapping[str, str]) -> list[Row]:
 def _rows(frame: DataFrame) -> list[Row]:
     return [{name: bytes(item) if isinstance(item, bytearray) else item for name, item in row.asDict().items()}
             for row in frame.collect()]  # fmt: skip
-
-
-def as_json(found: Profile) -> dict[str, Any]:
-    return asdict(found)
 
 
 def as_page(found: Profile, address: str) -> str:

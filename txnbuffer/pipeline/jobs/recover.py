@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from broker_io import open_broker
 from broker_io.errors import Error
@@ -27,50 +28,39 @@ from txnbuffer.recovery.decision_log import exclusive_writer
 from txnbuffer.recovery.rebuild import FoldedLog, fold_log, write
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
-FIELDS = {
-    "topic": pa.string(),
-    "incarnation": pa.string(),
-    "transactional": pa.bool_(),
-    "applied": pa.string(),
-    "aborts": pa.int64(),
-    "open_transactions": pa.int64(),
-    "visible_records": pa.int64(),
-    "state": pa.binary(),
-    "segments": pa.list_(pa.binary()),
-    "problem": pa.string(),
-    "differences": pa.list_(pa.string()),
-    "trimmed": pa.bool_(),
-    "failure": pa.string(),
-}
-"""The columns of `folds`: those of `FoldedLog`, or topic and failure if a log can't be folded."""
+SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "incarnation": pa.string(),
+        "transactional": pa.bool_(),
+        "applied": pa.string(),
+        "aborts": pa.int64(),
+        "open_transactions": pa.int64(),
+        "visible_records": pa.int64(),
+        "state": pa.binary(),
+        "segments": pa.list_(pa.binary()),
+        "problem": pa.string(),
+        "differences": pa.list_(pa.string()),
+        "trimmed": pa.bool_(),
+        "failure": pa.string(),
+    }
+)
+"""The columns of `fold_all`: those of `FoldedLog`, or topic and failure if a log can't be folded."""
 
 Row = dict[str, Any]
-
-SCHEMA = (
-    "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
-    "visible_records long, state binary, segments array<binary>, problem string, differences array<string>, "
-    "trimmed boolean, failure string"
-)
-
 
 TRIMMED = "complete, with data of trimmed ledgers"
 
 
-def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
-    """Fold the logs of the topics: one row with the columns FIELDS for each."""
-    return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
-
-
 def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the logs of the topics of a task."""
-    schema = pa.schema(list(FIELDS.items()))
+    """Fold the logs of the topics of a task; one row with the columns SCHEMA for each."""
     with open_for_reading(options) as broker:
         for batch in batches:
             for topic in batch["topic"].to_pylist():
-                yield pa.RecordBatch.from_pylist([_fold(broker, topic)], schema=schema)
+                yield pa.RecordBatch.from_pylist([_fold(broker, topic)], schema=SCHEMA)
 
 
 def _fold(broker: Broker, topic: str) -> Row:
@@ -79,7 +69,7 @@ def _fold(broker: Broker, topic: str) -> Row:
         found = fold_log(broker, topic)
     except Error as error:
         return {"topic": topic, "failure": str(error)}
-    return {name: getattr(found, name, None) for name in FIELDS}
+    return {name: getattr(found, name, None) for name in SCHEMA.names}
 
 
 def recover(
@@ -103,8 +93,9 @@ def recover(
         return []
     on_progress(f"folding the logs of {len(topics)} topics")
     frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
+    folded = frame.mapInArrow(partial(fold_all, chosen), from_arrow_schema(SCHEMA))
     with report_progress(spark, "folding", on_progress):
-        rows = sorted(folds(frame, chosen).collect(), key=lambda row: str(row.topic))
+        rows = sorted(folded.collect(), key=lambda row: str(row.topic))
     failed = [_failed(row) for row in rows if row.failure is not None]
     found = [_folded(row) for row in rows if row.failure is None]
     found = [one for one in found if one.transactional or one.differences]

@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from broker_io import is_cluster
 from broker_io.errors import TopicNotFound
@@ -51,7 +42,7 @@ from txnbuffer.pipeline.planning import (
 from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
 from txnbuffer.pipeline.reading import RecordFilter
 from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
-from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, filter_of, open_for_reading, read_task
+from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, filter_of, frame_schema, open_for_reading, read_task
 from txnbuffer.recovery.restore import SnapshotLoader
 
 if TYPE_CHECKING:
@@ -265,20 +256,6 @@ def _seqno_at(one: PinnedTopic, at: Position) -> int | None:
 
 NAME = "txnbuffer"
 
-POSITION = StructType([StructField(axis, LongType()) for axis in ("ledger", "entry", "batch")])
-TYPES: dict[str, DataType] = {
-    "topic": StringType(),
-    "position": POSITION,
-    "seqno": LongType(),
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "properties": MapType(StringType(), StringType()),
-    "txn": StringType(),
-    "event_time": TimestampType(),
-    "publish_time": TimestampType(),
-    "outcome": StringType(),
-}
-
 
 def register(spark: SparkSession) -> None:
     """Register the format `txnbuffer` in a session."""
@@ -293,7 +270,7 @@ class TxnbufferSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return StructType([StructField(name, TYPES[name]) for name in self._read_options().columns])
+        return frame_schema(self._read_options().columns)
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(self._read_options())

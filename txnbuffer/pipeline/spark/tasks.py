@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -48,6 +50,11 @@ def _read(
         for one in ranges:
             for rows in read_range(broker, one, filters[one.topic], fail_on_data_loss=options.fail_on_data_loss):
                 yield record_batch(rows, schema)
+
+
+def frame_schema(columns: Sequence[str]) -> StructType:
+    """The schema of a data frame of records with these columns."""
+    return from_arrow_schema(schema_of(columns))
 
 
 def filter_of(options: ReadOptions, pinned: PinnedTopic) -> RecordFilter:
