@@ -312,7 +312,8 @@ def test_a_mark_passes_as_many_outcomes_as_a_message_holds() -> None:
     stage = Stage(CoordinatorConfig(max_message_bytes=LIMIT, low_water_mark_interval=0.0, remember=1e6), ids=60_000)
     progress, chance = stage.owner.coordinator._core.progress, random.Random(5)
     for least in range(stage.first, stage.first + 60_000):
-        progress.settle_one_phase(least, Outcome(chance.random() < 0.5))
+        progress.settled.add(least)
+        progress.one_phase[Outcome(chance.random() < 0.5)].add(least)
     committed = progress.one_phase[Outcome.COMMIT].bitmap().copy()
     for _ in range(50):
         stage.world.now += 1.0

@@ -200,11 +200,9 @@ class TransactionCompletion:
     def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
         """The topic's buffer has applied markers, with these ends of transactions."""
         core, live = self._core, self._core.live
-        core.markers.queries_settled(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
+        core.markers.queries_settled(topic, ends)
         for txn, outcome in ends:
-            if txn.most != core.shard:
-                continue
-            transaction = live.get(txn.least)
+            transaction = live.get(txn.least) if txn.most == core.shard else None
             if transaction is None:
                 continue
             if transaction.one_phase:
@@ -329,14 +327,15 @@ class TransactionCompletion:
         core, least = self._core, transaction.txn.least
         del core.live[least]
         core.outcomes.add(least, outcome, core.now, timed_out=transaction.reason == TIME_UP)
+        core.progress.settled.add(least)
         if transaction.one_phase:
-            core.progress.settle_one_phase(least, outcome)
+            core.progress.one_phase[outcome].add(least)
         else:
-            core.progress.settled.add(least)
             if transaction.group is not None:
                 transaction.group.unsettled -= 1
             self._producers.settled(transaction)
-        self._sessions.settled(transaction)
+        if transaction.block is not None:
+            self._sessions.reduce(transaction.block, 1)
 
 
 def _row(transaction: TransactionState, outcome: Outcome) -> Row:

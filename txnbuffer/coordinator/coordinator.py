@@ -23,7 +23,7 @@ from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Don
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.requests import CommitRequests, OutcomeQueries, Registration, TransactionRequests
 from txnbuffer.coordinator.retention import OutcomeRetention
-from txnbuffer.coordinator.sessions import Sessions, WritePermission
+from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
@@ -34,15 +34,20 @@ class Coordinator:
     """The owner of a shard in an epoch; `history` is the decision log up to this owner's `owner` entry."""
 
     def __init__(self, shard: int, epoch: int, config: CoordinatorConfig, history: History, now: float) -> None:
+        self.shard = shard
+        self.epoch = epoch
         self.config = config
-        self._core = core = Core(shard, epoch, config, history, self._group_durable, now)
+        self._core = core = Core(
+            shard, epoch, config, history, lambda *durable: self._completion.group_durable(*durable), now
+        )
         self._producers = NamedProducers(core, history.names)
-        self._consumer_groups = ConsumerGroups(core, history.consumers)
-        self._retention = OutcomeRetention(core, self._producers, self._consumer_groups, history)
+        self.consumer_groups = ConsumerGroups(core, history.consumers)
+        """Do not change them."""
+        self._retention = OutcomeRetention(core, self._producers, self.consumer_groups, history)
         next_id = history.next_id(epoch)
         self._sessions = Sessions(core, next_id, lambda *of: self._completion.abort(*of), self._retention.leased)
         self._completion = TransactionCompletion(
-            core, self._sessions, self._producers, self._consumer_groups, self._retention
+            core, self._sessions, self._producers, self.consumer_groups, self._retention
         )
         self._takeover = TakeOver(core, self._sessions, self._completion, self._retention, history)
         horizon = self._takeover.horizon
@@ -50,16 +55,8 @@ class Coordinator:
         self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion)
         self._outcome_queries = OutcomeQueries(core, self._sessions, self._completion, self._takeover)
         self._registration = Registration(core)
-        self.refusal = WritePermission(core, self._sessions).refusal
+        self.refusal = self._sessions.write_refusal
         """`refusal(session, txn)` returns why a session may not write to a transaction; None if it may."""
-
-    @property
-    def shard(self) -> int:
-        return self._core.shard
-
-    @property
-    def epoch(self) -> int:
-        return self._core.epoch
 
     @property
     def stopped(self) -> str | None:
@@ -86,7 +83,7 @@ class Coordinator:
 
     def sessions(self) -> Iterator[Session]:
         """The sessions that are connected, or may still reconnect. Do not change them."""
-        return self._sessions.all_sessions()
+        return iter(self._sessions.by_name.values())
 
     def topics(self) -> list[str]:
         """The registered topics."""
@@ -94,11 +91,6 @@ class Coordinator:
 
     def is_registered(self, topic: str) -> bool:
         return topic in self._core.topics
-
-    @property
-    def consumer_groups(self) -> ConsumerGroups:
-        """The consumer groups. Do not change them."""
-        return self._consumer_groups
 
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended and all its markers are durable."""
@@ -129,14 +121,14 @@ class Coordinator:
     def session_disconnected(self, session: str, now: float) -> None:
         if self._enter(now):
             self._sessions.disconnect(session)
-            self._consumer_groups.session_away(session)
+            self.consumer_groups.session_away(session)
 
     def close_session(self, session: str, request: int, now: float) -> None:
         """A client closes its session: its open transactions are aborted."""
         known = self._session(session, request, now)
         if known is not None:
             self._sessions.remove(known)
-            self._consumer_groups.session_closed(session)
+            self.consumer_groups.session_closed(session)
             up_to = self._sessions.highest_id
             self._when_ready(known, lambda: self._sessions.keep_only(known, (), up_to, "its session was closed"))
             self._core.answer(session, request, Done())
@@ -288,17 +280,17 @@ class Coordinator:
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Start a new generation of a consumer group, without members. Answered with Joined."""
         if self._session(session, request, now) is not None:
-            self._consumer_groups.join(session, request, group)
+            self.consumer_groups.join(session, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
         """Delete a group's positions on a topic, or on all topics; an operator's request. Answered with Done."""
         if self._enter(now):
-            self._consumer_groups.forget(request, group, topic)
+            self.consumer_groups.forget(request, group, topic)
 
     def heartbeat(self, session: str, heartbeat: GroupHeartbeat, now: float) -> None:
         """A member of a consumer group joins, stays, or leaves. Answered with MemberAssignments."""
         if self._session(session, heartbeat.request, now) is not None:
-            self._consumer_groups.heartbeat(session, heartbeat.request, heartbeat)
+            self.consumer_groups.heartbeat(session, heartbeat.request, heartbeat)
 
     # Events of logs and buffers
 
@@ -354,7 +346,7 @@ class Coordinator:
         self._completion.tick()
         if self._takeover.ready:
             self._sessions.tick()
-        self._consumer_groups.tick()
+        self.consumer_groups.tick()
         self._core.markers.retry(self._completion.marker_wanted)
         self._retention.tick()
 
@@ -368,7 +360,7 @@ class Coordinator:
     def _session(self, session: str, request: int, now: float) -> Session | None:
         if not self._enter(now):
             return None
-        known = self._sessions.get(session)
+        known = self._sessions.by_name.get(session)
         if known is None or known.disconnected_since is not None:
             text = f"session {session!r} is not open here: open it, and name its open transactions"
             self._core.answer(session, request, UnknownSession(text))
@@ -394,6 +386,3 @@ class Coordinator:
             if transaction.state is State.OPEN:
                 refusal = ProducerFenced(f"{name!r} was opened by another producer; stop this one")
                 self._completion.abort(transaction, "its name was opened again", refusal=refusal)
-
-    def _group_durable(self, *durable: object) -> None:
-        self._completion.group_durable(*durable)  # type: ignore[arg-type]  # bound before TransactionCompletion exists

@@ -53,7 +53,7 @@ from txnbuffer.coordinator.transaction import (
     Waiter,
     bitmap_of,
 )
-from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted, UnknownTransaction
+from txnbuffer.errors import TIME_UP, ForeignTransaction, OutcomeForgotten, TransactionAborted, UnknownTransaction
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 
 OnDurable = Callable[[], None]
@@ -92,16 +92,19 @@ class DecisionJournal:
         Returns the number of the group. Raises TooLarge, and decides nothing, if they don't fit into one group.
         """
         rows = [row for row, _ in decisions]
-        size = sum([1 + len(row.topics) for row in rows])
+        rows_and_topics = sum([1 + len(row.topics) for row in rows])
         extra = names_bytes(names) + positions_bytes(positions)
         added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + extra
-        if self._bytes + added > self.max_bytes or self._size + size > self._max_group:
+        if self._bytes + added > self.max_bytes or self._size + rows_and_topics > self._max_group:
             self._seal()
             self._topics.clear()
             added = rows_bytes(rows, self._topics, 0) + extra
-            if FIXED + added > self.max_bytes:
-                self._check_fits(rows, names, positions)
-        self._size += size
+            if FIXED + added > self.max_bytes:  # which is an upper bound
+                size = size_of(encode(self._group(rows, (), names, positions)))
+                if size > self.max_bytes:
+                    self._start_group()
+                    raise TooLarge(size)
+        self._size += rows_and_topics
         self._bytes += added
         self._rows += rows
         self._transactions += [transaction for _, transaction in decisions]
@@ -185,12 +188,9 @@ class DecisionJournal:
         if not (self._rows or self._retired):
             return
         group = self._group(self._rows, self._retired, self._names, self._positions)
-        number = self.next_group
         self.next_group += 1
         transactions, retirements = self._transactions, self._retirements
-        record = GroupRecord(number, self.now, ids_of(group), len(transactions))
-        record.names = tuple(name for name, _ in self._names)
-        record.consumers = tuple({commit.group: None for commit in self._positions})
+        record = group_record(group, len(transactions))
         self._start_group()
         self._messages.append(encode(group))
         self._callbacks.append(lambda: self._group_durable(record, transactions, retirements))
@@ -205,14 +205,12 @@ class DecisionJournal:
         now = int(self.now * 1000)
         return Group(self.next_group, self._epoch, now, tuple(rows), tuple(retired), tuple(names), tuple(positions))
 
-    def _check_fits(
-        self, rows: Sequence[Row], names: Sequence[NamedCommit], positions: Sequence[PositionCommit]
-    ) -> None:
-        """Raises TooLarge if a group of its own can't hold them; the sizes added up before are upper bounds."""
-        size = size_of(encode(self._group(rows, (), names, positions)))
-        if size > self.max_bytes:
-            self._start_group()
-            raise TooLarge(size)
+
+def group_record(group: Group, unsettled: int) -> GroupRecord:
+    """What an owner has to know of a group in the log."""
+    names = tuple(commit.name for commit in group.names)
+    consumers = tuple({commit.group: None for commit in group.positions})
+    return GroupRecord(group.number, group.decided_at / 1000, ids_of(group), unsettled, names, consumers)
 
 
 class TooLarge(Exception):
@@ -256,12 +254,7 @@ class Markers:
         self._token = 0
 
     def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
-        queue = (topic, decided)
-        items = self._waiting.get(queue)
-        if items is None:
-            self._waiting[queue] = [item]
-        else:
-            items.append(item)
+        self._waiting.setdefault((topic, decided), []).append(item)
 
     def answer_query(self, topic: str, item: MarkerItem) -> None:
         """Answer an outcome query of a topic's buffer with a marker: once, until the buffer has applied the marker."""
@@ -270,11 +263,11 @@ class Markers:
             answered.add(item.txn.least)
             self.add(topic, True, item)
 
-    def queries_settled(self, topic: str, ids: Iterable[int]) -> None:
-        """The topic's buffer has applied the ends of these transactions, so it does not query them again."""
+    def queries_settled(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]]) -> None:
+        """The topic's buffer has applied these ends of transactions, so it does not query them again."""
         answered = self._answered.get(topic)
         if answered is not None:
-            answered.difference_update(BitMap64(ids))
+            answered.difference_update(BitMap64([txn.least for txn, _ in ends if txn.most == self._shard]))
             if not answered:
                 del self._answered[topic]
 
@@ -313,7 +306,7 @@ class Markers:
                 if wanted(topic, decided, item):
                     self.add(topic, decided, item)
                 else:
-                    self.queries_settled(topic, (item.txn.least,))  # a later query is answered again
+                    self.queries_settled(topic, [(item.txn, item.outcome)])  # a later query is answered again
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: drop the markers that it still needed."""
@@ -371,11 +364,7 @@ class Core:
             self.effects = [StopAnswering(reason)]
 
     def answer(self, session: str, request: int, result: Result) -> None:
-        answers = self._answers.get(session)
-        if answers is None:
-            self._answers[session] = [(request, result)]
-        else:
-            answers.append((request, result))
+        self._answers.setdefault(session, []).append((request, result))
 
     def answer_outcome(self, waiter: Waiter, txn: TxnId, outcome: Outcome, reason: str) -> None:
         """Answer with a durable outcome, or with an error if the request was a commit and the outcome is an abort."""
@@ -393,6 +382,12 @@ class Core:
             self.answer(waiter[0], waiter[1], gone)
         else:
             self.answer_outcome(waiter, txn, outcome, self.why_aborted(txn))
+
+    def wrong_coordinator(self, txn: TxnId) -> ForeignTransaction:
+        """The refusal of a request about a transaction of another coordinator."""
+        return ForeignTransaction(
+            f"transaction {txn} belongs to coordinator {txn.most}, this is {self.shard}: send the request there"
+        )
 
     def was_skipped(self, least: int) -> bool:
         """Whether no owner of this log leased the id, although owners leased higher ones."""

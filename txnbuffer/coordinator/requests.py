@@ -290,7 +290,7 @@ class CommitRequests:
         if self._core.progress.has_ended(txn.least) or self._sessions.retirement(txn.least) is not None:
             return None
         block = self._sessions.locate(txn.least)
-        return self._sessions.start(txn, block, self._core.config.transaction_timeout)
+        return self._sessions.start(txn, block)
 
 
 def link(parent: TransactionState, branch: TransactionState) -> None:
@@ -386,8 +386,7 @@ class TransactionRequests:
         core, least = self._core, txn.least
         transaction = core.live.get(least)
         if txn.most != core.shard:
-            text = f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
-            core.answer(name, request, ForeignTransaction(text))
+            core.answer(name, request, core.wrong_coordinator(txn))
         elif transaction is not None:
             if transaction.state in TERMINAL:
                 transaction.wait(name, request, commit=False)
@@ -420,7 +419,7 @@ class TransactionRequests:
             return State.ABORTING
         if block is None or block.session is not session:
             return ForeignTransaction(f"transaction {txn} belongs to another session")
-        return sessions.start(txn, block, core.config.transaction_timeout).state
+        return sessions.start(txn, block).state
 
     def _join(self, branch: TransactionState, txn: TxnId) -> None:
         """Make a transaction a branch; abort it at once if its parent has ended or is ending."""
@@ -429,7 +428,7 @@ class TransactionRequests:
         if parent is None and not core.progress.has_ended(txn.least):
             block = self._sessions.locate(txn.least)
             if block is not None and self._sessions.retirement(txn.least) is None:
-                parent = self._sessions.start(txn, block, core.config.transaction_timeout)
+                parent = self._sessions.start(txn, block)
         usable = parent is not None and parent is not branch and parent.parent is None and not branch.branches
         if parent is not None and usable and parent.state is State.OPEN and parent.plan is None:
             link(parent, branch)
@@ -531,7 +530,7 @@ class OutcomeQueries:
     def _watch(self, topic: str, txn: TxnId) -> None:
         """Start the timeout of an unknown transaction: its client may have died before its first request."""
         block = self._sessions.locate(txn.least)
-        transaction = self._sessions.start(txn, block, self._core.config.transaction_timeout)
+        transaction = self._sessions.start(txn, block)
         if block is None:
             self._sessions.used_unleased.add(txn.least)
             self._completion.abort(transaction, "its id was never leased", (topic,))

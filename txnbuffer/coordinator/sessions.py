@@ -6,10 +6,12 @@ not used when it ends, is aborted in the log and never leased again.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 from pyroaring import BitMap64
@@ -40,7 +42,7 @@ fails for longer only makes the job repeat the task. The clients of an earlier o
 
 
 class Sessions:
-    """The sessions of a coordinator and their ids.
+    """The sessions of a coordinator and their ids, with all blocks but the oldest whose ids have all ended.
 
     `abort` aborts an open transaction; `leased` is called with the first and last id of each durable lease.
     """
@@ -49,8 +51,8 @@ class Sessions:
         self._core = core
         self._abort = abort
         self._leased = leased
-        self._sessions: dict[str, Session] = {}
-        self._blocks: list[Block] = []
+        self.by_name: dict[str, Session] = {}
+        self.all_blocks: list[Block] = []
         self._expiring: deque[Block] = deque()
         self._retirements: list[Retirement] = []
         self._next_id = next_id
@@ -58,21 +60,13 @@ class Sessions:
         self.used_unleased = BitMap64()
         """Ids above all leases that have ended: a client used them without a lease."""
 
-    def get(self, name: str) -> Session | None:
-        return self._sessions.get(name)
-
-    def all_sessions(self) -> Iterator[Session]:
-        return iter(self._sessions.values())
-
     def connect(self, name: str) -> Session:
-        session = self._sessions.get(name)
-        if session is None:
-            session = self._sessions[name] = Session(name)
+        session = self.by_name.setdefault(name, Session(name))
         session.disconnected_since = session.participants_until = None
         return session
 
     def disconnect(self, name: str) -> None:
-        session = self._sessions.get(name)
+        session = self.by_name.get(name)
         if session is not None:
             session.disconnected_since = self._core.now
             session.participants_until = self._core.now + PARTICIPANT_GRACE
@@ -101,24 +95,24 @@ class Sessions:
 
     def add(self, session: Session, first: int, last: int, since: float) -> Block:
         """Add a block of ids above all others."""
-        block = Block(session, first, last, since + self._core.config.lease_timeout)
-        self._blocks.append(block)
+        count = last - first + 1
+        block = Block(session, first, last, count, since + self._core.config.lease_timeout)
+        self.all_blocks.append(block)
         self._expiring.append(block)
-        self._count(session, block.left)
+        session.outstanding += count
+        self._outstanding += count
         return block
 
     def load(self, lease: Lease, since: float) -> None:
         """Load a block that an older owner leased; the ids of it that have ended are known."""
-        session = self._sessions.get(lease.session)
-        if session is None:
-            session = self._sessions[lease.session] = Session(lease.session, since)
+        session = self.by_name.setdefault(lease.session, Session(lease.session, since))
         block = self.add(session, lease.first, lease.first + lease.size - 1, since)
         self.reduce(block, block.left - len(self._unended(block.first, block.last)))
 
     def _lease_durable(self, block: Block, request: int) -> None:
         self._leased(block.first, block.last)
         session = block.session
-        if self._sessions.get(session.name) is session:
+        if self.by_name.get(session.name) is session:
             session.block = block
             self._core.answer(session.name, request, Leased(block.first, block.last - block.first + 1))
         else:
@@ -126,9 +120,9 @@ class Sessions:
 
     def locate(self, least: int) -> Block | None:
         """The block of an id; None if it was never leased, or its whole block ended long ago."""
-        at = bisect_right(self._blocks, least, key=_first) - 1
-        if at >= 0 and least <= self._blocks[at].last:
-            return self._blocks[at]
+        at = bisect_right(self.all_blocks, least, key=attrgetter("first")) - 1
+        if at >= 0 and least <= self.all_blocks[at].last:
+            return self.all_blocks[at]
         return None
 
     # Transactions
@@ -142,9 +136,9 @@ class Sessions:
         """
         core, least = self._core, txn.least
         transaction = core.live.get(least)
+        refusal: Error
         if txn.most != core.shard:
-            text = f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
-            core.answer(name, request, ForeignTransaction(text))
+            refusal = core.wrong_coordinator(txn)
         elif transaction is not None:
             owner = transaction.session
             parent = transaction.parent.session if transaction.parent is not None else None
@@ -152,43 +146,62 @@ class Sessions:
                 return transaction
             if transaction.participant_of is not None:
                 return transaction
-            self._foreign(name, request, txn)
+            refusal = _foreign(txn, "end it there")
         elif core.progress.has_ended(least):
             core.answer_ended((name, request, commit), txn)
+            return None
         elif (block := self.locate(least)) is None:
-            text = f"transaction {txn} was never leased: begin transactions with ids of a lease"
-            core.answer(name, request, UnknownTransaction(text))
+            refusal = _unknown(txn)
         elif (retirement := self.retirement(least)) is not None:
             retirement.waiters.append(((name, request, commit), txn))
+            return None
         elif block.session.name != name and not operator:
-            self._foreign(name, request, txn)
+            refusal = _foreign(txn, "end it there")
         else:
-            return self.start(txn, block, core.config.transaction_timeout)
+            return self.start(txn, block)
+        core.answer(name, request, refusal)
         return None
 
-    def start(self, txn: TxnId, block: Block | None, timeout: float) -> TransactionState:
-        """Create a live transaction, which is aborted if it is still open after `timeout` seconds."""
+    def start(self, txn: TxnId, block: Block | None) -> TransactionState:
+        """Create a live transaction, which is aborted if it is still open after the default timeout."""
+        core = self._core
         transaction = TransactionState(txn, None if block is None else block.session, block)
-        self._core.live[txn.least] = transaction
-        self._core.watch(transaction, self._core.now + timeout)
+        core.live[txn.least] = transaction
+        core.watch(transaction, core.now + core.config.transaction_timeout)
         return transaction
 
-    def settled(self, transaction: TransactionState) -> None:
-        """A transaction is settled."""
-        if transaction.block is not None:
-            self.reduce(transaction.block, 1)
+    def write_refusal(self, name: str, txn: TxnId) -> Error | None:
+        """Why a session may not write to a transaction; None if it is the session's own, and open."""
+        core, least = self._core, txn.least
+        if txn.most != core.shard:
+            return core.wrong_coordinator(txn)
+        transaction = core.live.get(least)
+        if transaction is not None:
+            if transaction.session is None or transaction.session.name != name:
+                return _foreign(txn, "write with the one that leased it")
+            if transaction.state is State.OPEN and transaction.plan is None:
+                return None
+            if transaction.state in (State.ABORTING, State.ABORTED):
+                return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
+            return _ended(txn)
+        if core.progress.has_ended(least):
+            if core.outcomes.find(least) is Outcome.ABORT:
+                return TransactionAborted(txn, core.why_aborted(txn))
+            return _ended(txn)
+        block = self.locate(least)
+        if block is None:
+            return _unknown(txn)
+        if block.session.name != name:
+            return _foreign(txn, "write with the one that leased it")
+        if self.retirement(least) is not None:
+            return TransactionAborted(txn, "its id was returned unused")
+        return None
 
     def reduce(self, block: Block, count: int) -> None:
         """This many ids of a block have ended."""
         block.left -= count
-        self._count(block.session, -count)
-
-    def drop_ended(self) -> None:
-        """Drop the oldest blocks whose ids have all ended."""
-        done = 0
-        while done < len(self._blocks) and self._blocks[done].left == 0:
-            done += 1
-        del self._blocks[:done]
+        block.session.outstanding -= count
+        self._outstanding -= count
 
     # Returning ids
 
@@ -220,18 +233,18 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         """Remove a session; `keep_only` aborts its open transactions."""
-        if self._sessions.get(session.name) is session:
-            del self._sessions[session.name]
+        if self.by_name.get(session.name) is session:
+            del self.by_name[session.name]
 
     def tick(self) -> None:
         """End sessions whose client was disconnected for too long, and leases that were not used in time."""
         core = self._core
-        for session in self._sessions.values():
+        for session in self.by_name.values():
             if session.participants_until is not None and session.participants_until <= core.now:
                 session.participants_until = None
                 self._abort_participants(session)
         horizon = core.now - core.config.session_timeout
-        for session in [one for one in self._sessions.values() if one.disconnected_since is not None]:
+        for session in [*self.by_name.values()]:
             if session.disconnected_since is not None and session.disconnected_since <= horizon:
                 self.remove(session)
                 self.keep_only(
@@ -241,7 +254,8 @@ class Sessions:
             block = self._expiring.popleft()
             if block.left:
                 self._retire(block, block.first, block.last)
-        self.drop_ended()
+        ended = itertools.takewhile(lambda block: block.left == 0, self.all_blocks)
+        del self.all_blocks[: len([*ended])]
 
     def _abort_participants(self, session: Session) -> None:
         for block in self.blocks(session):
@@ -259,10 +273,7 @@ class Sessions:
 
     def blocks(self, session: Session) -> list[Block]:
         """The blocks of a session that have ids left."""
-        return [block for block in self._blocks if block.session is session and block.left]
-
-    def all_blocks(self) -> list[Block]:
-        return self._blocks
+        return [block for block in self.all_blocks if block.session is session and block.left]
 
     def retirement(self, least: int) -> Retirement | None:
         for retirement in self._retirements:
@@ -302,14 +313,6 @@ class Sessions:
         ids.remove_range(0, progress.low_water_mark + 1)
         return ids
 
-    def _count(self, session: Session, change: int) -> None:
-        session.outstanding += change
-        self._outstanding += change
-
-    def _foreign(self, name: str, request: int, txn: TxnId) -> None:
-        text = f"transaction {txn} belongs to another session: end it there"
-        self._core.answer(name, request, ForeignTransaction(text))
-
 
 def blocks_of(ids: BitMap64) -> list[Retired]:
     """A set of ids as blocks of consecutive ids."""
@@ -319,49 +322,12 @@ def blocks_of(ids: BitMap64) -> list[Retired]:
     return list(map(Retired, column[starts].tolist(), counts.tolist()))
 
 
-def _first(block: Block) -> int:
-    return block.first
+def _foreign(txn: TxnId, instead: str) -> Error:
+    return ForeignTransaction(f"transaction {txn} belongs to another session: {instead}")
 
 
-class WritePermission:
-    """Decides whether a session may write to a transaction: only its own session may, while it is open."""
-
-    def __init__(self, core: Core, sessions: Sessions) -> None:
-        self._core = core
-        self._sessions = sessions
-
-    def refusal(self, name: str, txn: TxnId) -> Error | None:
-        """Why a session may not write to a transaction; None if it may."""
-        core, least = self._core, txn.least
-        if txn.most != core.shard:
-            return ForeignTransaction(
-                f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
-            )
-        transaction = core.live.get(least)
-        if transaction is not None:
-            if transaction.session is None or transaction.session.name != name:
-                return _foreign(txn)
-            if transaction.state is State.OPEN and transaction.plan is None:
-                return None
-            if transaction.state in (State.ABORTING, State.ABORTED):
-                return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
-            return _ended(txn)
-        if core.progress.has_ended(least):
-            if core.outcomes.find(least) is Outcome.ABORT:
-                return TransactionAborted(txn, core.why_aborted(txn))
-            return _ended(txn)
-        block = self._sessions.locate(least)
-        if block is None:
-            return UnknownTransaction(f"transaction {txn} was never leased: begin transactions with ids of a lease")
-        if block.session.name != name:
-            return _foreign(txn)
-        if self._sessions.retirement(least) is not None:
-            return TransactionAborted(txn, "its id was returned unused")
-        return None
-
-
-def _foreign(txn: TxnId) -> Error:
-    return ForeignTransaction(f"transaction {txn} belongs to another session: write with the one that leased it")
+def _unknown(txn: TxnId) -> Error:
+    return UnknownTransaction(f"transaction {txn} was never leased: begin transactions with ids of a lease")
 
 
 def _ended(txn: TxnId) -> Error:

@@ -29,7 +29,7 @@ from broker_io.batch import Message
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.completion import TransactionCompletion
-from txnbuffer.coordinator.core import Core, ids_of
+from txnbuffer.coordinator.core import Core, group_record, ids_of
 from txnbuffer.coordinator.decisions import DecisionRows, Group, LowWaterMark, Owner, OwnerEpoch, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import ENDED_STATE, LARGEST_LIMIT, State, WriteEpochMarker
@@ -111,7 +111,7 @@ class TakeOver:
             core.progress.one_phase[outcome].update(new)
             core.progress.settled.update(new)
             core.outcomes.update(new, outcome, core.now)
-            for one in self._sessions.all_blocks():
+            for one in self._sessions.all_blocks:
                 if one.first > self.horizon:
                     break
                 self._sessions.reduce(one, new.range_cardinality(one.first, one.last + 1))
@@ -138,9 +138,7 @@ class TakeOver:
         """Remember the decisions of a group; returns its transactions that are not settled."""
         core, unsettled = self._core, []
         decided_at = group.decided_at / 1000
-        record = GroupRecord(group.number, decided_at, ids_of(group), 0)
-        record.names = tuple(name for name, _ in group.names)
-        record.consumers = tuple({commit.group: None for commit in group.positions})
+        record = group_record(group, 0)
         self._retention.add(record)
         aborted, committed, rows = DecisionRows.of(group.rows).split(core.progress)
         for least, outcome, topics, records in rows:

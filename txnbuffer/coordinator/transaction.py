@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from pyroaring import BitMap64
@@ -15,49 +16,47 @@ Waiter = tuple[str, int, bool]
 """A session and its request that waits for an outcome; True: the request is a commit, so that an ABORT is an error."""
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """The session of a client. `outstanding`: the number of its leased ids that have not ended.
 
     `participants_until`: when its unfinished participants abort, because its connection has ended.
     """
 
-    __slots__ = ("block", "disconnected_since", "name", "outstanding", "participants_until")
-
-    def __init__(self, name: str, disconnected_since: float | None = None) -> None:
-        self.name = name
-        self.disconnected_since = disconnected_since
-        self.participants_until: float | None = None
-        self.outstanding = 0
-        self.block: Block | None = None
+    name: str
+    disconnected_since: float | None = None
+    participants_until: float | None = None
+    outstanding: int = 0
+    block: Block | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """The leased ids `first` to `last` of a session; `left` of them have not ended."""
 
-    __slots__ = ("expires", "first", "last", "left", "session")
-
-    def __init__(self, session: Session, first: int, last: int, expires: float) -> None:
-        self.session = session
-        self.first = first
-        self.last = last
-        self.left = last - first + 1
-        self.expires = expires
+    session: Session
+    first: int
+    last: int
+    left: int
+    expires: float
 
 
+@dataclass(slots=True, eq=False)
 class GroupRecord:
-    """A group of decisions in the log: its ids, and the number of its transactions that are not settled."""
+    """A group of decisions in the log: its ids, and the number of its transactions that are not settled.
 
-    __slots__ = ("consumers", "decided_at", "ids", "names", "number", "unsettled")
+    `names` and `consumers` are the named producers and consumer groups that its commits change.
+    """
 
-    def __init__(self, number: int, decided_at: float, ids: BitMap64, unsettled: int) -> None:
-        self.number = number
-        self.decided_at = decided_at
-        self.ids = ids
-        self.unsettled = unsettled
-        self.names: tuple[str, ...] = ()
-        self.consumers: tuple[str, ...] = ()
+    number: int
+    decided_at: float
+    ids: BitMap64
+    unsettled: int
+    names: tuple[str, ...]
+    consumers: tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False)
 class TransactionState:
     """A transaction from its first request until it is settled.
 
@@ -71,54 +70,28 @@ class TransactionState:
     - `refusal`: the answer to its commit request if it aborts.
     """
 
-    __slots__ = (
-        "block",
-        "branches",
-        "checks",
-        "deadline",
-        "finished",
-        "group",
-        "hidden",
-        "name",
-        "one_phase",
-        "parent",
-        "participant_of",
-        "plan",
-        "reason",
-        "records",
-        "refusal",
-        "session",
-        "state",
-        "topics",
-        "txn",
-        "unfinished",
-        "unseen",
-        "waiters",
-    )
-
-    def __init__(self, txn: TxnId, session: Session | None, block: Block | None) -> None:
-        self.txn = txn
-        self.session = session
-        self.block = block
-        self.state = State.OPEN
-        self.deadline = 0.0
-        self.topics: tuple[str, ...] = ()
-        self.records: tuple[int, ...] = ()
-        self.waiters: list[Waiter] | None = None
-        self.one_phase = False
-        self.plan: Commit | None = None
-        self.checks = 0
-        self.parent: TransactionState | None = None
-        self.branches: list[TransactionState] | None = None
-        self.name: str | None = None
-        self.participant_of: tuple[str, int] | None = None
-        self.finished = False
-        self.unfinished: set[str] | None = None
-        self.unseen: set[str] | None = None
-        self.hidden = 0
-        self.group: GroupRecord | None = None
-        self.reason = ""
-        self.refusal: Error | None = None
+    txn: TxnId
+    session: Session | None
+    block: Block | None
+    state: State = State.OPEN
+    deadline: float = 0.0
+    topics: tuple[str, ...] = ()
+    records: tuple[int, ...] = ()
+    waiters: list[Waiter] | None = None
+    one_phase: bool = False
+    plan: Commit | None = None
+    checks: int = 0
+    parent: TransactionState | None = None
+    branches: list[TransactionState] | None = None
+    name: str | None = None
+    participant_of: tuple[str, int] | None = None
+    finished: bool = False
+    unfinished: set[str] | None = None
+    unseen: set[str] | None = None
+    hidden: int = 0
+    group: GroupRecord | None = None
+    reason: str = ""
+    refusal: Error | None = None
 
     def advance(self, state: State) -> None:
         """Change the state, as the state table allows; anything else is a bug."""
@@ -134,15 +107,13 @@ class TransactionState:
             self.waiters.append(waiter)
 
 
+@dataclass(slots=True, eq=False)
 class Retirement:
     """Unused ids whose ABORT is on its way to the log, and the requests that wait for it."""
 
-    __slots__ = ("block", "ids", "waiters")
-
-    def __init__(self, block: Block | None, ids: BitMap64) -> None:
-        self.block = block
-        self.ids = ids
-        self.waiters: list[tuple[Waiter, TxnId]] = []
+    block: Block | None
+    ids: BitMap64
+    waiters: list[tuple[Waiter, TxnId]] = field(default_factory=list)
 
 
 class IdSet:
@@ -235,10 +206,6 @@ class Progress:
 
     def has_ended(self, least: int) -> bool:
         return least <= self.low_water_mark or least in self.settled
-
-    def settle_one_phase(self, least: int, outcome: Outcome) -> None:
-        self.settled.add(least)
-        self.one_phase[outcome].add(least)
 
     def reachable(self, live: Collection[int] = ()) -> int:
         """The highest possible low-water mark. `live`: ids that have not ended, some perhaps in a gap."""
