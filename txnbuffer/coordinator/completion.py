@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.coordinator.core import Core, Decisions, TooLarge
@@ -27,38 +28,32 @@ from txnbuffer.errors import TIME_UP, Error, NotVisible
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
 
+@dataclass
 class TransactionCompletion:
     """Commits and aborts transactions.
 
     A transaction is settled when its outcome and all its markers are durable, and no client waits for it to be visible.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        sessions: Sessions,
-        producers: NamedProducers,
-        consumer_groups: ConsumerGroups,
-        retention: OutcomeRetention,
-    ) -> None:
-        self._core = core
-        self._sessions = sessions
-        self._producers = producers
-        self._consumer_groups = consumer_groups
-        self._retention = retention
-        self._stopped: dict[str, Error] = {}
-        """The topics whose buffer has stopped, with the error; nothing becomes visible there."""
-        self._waited_for: deque[tuple[float, TransactionState]] = deque()
+    _core: Core
+    _sessions: Sessions
+    _producers: NamedProducers
+    _consumer_groups: ConsumerGroups
+    _retention: OutcomeRetention
+    stopped: dict[str, Error] = field(default_factory=dict)
+    """The topics whose buffer has stopped, with the error; nothing becomes visible there."""
+    _waited_for: deque[tuple[float, TransactionState]] = field(default_factory=deque)
 
     # Deciding
 
     def commit(self, transaction: TransactionState, plan: Commit) -> None:
         """Decide COMMIT for a transaction whose commit request is valid."""
         core = self._core
-        if plan.sequence is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
+        if plan.sequence is None and not plan.positions and self._may_be_one_phase(transaction):
             self._decide_by_marker(transaction, Outcome.COMMIT)
             return
-        refusal = self._refusal(plan)
+        refusal = None if plan.sequence is None else self._producers.refusal(plan.sequence)
+        refusal = refusal or self._consumer_groups.refusal(plan.positions)
         if refusal is not None:
             self.abort(transaction, str(refusal), refusal=refusal)
             return
@@ -117,7 +112,7 @@ class TransactionCompletion:
         if transaction.plan is None:
             transaction.topics, transaction.records = topics, (0,) * len(topics)
         transaction.reason, transaction.refusal = reason, refusal
-        if by_marker and self._may_be_one_phase(transaction, transaction.topics):
+        if by_marker and self._may_be_one_phase(transaction):
             self._decide_by_marker(transaction, Outcome.ABORT)
             return
         rows = [(_row(transaction, Outcome.ABORT), transaction)]
@@ -129,9 +124,9 @@ class TransactionCompletion:
             member.advance(DECIDING_STATE[Outcome.ABORT])
         self._core.journal.abort(rows)
 
-    def _may_be_one_phase(self, transaction: TransactionState, topics: tuple[str, ...]) -> bool:
+    def _may_be_one_phase(self, transaction: TransactionState) -> bool:
         """Whether a marker can decide: one topic, registered for one-phase markers, and no other id depends on it."""
-        core = self._core
+        core, topics = self._core, transaction.topics
         if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
             return False
         named = transaction.name is not None or transaction.participant_of is not None
@@ -142,11 +137,6 @@ class TransactionCompletion:
         transaction.one_phase = True
         topic, records = transaction.topics[0], transaction.records[0]
         self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
-
-    def _refusal(self, plan: Commit) -> Error | None:
-        if plan.sequence is not None and (error := self._producers.refusal(plan.sequence)) is not None:
-            return error
-        return self._consumer_groups.refusal(plan.positions)
 
     # Events of logs and buffers
 
@@ -232,22 +222,19 @@ class TransactionCompletion:
 
     def topic_stopped(self, topic: str, why: Error) -> None:
         """The topic's buffer has stopped: no commit waits to become visible there."""
-        self._stopped[topic] = why
+        self.stopped[topic] = why
         for transaction in list(self._core.live.values()):
             if transaction.hidden:
                 self.answer_if_due(transaction)
 
-    def why_stopped(self, topic: str) -> Error | None:
-        return self._stopped.get(topic)
-
     def can_complete(self, least: int) -> bool:
         """Whether a decided transaction still waits for markers on topics that have not stopped."""
         transaction = self._core.live.get(least)
-        return transaction is not None and not (transaction.unfinished or set()) <= self._stopped.keys()
+        return transaction is not None and not (transaction.unfinished or set()) <= self.stopped.keys()
 
     def topic_resumed(self, topic: str) -> None:
         """A stopped topic has a buffer again."""
-        self._stopped.pop(topic, None)
+        self.stopped.pop(topic, None)
 
     def topic_recreated(self, topic: str, ongoing: Set[TxnId]) -> None:
         """A topic was re-created: only its ongoing transactions still need markers there."""
@@ -274,8 +261,8 @@ class TransactionCompletion:
             return
         if not transaction.hidden:
             self._answer(transaction, OUTCOME_OF_STATE[transaction.state])
-        elif (topic := next((one for one in _unseen(transaction) if one in self._stopped), None)) is not None:
-            self._answer_not_visible(transaction, topic, f"it has stopped ({self._stopped[topic]})")
+        elif (topic := next((one for one in _unseen(transaction) if one in self.stopped), None)) is not None:
+            self._answer_not_visible(transaction, topic, f"it has stopped ({self.stopped[topic]})")
 
     def tick(self) -> None:
         """Answer with NotVisible after `visible_timeout`, whatever delays the buffer."""

@@ -21,7 +21,7 @@ from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Done, Effect, GroupHeartbeat, State
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.requests import CommitRequests, OutcomeQueries, Registration, TransactionRequests
+from txnbuffer.coordinator.requests import CommitRequests, Registration, TransactionRequests
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.takeover import TakeOver
@@ -52,8 +52,7 @@ class Coordinator:
         self._takeover = TakeOver(core, self._sessions, self._completion, self._retention, history)
         horizon = self._takeover.horizon
         self._commits = CommitRequests(core, self._sessions, self._producers, self._completion, horizon)
-        self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion)
-        self._outcome_queries = OutcomeQueries(core, self._sessions, self._completion, self._takeover)
+        self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion, self._takeover)
         self._registration = Registration(core)
         self.refusal = self._sessions.write_refusal
         """`refusal(session, txn)` returns why a session may not write to a transaction; None if it may."""
@@ -328,7 +327,7 @@ class Coordinator:
         mark passes one.
         """
         if self._enter(now):
-            self._outcome_queries.answer(topic, txns)
+            self._requests.answer_buffer(topic, txns)
 
     def newer_epoch_seen(self, epoch: int, where: str) -> None:
         """The epoch of an owner of this shard was read in a topic or log: stop if it is newer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from snapshots.shards import shard_of
 from txnbuffer.coordinator.completion import TransactionCompletion
@@ -25,7 +26,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Block, Session, TransactionState
+from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import (
     Error,
     ForeignTransaction,
@@ -39,22 +40,20 @@ from txnbuffer.errors import (
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
 
+@dataclass
 class CommitRequests:
     """Executes the commit requests of sessions: validated, their records counted, then decided.
 
     Older owners leased the ids up to `horizon`. Branches among those are known only because commits name them.
     """
 
-    def __init__(
-        self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion, horizon: int
-    ) -> None:
-        self._core = core
-        self._sessions = sessions
-        self._producers = producers
-        self._completion = completion
-        self._horizon = horizon
-        self._checks: dict[str, list[int]] = {}
-        self._under_check: deque[tuple[float, list[int]]] = deque()
+    _core: Core
+    _sessions: Sessions
+    _producers: NamedProducers
+    _completion: TransactionCompletion
+    _horizon: int
+    _checks: dict[str, list[int]] = field(default_factory=dict)
+    _under_check: deque[tuple[float, list[int]]] = field(default_factory=deque)
 
     def commit_many(self, session: Session, commits: Sequence[Commit]) -> None:
         core, name = self._core, session.name
@@ -91,7 +90,7 @@ class CommitRequests:
             expected = member.records[member.topics.index(topic)]
             if count != expected:
                 reason = f"{topic!r} has {count} records of {member.txn}, but its client sent {expected}"
-                stopped = self._completion.why_stopped(topic)
+                stopped = self._completion.stopped.get(topic)
                 self._completion.abort(transaction, reason if stopped is None else str(stopped))
             else:
                 transaction.checks -= 1
@@ -136,46 +135,38 @@ class CommitRequests:
         return refusal if isinstance(refusal, ProducerFenced) else None
 
     def _check_counts(self, transaction: TransactionState, commit: Commit) -> None:
-        if self._core.config.verify_counts:
-            self._ask_counts(transaction, transaction)
-            for branch in transaction.branches or ():
-                self._ask_counts(transaction, branch)
+        for member in (transaction, *(transaction.branches or ())) if self._core.config.verify_counts else ():
+            for topic in member.topics:
+                transaction.checks += 1
+                self._checks.setdefault(topic, []).append(member.txn.least)
         if not transaction.checks:
             self._completion.commit(transaction, commit)
-
-    def _ask_counts(self, transaction: TransactionState, member: TransactionState) -> None:
-        for topic in member.topics:
-            transaction.checks += 1
-            asked = self._checks.get(topic)
-            if asked is None:
-                self._checks[topic] = [member.txn.least]
-            else:
-                asked.append(member.txn.least)
 
     # Validation
 
     def _invalid(self, transaction: TransactionState, commit: Commit) -> Error | None:
         error = self._invalid_counts(commit.txn, commit.topics, commit.records)
         if error is None and transaction.parent is not None:
-            text = (
-                f"transaction {commit.txn} is a branch of {transaction.parent.txn}: commit that one, and name it there"
+            parent = transaction.parent.txn
+            error = InvalidRequest(
+                f"transaction {commit.txn} is a branch of {parent}: commit that one, and name it there"
             )
-            error = InvalidRequest(text)
         if error is None and transaction.participant_of is not None:
-            text = f"transaction {commit.txn} is a participant of a number: commit the number, and name it as a winner"
-            error = InvalidRequest(text)
+            error = InvalidRequest(
+                f"transaction {commit.txn} is a participant of a number: commit the number, and name it as a winner"
+            )
         if error is None and (commit.winners or commit.losers):
             error = self._invalid_branches(transaction, commit)
         if error is None and (commit.sequence is not None or transaction.name is not None):
             error = self._invalid_name(transaction, commit)
         if error is None and commit.positions:
-            places = {(position.group, position.topic) for position in commit.positions}
-            if len(places) < len(commit.positions):
-                error = InvalidRequest(f"commit of {commit.txn} moves a group twice on one topic: give one position")
-            error = error or self._invalid_groups(commit)
+            error = self._invalid_positions(commit)
         return error
 
-    def _invalid_groups(self, commit: Commit) -> Error | None:
+    def _invalid_positions(self, commit: Commit) -> Error | None:
+        places = {(position.group, position.topic) for position in commit.positions}
+        if len(places) < len(commit.positions):
+            return InvalidRequest(f"commit of {commit.txn} moves a group twice on one topic: give one position")
         shards = self._core.config.shards
         for position in commit.positions if shards > 1 else ():
             owner = shard_of(position.group, shards)
@@ -248,21 +239,22 @@ class CommitRequests:
             ours = ours or (sequence is not None and branch.parent is None and branch.participant_of == sequence[:2])
             if (ours and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
                 return None
-        elif self._core.progress.has_ended(txn.least) or self._is_ours(transaction, self._sessions.locate(txn.least)):
+        elif self._core.progress.has_ended(txn.least):
             return None
+        else:
+            block = self._sessions.locate(txn.least)
+            if block is not None and (block.session is transaction.session or block.last <= self._horizon):
+                return None
         return ForeignTransaction(f"{txn} is not a branch of {transaction.txn}: begin it as one")
-
-    def _is_ours(self, transaction: TransactionState, block: Block | None) -> bool:
-        return block is not None and (block.session is transaction.session or block.last <= self._horizon)
 
     def _link_branches(self, transaction: TransactionState, commit: Commit) -> bool:
         """Link all branches that the commit names. False: a winner has ended already, so the commit is aborted."""
         for txn in commit.losers:
-            branch = self._open_branch(txn)
+            branch = self._sessions.open_transaction(txn)
             if branch is not None:
                 link(transaction, branch)
         for winner in commit.winners:
-            branch = self._open_branch(winner.txn)
+            branch = self._sessions.open_transaction(winner.txn)
             if branch is None:
                 self._completion.abort(transaction, f"its branch {winner.txn} had ended")
                 return False
@@ -282,16 +274,6 @@ class CommitRequests:
             ):
                 link(transaction, branch)
 
-    def _open_branch(self, txn: TxnId) -> TransactionState | None:
-        """A branch that is still open; None if it has ended or is ending."""
-        branch = self._core.live.get(txn.least)
-        if branch is not None:
-            return branch if branch.state is State.OPEN else None
-        if self._core.progress.has_ended(txn.least) or self._sessions.retirement(txn.least) is not None:
-            return None
-        block = self._sessions.locate(txn.least)
-        return self._sessions.start(txn, block)
-
 
 def link(parent: TransactionState, branch: TransactionState) -> None:
     """Make one transaction a branch of another, with which it ends."""
@@ -302,16 +284,15 @@ def link(parent: TransactionState, branch: TransactionState) -> None:
         parent.branches.append(branch)
 
 
+@dataclass
 class TransactionRequests:
-    """Executes the other requests about transactions: reconnect, begin, abort, query."""
+    """Executes the other requests about transactions: reconnect, begin, abort, query, and those of buffers."""
 
-    def __init__(
-        self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion
-    ) -> None:
-        self._core = core
-        self._sessions = sessions
-        self._producers = producers
-        self._completion = completion
+    _core: Core
+    _sessions: Sessions
+    _producers: NamedProducers
+    _completion: TransactionCompletion
+    _takeover: TakeOver
 
     def open(self, session: Session, request: int, claims: tuple[TxnId, ...], up_to: int) -> None:
         """Adopt a session's open transactions, and abort all its others with ids up to `up_to`."""
@@ -358,9 +339,7 @@ class TransactionRequests:
 
     def abort(self, name: str, request: int, txn: TxnId, topics: tuple[str, ...], operator: bool) -> None:
         """Abort an open transaction; for any other, answer with the outcome once it is durable."""
-        transaction = self._core.live.get(txn.least) if operator else None
-        if transaction is None or txn.most != self._core.shard:
-            transaction = self._sessions.find(name, request, txn, commit=False, operator=operator)
+        transaction = self._sessions.find(name, request, txn, commit=False, operator=operator)
         if transaction is None:
             return
         transaction.wait(name, request, commit=False)
@@ -375,9 +354,8 @@ class TransactionRequests:
 
     def _abandon(self, aborted: TransactionState) -> None:
         """A session that aborts another one's participant abandons the number: abort all its open participants."""
-        for other in (
-            self._producers.participants(aborted.participant_of[0]) if aborted.participant_of is not None else ()
-        ):
+        name = aborted.participant_of[0] if aborted.participant_of is not None else ""
+        for other in self._producers.participants(name):
             if other.participant_of == aborted.participant_of and other.state is State.OPEN and other.parent is None:
                 self._completion.abort(other, "its number was abandoned")
 
@@ -423,30 +401,69 @@ class TransactionRequests:
 
     def _join(self, branch: TransactionState, txn: TxnId) -> None:
         """Make a transaction a branch; abort it at once if its parent has ended or is ending."""
-        core = self._core
-        parent = core.live.get(txn.least)
-        if parent is None and not core.progress.has_ended(txn.least):
-            block = self._sessions.locate(txn.least)
-            if block is not None and self._sessions.retirement(txn.least) is None:
-                parent = self._sessions.start(txn, block)
-        usable = parent is not None and parent is not branch and parent.parent is None and not branch.branches
-        if parent is not None and usable and parent.state is State.OPEN and parent.plan is None:
-            link(parent, branch)
-        else:
+        parent = self._sessions.open_transaction(txn)
+        if (
+            parent is None
+            or parent is branch
+            or parent.parent is not None
+            or branch.branches
+            or parent.plan is not None
+        ):
             self._completion.abort(branch, f"its transaction {txn} is not open")
+        else:
+            link(parent, branch)
+
+    # Of buffers
+
+    def answer_buffer(self, topic: str, txns: Iterable[TxnId]) -> None:
+        """Answer the outcome query of a buffer about transactions that are ongoing in its topic.
+
+        A marker is the answer: an ABORT marker if the ABORT is durable, if a durable COMMIT does not name the topic, or
+        if the transaction is settled; then the topic has its marker already, which comes first. An undecided
+        transaction gets no answer, but its timeout starts. Each answer is given once, and none if the marker is already
+        being written, since a slow buffer repeats its query.
+        """
+        core = self._core
+        for txn in txns:
+            if txn.most != core.shard:
+                continue
+            transaction = core.live.get(txn.least)
+            if transaction is not None:
+                self._answer_marker(topic, transaction)
+            elif core.progress.has_ended(txn.least):
+                core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
+            elif not self._takeover.must_wait(txn.least) and self._sessions.retirement(txn.least) is None:
+                self._watch(topic, txn)
+
+    def _answer_marker(self, topic: str, transaction: TransactionState) -> None:
+        if transaction.one_phase or transaction.state not in TERMINAL or topic in (transaction.unfinished or ()):
+            return
+        item = MarkerItem(transaction.txn, Outcome.ABORT, 0)
+        if transaction.state is State.COMMITTED and topic in transaction.topics:
+            records = transaction.records[transaction.topics.index(topic)]
+            item = MarkerItem(transaction.txn, Outcome.COMMIT, records)
+        self._core.markers.answer_query(topic, item)
+
+    def _watch(self, topic: str, txn: TxnId) -> None:
+        """Start the timeout of an unknown transaction: its client may have died before its first request."""
+        block = self._sessions.locate(txn.least)
+        transaction = self._sessions.start(txn, block)
+        if block is None:
+            self._sessions.used_unleased.add(txn.least)
+            self._completion.abort(transaction, "its id was never leased", (topic,))
 
 
+@dataclass
 class Registration:
     """Registers topics. The owner of a topic follows it before its first transactional record.
 
     A topic is registered when its first snapshot is durable, and then an entry of the decision log.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._waiters: dict[str, list[tuple[str, int]]] = {}
-        self._missing: set[str] = set()
-        """Missing topics that are still registered in the decision log."""
+    _core: Core
+    _waiters: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    _missing: set[str] = field(default_factory=set)
+    """Missing topics that are still registered in the decision log."""
 
     def register(self, session: str, request: int, topic: str) -> None:
         core = self._core
@@ -488,49 +505,3 @@ class Registration:
         self._core.topics[topic] = one_phase
         for session, request in self._waiters.pop(topic, ()):
             self._core.answer(session, request, Done())
-
-
-class OutcomeQueries:
-    """Answers the outcome queries of buffers about transactions that are ongoing in their topics.
-
-    A marker is the answer: an ABORT marker if the ABORT is durable, if a durable COMMIT does not name the topic, or if
-    the transaction is settled; then the topic has its marker already, which comes first. An undecided transaction gets
-    no answer, but its timeout starts. Each answer is given once, and none if the marker is already being written, since
-    a slow buffer repeats its query.
-    """
-
-    def __init__(self, core: Core, sessions: Sessions, completion: TransactionCompletion, takeover: TakeOver) -> None:
-        self._core = core
-        self._sessions = sessions
-        self._completion = completion
-        self._takeover = takeover
-
-    def answer(self, topic: str, txns: Iterable[TxnId]) -> None:
-        core = self._core
-        for txn in txns:
-            if txn.most != core.shard:
-                continue
-            transaction = core.live.get(txn.least)
-            if transaction is not None:
-                self._answer(topic, transaction)
-            elif core.progress.has_ended(txn.least):
-                core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
-            elif not self._takeover.must_wait(txn.least) and self._sessions.retirement(txn.least) is None:
-                self._watch(topic, txn)
-
-    def _answer(self, topic: str, transaction: TransactionState) -> None:
-        if transaction.one_phase or transaction.state not in TERMINAL or topic in (transaction.unfinished or ()):
-            return
-        item = MarkerItem(transaction.txn, Outcome.ABORT, 0)
-        if transaction.state is State.COMMITTED and topic in transaction.topics:
-            records = transaction.records[transaction.topics.index(topic)]
-            item = MarkerItem(transaction.txn, Outcome.COMMIT, records)
-        self._core.markers.answer_query(topic, item)
-
-    def _watch(self, topic: str, txn: TxnId) -> None:
-        """Start the timeout of an unknown transaction: its client may have died before its first request."""
-        block = self._sessions.locate(txn.least)
-        transaction = self._sessions.start(txn, block)
-        if block is None:
-            self._sessions.used_unleased.add(txn.least)
-            self._completion.abort(transaction, "its id was never leased", (topic,))

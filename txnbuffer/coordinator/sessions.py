@@ -144,7 +144,7 @@ class Sessions:
             parent = transaction.parent.session if transaction.parent is not None else None
             if owner is None or name in (owner.name, parent and parent.name) or transaction.state is not State.OPEN:
                 return transaction
-            if transaction.participant_of is not None:
+            if operator or transaction.participant_of is not None:
                 return transaction
             refusal = _foreign(txn, "end it there")
         elif core.progress.has_ended(least):
@@ -161,6 +161,17 @@ class Sessions:
             return self.start(txn, block)
         core.answer(name, request, refusal)
         return None
+
+    def open_transaction(self, txn: TxnId) -> TransactionState | None:
+        """An open transaction, which may begin now; None if it has ended or is ending, or was never leased."""
+        core = self._core
+        transaction = core.live.get(txn.least)
+        if transaction is not None:
+            return transaction if transaction.state is State.OPEN else None
+        block = self.locate(txn.least)
+        if block is None or core.progress.has_ended(txn.least) or self.retirement(txn.least) is not None:
+            return None
+        return self.start(txn, block)
 
     def start(self, txn: TxnId, block: Block | None) -> TransactionState:
         """Create a live transaction, which is aborted if it is still open after the default timeout."""
