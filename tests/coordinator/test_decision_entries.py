@@ -14,6 +14,7 @@ from broker_io.batch import Message
 from broker_io.position import Position
 from txnbuffer.coordinator.decisions import (
     Consumers,
+    DecisionRows,
     EndedIds,
     Entry,
     Group,
@@ -40,10 +41,12 @@ GROUP = Group(
     number=12,
     epoch=3,
     decided_at=1_700_000_000_123,
-    rows=(
-        Row(1001, Outcome.COMMIT, ("orders", "payments"), (2, 1)),
-        Row(1000, Outcome.ABORT, (), ()),
-        Row(1002, Outcome.COMMIT, ("payments",), (7,)),
+    rows=DecisionRows.of(
+        [
+            Row(1001, Outcome.COMMIT, ("orders", "payments"), (2, 1)),
+            Row(1000, Outcome.ABORT, (), ()),
+            Row(1002, Outcome.COMMIT, ("payments",), (7,)),
+        ]
     ),
     retired=(Retired(2000, 30), Retired(2040, 1)),
     names=(NamedCommit("query-1", 42),),
@@ -138,7 +141,7 @@ entries = st.one_of(
         longs,
         longs,
         longs,
-        several(rows()),
+        several(rows()).map(DecisionRows.of),
         several(st.builds(Retired, least, longs)),
         several(st.builds(NamedCommit, names, longs)),
         several(st.builds(PositionCommit, names, names, positions)),

@@ -18,6 +18,7 @@ from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.core import DecisionJournal, Markers, TooLarge
 from txnbuffer.coordinator.decisions import (
     Consumers,
+    DecisionRows,
     EndedIds,
     Group,
     NamedCommit,
@@ -101,7 +102,7 @@ def tried(journal: DecisionJournal, rows: Any, commits: Any, positions: Any) -> 
 
 
 def group_of(number: int, rows: Sequence[Row], commits: Sequence[Any] = (), positions: Sequence[Any] = ()) -> Group:
-    return Group(number, 1, 0, tuple(rows), (), tuple(commits), tuple(positions))
+    return Group(number, 1, 0, DecisionRows.of(rows), (), tuple(commits), tuple(positions))
 
 
 @given(limits, seeds)

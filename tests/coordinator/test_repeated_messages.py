@@ -16,6 +16,7 @@ from broker_io.position import Position
 from txnbuffer.coordinator.core import DecisionJournal
 from txnbuffer.coordinator.decisions import (
     Consumers,
+    DecisionRows,
     Group,
     Lease,
     LowWaterMark,
@@ -48,7 +49,7 @@ def commit(number: int, name: int, end: int) -> Message:
     names = (NamedCommit("x", name),) if name else ()
     positions = (PositionCommit("g", "t", Position(1, end)),) if end else ()
     row = Row(number, Outcome.COMMIT, ("t",), (1,))
-    return encode(Group(number, 1, 0, (row,), (), names, positions))
+    return encode(Group(number, 1, 0, DecisionRows.of([row]), (), names, positions))
 
 
 class Run:

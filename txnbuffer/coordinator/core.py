@@ -203,7 +203,8 @@ class DecisionJournal:
         positions: Sequence[PositionCommit],
     ) -> Group:
         now = int(self.now * 1000)
-        return Group(self.next_group, self._epoch, now, tuple(rows), tuple(retired), tuple(names), tuple(positions))
+        columns = DecisionRows.of(rows)
+        return Group(self.next_group, self._epoch, now, columns, tuple(retired), tuple(names), tuple(positions))
 
 
 def group_record(group: Group, unsettled: int) -> GroupRecord:
@@ -223,7 +224,7 @@ class TooLarge(Exception):
 
 def ids_of(group: Group) -> BitMap64:
     """All ids that a group decides."""
-    ids = bitmap_of(DecisionRows.of(group.rows).least)
+    ids = bitmap_of(group.rows.least)
     for first, count in group.retired:
         ids.add_range(first, first + count)
     return ids

@@ -58,7 +58,8 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from pyroaring import BitMap64
@@ -115,37 +116,24 @@ class Row(NamedTuple):
     records: tuple[int, ...]
 
 
-class DecisionRows(Sequence[Row]):
-    """The rows of a group as columns; a Row is created on access.
+@dataclass(slots=True)
+class DecisionRows:
+    """The decisions of a group as columns; a Row is created when it is needed.
 
     A new owner reads decisions by the hundred thousand, and most of them are settled. `outcomes` has a byte a row,
     `counts` the number of topics of each row. `named` has the topics of all rows in order, as indexes of `topics`, and
     `records` the number of records in each.
     """
 
-    __slots__ = ("counts", "least", "named", "outcomes", "records", "topics")
-
-    def __init__(
-        self,
-        least: Sequence[int],
-        outcomes: bytes,
-        counts: Sequence[int],
-        topics: Sequence[str],
-        named: Sequence[int],
-        records: Sequence[int],
-    ) -> None:
-        self.least = least
-        self.outcomes = outcomes
-        self.counts = counts
-        self.topics = topics
-        self.named = named
-        self.records = records
+    least: Sequence[int]
+    outcomes: bytes
+    counts: Sequence[int]
+    topics: Sequence[str]
+    named: Sequence[int]
+    records: Sequence[int]
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> DecisionRows:
-        """The columns of rows."""
-        if isinstance(rows, DecisionRows):
-            return rows
         table: dict[str, int] = {}
         named = [table.setdefault(topic, len(table)) for row in rows for topic in row.topics]
         return cls(
@@ -164,21 +152,6 @@ class DecisionRows(Sequence[Row]):
         ends = itertools.accumulate(self.counts, initial=0)
         for least, outcome, (first, last) in zip(self.least, self.outcomes, itertools.pairwise(ends), strict=True):
             yield self._row(least, outcome, first, last)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        return tuple(self)[index]
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, DecisionRows | tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
 
     def split(self, progress: Progress) -> tuple[BitMap64, BitMap64, list[Row]]:
         """The settled ids that aborted, those that committed, and the rows that are not settled."""
@@ -262,7 +235,7 @@ class Group(NamedTuple):
     number: int
     epoch: int
     decided_at: int
-    rows: Sequence[Row]
+    rows: DecisionRows
     retired: tuple[Retired, ...] = ()
     names: tuple[NamedCommit, ...] = ()
     positions: tuple[PositionCommit, ...] = ()
@@ -385,30 +358,27 @@ _PARSED = {
 _PROPERTIES = {kind: {VERSION: FORMAT_VERSION, KIND: kind} for kind in SCHEMAS}
 
 
+_FORMS: dict[type, tuple[str, str]] = {
+    Owner: ("owner", OWNER_KEY),
+    Group: ("group", "group-{0.number}"),
+    LowWaterMark: ("mark", "mark-{0.number}"),
+    EndedIds: ("ended", ENDED_KEY),
+    Lease: ("lease", "lease-{0.first}"),
+    RegisteredTopic: ("topic", "topic-{0.topic}"),
+    Name: ("name", "name-{0.name}"),
+    Consumers: ("consumers", "consumers-{0.group}"),
+}
+"""The kind of each entry, and the form of its key."""
+
+
 def key_of(entry: Entry) -> str:
     """The key of an entry's message."""
-    match entry:
-        case Owner():
-            return OWNER_KEY
-        case Group(number=number):
-            return f"group-{number}"
-        case LowWaterMark(number=number):
-            return f"mark-{number}"
-        case EndedIds():
-            return ENDED_KEY
-        case Lease(first=first):
-            return f"lease-{first}"
-        case RegisteredTopic(topic=name):
-            return f"topic-{name}"
-        case Name(name=name):
-            return f"name-{name}"
-        case Consumers(group=name):
-            return f"consumers-{name}"
+    return _FORMS[type(entry)][1].format(entry)
 
 
 def encode(entry: Entry) -> Message:
     """The message of an entry."""
-    kind, record = _to_record(entry)
+    kind, _ = _FORMS[type(entry)]
     properties = _PROPERTIES[kind]
     if isinstance(entry, Owner):
         properties = properties | ({ADDRESS: entry.address} if entry.address else {})
@@ -416,7 +386,7 @@ def encode(entry: Entry) -> Message:
         properties = properties | ({OWNERS: json.dumps(owners, separators=(",", ":"))} if owners else {})
     elif isinstance(entry, Name | Consumers) and entry.since:
         properties = properties | {GROUP: str(entry.since)}
-    return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), properties)
+    return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], _record(entry)), properties)
 
 
 def tombstone(key: str) -> Message:
@@ -454,33 +424,21 @@ def _of_bytes(data: bytes) -> BitMap64:
     return bitmap
 
 
-def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
+def _record(entry: Entry) -> dict[str, Any]:
+    """The fields of an entry; the schema chooses the ones that are stored."""
     match entry:
-        case Owner():
-            return "owner", {"epoch": entry.epoch, "owner": entry.owner}
         case Group():
-            return "group", _group_record(entry)
-        case LowWaterMark():
-            bitmaps = {"committed": bitmap_to_bytes(entry.committed), "aborted": bitmap_to_bytes(entry.aborted)}
-            return "mark", entry._asdict() | bitmaps
-        case EndedIds():
-            return "ended", {"ids": bitmap_to_bytes(entry.ids)}
-        case Lease():
-            return "lease", entry._asdict()
-        case RegisteredTopic():
-            return "topic", entry._asdict()
+            return _group_record(entry)
+        case LowWaterMark() | EndedIds():
+            fields = entry._asdict().items()
+            return {name: bitmap_to_bytes(value) if isinstance(value, BitMap64) else value for name, value in fields}
         case Name():
-            fields = {
-                "name": entry.name,
-                "opening": entry.epoch,
-                "committed": entry.committed,
-                "deleted": entry.deleted,
-            }
-            return "name", fields
-        case Consumers(group=group, generation=generation, positions=places):
-            columns = position_columns([end for _, end in places], "")
-            topics = [topic for topic, _ in places]
-            return "consumers", {"group": group, "generation": generation, "topics": topics} | columns
+            return entry._asdict() | {"opening": entry.epoch}
+        case Consumers():
+            columns = position_columns([end for _, end in entry.positions], "")
+            return entry._asdict() | {"topics": [topic for topic, _ in entry.positions]} | columns
+        case _:
+            return entry._asdict()
 
 
 def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str]) -> Entry:
@@ -513,7 +471,7 @@ def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str])
 
 
 def _group_record(group: Group) -> dict[str, Any]:
-    rows = DecisionRows.of(group.rows)
+    rows = group.rows
     return {
         "number": group.number,
         "epoch": group.epoch,

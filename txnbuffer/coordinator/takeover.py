@@ -30,7 +30,7 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core, group_record, ids_of
-from txnbuffer.coordinator.decisions import DecisionRows, Group, LowWaterMark, Owner, OwnerEpoch, encode
+from txnbuffer.coordinator.decisions import Group, LowWaterMark, Owner, OwnerEpoch, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import ENDED_STATE, LARGEST_LIMIT, State, WriteEpochMarker
 from txnbuffer.coordinator.retention import OutcomeRetention
@@ -140,7 +140,7 @@ class TakeOver:
         decided_at = group.decided_at / 1000
         record = group_record(group, 0)
         self._retention.add(record)
-        aborted, committed, rows = DecisionRows.of(group.rows).split(core.progress)
+        aborted, committed, rows = group.rows.split(core.progress)
         for least, outcome, topics, records in rows:
             transaction = TransactionState(TxnId(core.shard, least), None, None)
             transaction.topics, transaction.records = topics, records
