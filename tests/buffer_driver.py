@@ -8,7 +8,9 @@ from histories import History, Log
 from written_form import through_written_form
 
 from broker_io.position import Position
-from txnbuffer.buffer import BufferSegment, Effect, Sequencer, TransactionBuffer, visible_counts
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import BufferSegment, Effect
+from txnbuffer.buffer.visibility import Sequencer, visible_counts
 
 
 class Owner:

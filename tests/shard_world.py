@@ -17,7 +17,7 @@ from service_setup import visible
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
-from txnbuffer.buffer import TransactionBuffer
+from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.client.client import Client
 from txnbuffer.client.connection import client_on
 from txnbuffer.client.links import EngineLink, Link

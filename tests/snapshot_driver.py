@@ -13,7 +13,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position, Positions
 from snapshots.format import SNAPSHOT_TOPIC, EndEntry
 from snapshots.scan import TopicEntries, scan
-from txnbuffer.buffer import TransactionBuffer
+from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states, rebuild

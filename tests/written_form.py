@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from broker_io.position import Position
 from snapshots.format import Stored, chain_start
-from txnbuffer.buffer import BufferSegment, BufferState, Sequencer
+from txnbuffer.buffer.state import BufferSegment, BufferState
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.recovery.codec import (
     EncodedSegment,
     TopicState,

@@ -9,95 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from broker_io.errors import (
-    CallerError,
-    EnvironmentFault,
-    Error,
-    Fault,
-    Fenced,
-    PeerError,
-    ServiceUnavailable,
-    StorageError,
-    TopicNotFound,
-)
+from broker_io.errors import CallerError as CallerError
+from broker_io.errors import EnvironmentFault as EnvironmentFault
+from broker_io.errors import Error as Error
+from broker_io.errors import Fault as Fault
+from broker_io.errors import Fenced as Fenced
+from broker_io.errors import PeerError as PeerError
+from broker_io.errors import ServiceUnavailable as ServiceUnavailable
+from broker_io.errors import StorageError as StorageError
+from broker_io.errors import TopicNotFound
 from broker_io.position import Position
 from txnbuffer.model import TxnId
-
-__all__ = [
-    "AlreadyCommitted",
-    "BackfillFailed",
-    "CallerError",
-    "ClientBroken",
-    "ConnectionSilent",
-    "ConnectionSuperseded",
-    "CoordinatorStopped",
-    "DecisionsLost",
-    "EnvironmentFault",
-    "Error",
-    "Fault",
-    "Fenced",
-    "ForeignSink",
-    "ForeignToken",
-    "ForeignTopic",
-    "ForeignTransaction",
-    "HandlerTooSlow",
-    "InvalidConfiguration",
-    "InvalidHandler",
-    "InvalidRequest",
-    "LogDeleted",
-    "LogReplaced",
-    "LogRestored",
-    "LogTruncated",
-    "MalformedFrame",
-    "MutationsTrimmed",
-    "NotVisible",
-    "OutOfOrder",
-    "OutcomeForgotten",
-    "OutcomeUnknown",
-    "PeerError",
-    "PositionConflict",
-    "ProducerFenced",
-    "ProtocolStopped",
-    "RegistrationFailed",
-    "RegistrationRefused",
-    "RelayBranched",
-    "RelayTargetTaken",
-    "ReplayStalled",
-    "SegmentMismatch",
-    "SendUnknown",
-    "SeqnoGap",
-    "SeqnoOutOfRange",
-    "ServiceUnavailable",
-    "SinkFailed",
-    "SinkFull",
-    "SinkLocked",
-    "StaleGeneration",
-    "StorageError",
-    "StreamBranched",
-    "StreamClosed",
-    "StreamExists",
-    "StreamFenced",
-    "StreamMemoryExhausted",
-    "StreamTooSlow",
-    "StreamTopicDeleted",
-    "StreamTrimmed",
-    "StreamViolation",
-    "TokensFailed",
-    "TooManyCursors",
-    "TooManyTransactions",
-    "TopicNotCreated",
-    "TransactionAborted",
-    "UndecodableMarker",
-    "UndecodableRecordSet",
-    "UnknownCursor",
-    "UnknownSession",
-    "UnknownTransaction",
-    "UnreadableDecision",
-    "UnreadableToken",
-    "UnregisteredTopic",
-    "UnsupportedProtocol",
-    "UsedAfterFork",
-]
 
 TIME_UP = "its time was up"
 """The reason of an abort by timeout."""

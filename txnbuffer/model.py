@@ -10,21 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker_io.position import EARLIEST, LATEST, Position
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "MAX_LEAST",
-    "PROTOCOL_VERSION",
-    "Marker",
-    "MarkerItem",
-    "Outcome",
-    "Position",
-    "RecordSlice",
-    "TxnId",
-    "Undecodable",
-]
+from broker_io.position import EARLIEST as EARLIEST
+from broker_io.position import Position as Position
 
 PROTOCOL_VERSION = 1
 """The version of the log protocol that this release reads and writes."""

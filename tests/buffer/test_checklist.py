@@ -7,7 +7,9 @@ from buffer_driver import Owner, folded, visible
 from histories import Log, marker
 
 from broker_io.position import Position
-from txnbuffer.buffer import Reason, Sequencer, Suppressed, TransactionBuffer, TransactionEnded
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import Reason, Suppressed, TransactionEnded
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.model import Outcome, TxnId
 
 ABORT, COMMIT = Outcome

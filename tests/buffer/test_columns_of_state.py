@@ -11,11 +11,11 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Labels
 from broker_io.position import Position, Positions
-from txnbuffer.buffer import Damage, TransactionBuffer
-from txnbuffer.buffer.buffer import DAMAGE_KEPT, BufferSegments
+from txnbuffer.buffer.buffer import DAMAGE_KEPT, BufferSegments, TransactionBuffer
 from txnbuffer.buffer.state import (
     AbortedSet,
     CoordinatorState,
+    Damage,
     Items,
     Ongoing,
     OpenTxn,

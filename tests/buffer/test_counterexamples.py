@@ -7,7 +7,8 @@ from buffer_driver import Owner, folded, numbered, visible
 from histories import Log, marker
 
 from broker_io.position import Position
-from txnbuffer.buffer import EpochRaised, Ignored, Sequencer, TransactionEnded, Void, reader_floor
+from txnbuffer.buffer.state import EpochRaised, Ignored, TransactionEnded, Void
+from txnbuffer.buffer.visibility import Sequencer, reader_floor
 from txnbuffer.model import Outcome, TxnId
 
 X, Y = TxnId(0, 5), TxnId(0, 3)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from pyroaring import BitMap64
 
-from txnbuffer.buffer import BufferState, TransactionBuffer
-from txnbuffer.buffer.state import CoordinatorState, coordinator_columns
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import BufferState, CoordinatorState, coordinator_columns
 
 
 def state_of(committed: BitMap64) -> BufferState:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from naive import Naive, end_of
 
 from broker_io.errors import StorageError
-from txnbuffer.buffer import Damage, Ignored, Reason, Sequencer, Suppressed, TransactionBuffer, TransactionEnded, Void
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import Damage, Ignored, Reason, Suppressed, TransactionEnded, Void
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import OutOfOrder, SegmentMismatch
 from txnbuffer.model import Outcome, TxnId
 

@@ -9,7 +9,8 @@ from buffer_driver import folded, numbered, visible
 from histories import Log, marker
 
 from broker_io.batch import Message
-from txnbuffer.buffer import Sequencer, TransactionBuffer
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import VERSION, encode_marker

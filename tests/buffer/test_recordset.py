@@ -15,7 +15,8 @@ from broker_io.batch import Batch, Message
 from broker_io.block import parse_header
 from broker_io.position import Position
 from txnbuffer import recordset
-from txnbuffer.buffer import TransactionBuffer, visible_counts
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker

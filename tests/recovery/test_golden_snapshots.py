@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 
 from broker_io.position import Position, Positions
 from snapshots.format import BadRecord, EndEntry, Stored, chain_start, digest, owner_message, record, schema
-from txnbuffer.buffer import (
+from txnbuffer.buffer.state import (
     BufferSegment,
     BufferState,
     CoordinatorColumns,
@@ -20,8 +20,8 @@ from txnbuffer.buffer import (
     Items,
     OngoingColumns,
     SegmentColumns,
-    SequencerState,
 )
+from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
 from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
 from txnbuffer.recovery.codec import (

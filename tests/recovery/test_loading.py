@@ -9,7 +9,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.format import END, EPOCH_PROPERTY, SNAPSHOT_TOPIC, end_key, gone, message, segment_key
-from txnbuffer.buffer import visible_counts
+from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.recovery.restore import SnapshotLoader, load
 from txnbuffer.recovery.verify import diff_states
 

@@ -8,7 +8,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.buffer import TransactionEnded
+from txnbuffer.buffer.state import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager

@@ -15,7 +15,7 @@ from snapshots.errors import OwnershipLost, SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC, EndEntry, end_key, gone, overflow_key, segment_key
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
-from txnbuffer.buffer import BufferSegment, Items
+from txnbuffer.buffer.state import BufferSegment, Items
 from txnbuffer.recovery.codec import BufferSegmentPayload, EncodedSegment, encode_segment
 
 T = "t"

@@ -10,7 +10,8 @@ from streamed import Follower, client_of
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from txnbuffer import ResumeToken, recordset
-from txnbuffer.buffer import TransactionBuffer, visible_counts
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.model import Position
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.recordset import pack

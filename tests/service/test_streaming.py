@@ -18,7 +18,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from tests.cluster_app import cluster_engine
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
-from txnbuffer.buffer import Sequenced
+from txnbuffer.buffer.visibility import Sequenced
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.streams import StreamSession
 from txnbuffer.config import StreamsConfig

@@ -26,8 +26,7 @@ from broker_io.port import Broker, messages_up_to
 from broker_io.position import NO_INDEX, Int64s
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
-from txnbuffer.buffer import reader_floor
-from txnbuffer.buffer.visibility import visible_counts
+from txnbuffer.buffer.visibility import reader_floor, visible_counts
 from txnbuffer.checks import check_limit
 from txnbuffer.client import lifecycle
 from txnbuffer.client.lifecycle import ClosedOnExit, opened
