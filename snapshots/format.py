@@ -45,7 +45,6 @@ these names; no position is -1, -1, -1.
 
 from __future__ import annotations
 
-import enum
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -71,8 +70,8 @@ _THRESHOLDS = np.array([1 << shift for shift in range(7, 64, 7)], np.uint64)
 _EMPTY = np.empty(0, np.int64)
 
 
-class BadColumn(ValueError):
-    """Bytes that are not a column; the caller names the entry."""
+class BadRecord(ValueError):
+    """Bytes that are not a record of the schema; the caller names the entry."""
 
 
 def encode_long(value: int) -> bytes:
@@ -87,7 +86,7 @@ def encode_long(value: int) -> bytes:
 
 
 def decode_long(data: bytes, offset: int) -> tuple[int, int]:
-    """One Avro long at `offset`, and the offset after it. Raises BadColumn."""
+    """One Avro long at `offset`, and the offset after it. Raises BadRecord."""
     rest = shift = 0
     for at in range(offset, min(offset + MAX_LONG_BYTES, len(data))):
         byte = data[at]
@@ -97,7 +96,7 @@ def decode_long(data: bytes, offset: int) -> tuple[int, int]:
                 break
             return (rest >> 1) ^ -(rest & 1), at + 1
         shift += 7
-    raise BadColumn(f"the number at offset {offset} is incomplete or too large")
+    raise BadRecord(f"the number at offset {offset} is incomplete or too large")
 
 
 def encode_longs(values: Int64s) -> bytes:
@@ -120,18 +119,18 @@ def encode_longs(values: Int64s) -> bytes:
 
 
 def decode_longs(data: bytes, offset: int, count: int) -> tuple[Int64s, int]:
-    """`count` longs from `offset`, and the offset after them. Raises BadColumn."""
+    """`count` longs from `offset`, and the offset after them. Raises BadRecord."""
     if count == 0:
         return _EMPTY, offset
     if not 0 < count <= len(data) - offset:
-        raise BadColumn(f"{count} numbers do not fit into the {len(data) - offset} bytes from offset {offset}")
+        raise BadRecord(f"{count} numbers do not fit into the {len(data) - offset} bytes from offset {offset}")
     window = np.frombuffer(data, np.uint8, count, offset)
     if int(window.max()) < _CONTINUED:
         return _unzigzag(window.astype(np.uint64)), offset + count
     window = np.frombuffer(data, np.uint8, min(len(data) - offset, count * MAX_LONG_BYTES), offset)
     ends = np.flatnonzero(window < _CONTINUED)[:count]
     if len(ends) < count:
-        raise BadColumn(f"fewer than {count} numbers from offset {offset}")
+        raise BadRecord(f"fewer than {count} numbers from offset {offset}")
     starts = np.empty(count, np.int64)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
@@ -141,13 +140,13 @@ def decode_longs(data: bytes, offset: int, count: int) -> tuple[Int64s, int]:
 def _gather(window: NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> NDArray[np.uint64]:
     longest = int(lengths.max())
     if longest > MAX_LONG_BYTES:
-        raise BadColumn("a number of more than 64 bits")
+        raise BadRecord("a number of more than 64 bits")
     zigzag = (window[starts] & 0x7F).astype(np.uint64)
     for group in range(1, longest):
         rows = np.flatnonzero(lengths > group)
         bits = (window[starts[rows] + group] & 0x7F).astype(np.uint64)
         if group == MAX_LONG_BYTES - 1 and int(bits.max()) > 1:
-            raise BadColumn("a number of more than 64 bits")
+            raise BadRecord("a number of more than 64 bits")
         zigzag[rows] |= bits << np.uint64(7 * group)
     return zigzag
 
@@ -168,21 +167,26 @@ def encode_column(values: Int64s) -> bytes:
 
 
 def decode_column(data: bytes, offset: int) -> tuple[Int64s, int]:
-    """int64[n] from the Avro array at `offset`, and the offset after it. Raises BadColumn.
-
-    Accepts every form that Avro allows, including several blocks with and without byte sizes.
-    """
+    """int64[n] from the Avro array at `offset`, and the offset after it. Raises BadRecord."""
     blocks: list[Int64s] = []
-    while True:
-        count, offset = decode_long(data, offset)
-        if count == 0:
-            break
-        if count < 0:
-            _, offset = decode_long(data, offset)
-        values, offset = decode_longs(data, offset, abs(count))
+    count, offset = _decode_count(data, offset)
+    while count:
+        values, offset = decode_longs(data, offset, count)
         blocks.append(values)
+        count, offset = _decode_count(data, offset)
     differences = blocks[0] if len(blocks) == 1 else np.concatenate([_EMPTY, *blocks])
     return np.cumsum(differences), offset
+
+
+def _decode_count(data: bytes, offset: int) -> tuple[int, int]:
+    """The number of items in the next block of an array, 0 at its end, and the offset of the items.
+
+    Accepts every form that Avro allows: a negative number is followed by the size of the block in bytes.
+    """
+    count, offset = decode_long(data, offset)
+    if count < 0:
+        _, offset = decode_long(data, offset)
+    return abs(count), offset
 
 
 def constant_shortened(values: Int64s) -> Int64s:
@@ -191,125 +195,92 @@ def constant_shortened(values: Int64s) -> Int64s:
 
 
 def expanded(values: Int64s, count: int) -> Int64s:
-    """The column at its full length `count`. Raises BadColumn if it has another length."""
+    """The column at its full length `count`. Raises BadRecord if it has another length."""
     if len(values) == count:
         return values
     if len(values) == 1 and count > 1:
         return np.full(count, values[0], np.int64)
-    raise BadColumn(f"a column has {len(values)} numbers for {count} rows")
+    raise BadRecord(f"a column has {len(values)} numbers for {count} rows")
 
 
-Value: TypeAlias = "int | bool | str | bytes | Int64s | list[bytes]"
-Encode: TypeAlias = Callable[[Any], bytes]
-Decode: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
+Kind: TypeAlias = "str | int"
+"""The type of a field: its Avro name, that of the items with `[]` after it for an array, or the size of a fixed."""
 
 
-class BadRecord(ValueError):
-    """Bytes that are not a record of the schema."""
+def _kind(declared: Any, sizes: dict[str, int]) -> Kind:
+    """The type of a field as the schema declares it; `sizes`: of the named fixed types until then."""
+    if isinstance(declared, str):
+        return sizes.get(declared, declared)
+    if declared["type"] == "array":
+        return f"{declared['items']}[]"
+    return sizes.setdefault(declared["name"], declared["size"])
 
 
-def _encode_bytes(value: bytes) -> bytes:
-    return encode_long(len(value)) + value
+def _encode_field(kind: Kind, value: Any) -> bytes:
+    match kind:
+        case "long":
+            return encode_long(value)
+        case "long[]":
+            return encode_column(value)
+        case "boolean":
+            return b"\1" if value else b"\0"
+        case "string" | "bytes":
+            data: bytes = value.encode() if kind == "string" else value
+            return encode_long(len(data)) + data
+        case "bytes[]":
+            items = b"".join([encode_long(len(item)) + item for item in value])
+            return encode_long(len(value)) + items + b"\0" if value else b"\0"
+    if len(value) != kind:
+        raise ValueError(f"a fixed field must have {kind} bytes, got {len(value)}")
+    return bytes(value)
 
 
-def _decode_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
-    size, offset = decode_long(data, offset)
-    return _exactly(data, offset, size), offset + size
-
-
-def _exactly(data: bytes, offset: int, size: int) -> bytes:
+def _decode_field(kind: Kind, data: bytes, offset: int) -> tuple[Any, int]:
+    """The value at `offset`, and the offset after it. Raises BadRecord and UnicodeDecodeError."""
+    match kind:
+        case "long":
+            return decode_long(data, offset)
+        case "long[]":
+            return decode_column(data, offset)
+        case "boolean":
+            if (byte := data[offset : offset + 1]) not in (b"\0", b"\1"):
+                raise BadRecord(f"the byte at offset {offset} is not a boolean")
+            return byte == b"\1", offset + 1
+        case "bytes[]":
+            values: list[bytes] = []
+            count, offset = _decode_count(data, offset)
+            while count:
+                for _ in range(count):
+                    value, offset = _decode_field("bytes", data, offset)
+                    values.append(value)
+                count, offset = _decode_count(data, offset)
+            return values, offset
+    size, offset = (kind, offset) if isinstance(kind, int) else decode_long(data, offset)
     if not 0 <= size <= len(data) - offset:
         raise BadRecord(f"{size} bytes do not fit into the {len(data) - offset} from offset {offset}")
-    return data[offset : offset + size]
-
-
-def _encode_string(value: str) -> bytes:
-    return _encode_bytes(value.encode())
-
-
-def _decode_string(data: bytes, offset: int) -> tuple[str, int]:
-    text, offset = _decode_bytes(data, offset)
-    return text.decode(), offset
-
-
-def _encode_boolean(value: bool) -> bytes:
-    return b"\1" if value else b"\0"
-
-
-def _decode_boolean(data: bytes, offset: int) -> tuple[bool, int]:
-    byte = _exactly(data, offset, 1)
-    if byte not in (b"\0", b"\1"):
-        raise BadRecord(f"the byte at offset {offset} is not a boolean")
-    return byte == b"\1", offset + 1
-
-
-def _encode_blobs(values: list[bytes]) -> bytes:
-    if not values:
-        return b"\0"
-    return encode_long(len(values)) + b"".join(map(_encode_bytes, values)) + b"\0"
-
-
-def _decode_blobs(data: bytes, offset: int) -> tuple[list[bytes], int]:
-    values: list[bytes] = []
-    while True:
-        count, offset = decode_long(data, offset)
-        if count == 0:
-            return values, offset
-        if count < 0:
-            _, offset = decode_long(data, offset)
-        for _ in range(abs(count)):
-            value, offset = _decode_bytes(data, offset)
-            values.append(value)
-
-
-_PLAIN: dict[str, tuple[Encode, Decode]] = {
-    "long": (encode_long, decode_long),
-    "boolean": (_encode_boolean, _decode_boolean),
-    "string": (_encode_string, _decode_string),
-    "bytes": (_encode_bytes, _decode_bytes),
-    "array<long>": (encode_column, decode_column),
-    "array<bytes>": (_encode_blobs, _decode_blobs),
-}
-
-
-def _fixed(size: int) -> tuple[Encode, Decode]:
-    def encode(value: bytes) -> bytes:
-        if len(value) != size:
-            raise ValueError(f"a fixed field must have {size} bytes, got {len(value)}")
-        return value
-
-    return encode, lambda data, offset: (_exactly(data, offset, size), offset + size)
-
-
-def _codec(kind: Any, named: dict[str, tuple[Encode, Decode]]) -> tuple[Encode, Decode]:
-    if isinstance(kind, str):
-        return named.get(kind) or _PLAIN[kind]
-    if kind["type"] == "array":
-        return _PLAIN[f"array<{kind['items']}>"]
-    if kind["type"] == "fixed":
-        return named.setdefault(kind["name"], _fixed(kind["size"]))
-    return _PLAIN[kind["type"]]
+    content = data[offset : offset + size]
+    return content.decode() if kind == "string" else content, offset + size
 
 
 class RecordCodec:
     """The codec of one schema: mappings of its field names to values, and back."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        named: dict[str, tuple[Encode, Decode]] = {}
+        sizes: dict[str, int] = {}
         self.name: str = schema["name"]
-        self.fields = [(field["name"], *_codec(field["type"], named)) for field in schema["fields"]]
+        self.fields = [(field["name"], _kind(field["type"], sizes)) for field in schema["fields"]]
 
-    def encode(self, values: Mapping[str, Value]) -> bytes:
-        return b"".join([encode(values[name]) for name, encode, _ in self.fields])
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        return b"".join([_encode_field(kind, values[name]) for name, kind in self.fields])
 
     def decode(self, data: bytes) -> dict[str, Any]:
         """All fields. Raises BadRecord, also for bytes after the last field."""
         values: dict[str, Any] = {}
         offset = 0
-        for name, _, decode in self.fields:
+        for name, kind in self.fields:
             try:
-                values[name], offset = decode(data, offset)
-            except (BadColumn, BadRecord, UnicodeDecodeError) as error:
+                values[name], offset = _decode_field(kind, data, offset)
+            except (BadRecord, UnicodeDecodeError) as error:
                 raise BadRecord(f"field {name} of {self.name}: {error}") from error
         if offset != len(data):
             raise BadRecord(f"{self.name} is followed by {len(data) - offset} more bytes")
@@ -328,15 +299,17 @@ def record(name: str, package: str) -> RecordCodec:
     return RecordCodec(schema(name, package))
 
 
-AXES = ("ledger", "entry", "batch")
+def axes_of(name: str) -> tuple[str, str, str]:
+    """The fields of a position, or of a column of positions."""
+    return f"{name}_ledger", f"{name}_entry", f"{name}_batch"
 
 
 def put_position(name: str, position: Position | None) -> dict[str, int]:
-    return {f"{name}_{axis}": number for axis, number in zip(AXES, position or EARLIEST, strict=True)}
+    return dict(zip(axes_of(name), position or EARLIEST, strict=True))
 
 
 def get_position(values: Mapping[str, Any], name: str) -> Position | None:
-    position = Position(*(values[f"{name}_{axis}"] for axis in AXES))
+    position = Position(*map(values.__getitem__, axes_of(name)))
     return None if position == EARLIEST else position
 
 
@@ -349,23 +322,28 @@ def reaches(at: Position | None, position: Position | None) -> bool:
     return at >= position or (at.batch == NO_INDEX and at[:2] == position[:2])
 
 
-def put_columns(columns: Mapping[str, Int64s]) -> dict[str, Int64s]:
-    return {name: constant_shortened(column) for name, column in columns.items()}
+def put_columns(columns: Mapping[str, Int64s | Positions]) -> dict[str, Int64s]:
+    """The columns as they are stored: one of positions becomes three, and constant ones are shortened."""
+    stored: dict[str, Int64s] = {}
+    for name, column in columns.items():
+        if isinstance(column, Positions):
+            for axis, numbers in zip(axes_of(name), (column.ledgers, column.entries, column.indexes), strict=True):
+                stored[axis] = constant_shortened(numbers)
+        else:
+            stored[name] = constant_shortened(column)
+    return stored
 
 
-def get_column(values: Mapping[str, Any], name: str, count: int) -> Int64s:
-    """Raises BadColumn if it has another number of rows."""
-    return expanded(values[name], count)
-
-
-def put_positions(name: str, positions: Positions) -> dict[str, Int64s]:
-    columns = zip(AXES, (positions.ledgers, positions.entries, positions.indexes), strict=True)
-    return put_columns({f"{name}_{axis}": column for axis, column in columns})
-
-
-def get_positions(values: Mapping[str, Any], name: str, count: int) -> Positions:
-    ledgers, entries, indexes = (get_column(values, f"{name}_{axis}", count) for axis in AXES)
-    return Positions(ledgers, entries, indexes)
+def get_columns(values: Mapping[str, Any], count: int, prefix: str, *names: str) -> list[Any]:
+    """Columns of numbers or positions, by the rest of their names. Raises BadRecord for another number of rows."""
+    found: list[Any] = []
+    for name in (f"{prefix}{name}" for name in names):
+        if name in values:
+            found.append(expanded(values[name], count))
+        else:
+            ledgers, entries, indexes = (expanded(values[axis], count) for axis in axes_of(name))
+            found.append(Positions(ledgers, entries, indexes))
+    return found
 
 
 INTERNAL_PREFIX = "__txnbuffer_"
@@ -374,28 +352,27 @@ INTERNAL_PREFIX = "__txnbuffer_"
 SNAPSHOT_TOPIC = "__txnbuffer_snapshots"
 
 OWNER_KEY = b"__owner"
-END_SUFFIX = "end"
+
+OWNER = "owner"
+SEGMENT = "part"
+OVERFLOW = "spill"
+END = "end"
+GONE = "gone"
 
 _NUMBERED = re.compile(r"(s?)([1-9][0-9]{0,17})")
 
 
-class KeyKind(enum.Enum):
-    SEGMENT = "part"
-    OVERFLOW = "spill"
-    END = "end"
-
-
 class EntryKey(NamedTuple):
-    """A key of the snapshot topic other than `__owner`. `number` is 0 for the end entry, else 1, 2, …"""
+    """A key of the snapshot topic other than `__owner`: SEGMENT, OVERFLOW or END, which has number 0, others 1, 2, …"""
 
     topic: str
-    kind: KeyKind
+    kind: str
     number: int = 0
 
     def __str__(self) -> str:
-        if self.kind is KeyKind.END:
-            return f"{self.topic}-{END_SUFFIX}"
-        prefix = "s" if self.kind is KeyKind.OVERFLOW else ""
+        if self.kind == END:
+            return f"{self.topic}-end"
+        prefix = "s" if self.kind == OVERFLOW else ""
         return f"{self.topic}-{prefix}{self.number}"
 
     def to_bytes(self) -> bytes:
@@ -410,24 +387,24 @@ class EntryKey(NamedTuple):
             return None
         if not (topic and dash):
             return None
-        if suffix == END_SUFFIX:
-            return cls(topic, KeyKind.END)
+        if suffix == "end":
+            return cls(topic, END)
         match = _NUMBERED.fullmatch(suffix)
         if match is None:
             return None
-        return cls(topic, KeyKind.OVERFLOW if match[1] else KeyKind.SEGMENT, int(match[2]))
+        return cls(topic, OVERFLOW if match[1] else SEGMENT, int(match[2]))
 
 
 def segment_key(topic: str, number: int) -> bytes:
-    return EntryKey(topic, KeyKind.SEGMENT, number).to_bytes()
+    return EntryKey(topic, SEGMENT, number).to_bytes()
 
 
 def overflow_key(topic: str, number: int) -> bytes:
-    return EntryKey(topic, KeyKind.OVERFLOW, number).to_bytes()
+    return EntryKey(topic, OVERFLOW, number).to_bytes()
 
 
 def end_key(topic: str) -> bytes:
-    return EntryKey(topic, KeyKind.END).to_bytes()
+    return EntryKey(topic, END).to_bytes()
 
 
 def is_internal(topic: str) -> bool:
@@ -445,12 +422,6 @@ FORMAT_VERSION = "1"
 VERSION_PROPERTY = "tb.v"
 KIND_PROPERTY = "tb.kind"
 EPOCH_PROPERTY = "tb.epoch"
-
-OWNER = "owner"
-SEGMENT = "part"
-OVERFLOW = "spill"
-END = "end"
-GONE = "gone"
 
 
 class Stored(NamedTuple):
@@ -506,12 +477,12 @@ def unsealed(codec: RecordCodec, data: bytes) -> dict[str, Any]:
     return codec.decode(data)
 
 
-def checked(key: EntryKey, kind: str, stored: Stored, decode: Callable[[bytes], T]) -> T:
+def checked(key: EntryKey, stored: Stored, decode: Callable[[bytes], T]) -> T:
     """Decode an entry. Raises SnapshotDamaged or UnsupportedSnapshot that names it."""
     if stored.version.isascii() and stored.version.isdigit() and stored.version != FORMAT_VERSION:
         raise UnsupportedSnapshot(key.topic, str(key), stored.version)
-    if stored.version != FORMAT_VERSION or stored.kind != kind or stored.value is None:
-        raise SnapshotDamaged(key.topic, str(key), f"its properties are not those of a {kind} entry")
+    if stored.version != FORMAT_VERSION or stored.kind != key.kind or stored.value is None:
+        raise SnapshotDamaged(key.topic, str(key), f"its properties are not those of a {key.kind} entry")
     try:
         return decode(stored.value)
     except BadRecord as error:
@@ -569,8 +540,8 @@ class EndEntry:
 
 def decode_end(topic: str, stored: Stored) -> EndEntry:
     """The end entry of a topic. Raises SnapshotDamaged and UnsupportedSnapshot."""
-    key = EntryKey(topic, KeyKind.END)
-    end = checked(key, "end", stored, EndEntry.decode)
+    key = EntryKey(topic, END)
+    end = checked(key, stored, EndEntry.decode)
     if end.topic != topic:
         raise SnapshotDamaged(topic, str(key), f"it is of topic {end.topic}")
     if end.epoch != stored.epoch:
@@ -611,14 +582,15 @@ def chained(
     """All segments that an end entry names, each checked against the one before it. Raises SnapshotDamaged."""
     if end.first_segment == 1 and end.chain_first != chain_start(topic, end.incarnation):
         raise SnapshotDamaged(
-            topic, str(EntryKey(topic, KeyKind.END)), "its chain does not start with the digest of this topic"
+            topic, str(EntryKey(topic, END)), "its chain does not start with the digest of this topic"
         )
     before, epoch = end.chain_first, 0
     for number in end.segments:
-        key = str(EntryKey(topic, KeyKind.SEGMENT, number))
+        key = str(EntryKey(topic, SEGMENT, number))
         stored = found.get(number)
         if stored is None:
-            raise SnapshotDamaged(topic, key, f"it is missing, but the end entry names {_range(end)}")
+            named = f"{end.first_segment} to {end.next_segment - 1}"
+            raise SnapshotDamaged(topic, key, f"it is missing, but the end entry names {named}")
         entry = decode(topic, number, stored)
         if entry.chain_before != before:
             raise SnapshotDamaged(topic, key, "it does not follow the segment before it")
@@ -627,11 +599,7 @@ def chained(
         before, epoch = entry.chain_after, entry.epoch
         yield entry
     if before != end.chain_next:
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its chain does not end with the last segment")
-
-
-def _range(end: EndEntry) -> str:
-    return f"{end.first_segment} to {end.next_segment - 1}"
+        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), "its chain does not end with the last segment")
 
 
 def state_bytes(topic: str, end: EndEntry, found: Mapping[int, Stored]) -> bytes:
@@ -641,7 +609,7 @@ def state_bytes(topic: str, end: EndEntry, found: Mapping[int, Stored]) -> bytes
     pieces: list[bytes] = []
     for number, expected in zip(end.overflow_numbers, end.overflow, strict=True):
         stored = found.get(number)
-        key = str(EntryKey(topic, KeyKind.OVERFLOW, number))
+        key = str(EntryKey(topic, OVERFLOW, number))
         if stored is None or stored.value is None:
             raise SnapshotDamaged(topic, key, "it is missing, but the end entry names it")
         if stored.kind != OVERFLOW or digest(stored.value) != expected:

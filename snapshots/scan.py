@@ -15,13 +15,14 @@ from broker_io.compacted import CompactedReader
 from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from snapshots.format import (
+    END,
     EPOCH_PROPERTY,
     KIND_PROPERTY,
     OWNER_KEY,
+    SEGMENT,
     SNAPSHOT_TOPIC,
     VERSION_PROPERTY,
     EntryKey,
-    KeyKind,
     Stored,
 )
 
@@ -40,11 +41,11 @@ class TopicEntries:
     overflow: dict[int, Stored] = field(default_factory=dict)
 
     def put(self, key: EntryKey, stored: Stored) -> None:
-        if key.kind is KeyKind.END:
+        if key.kind == END:
             self.end = None if stored.value is None else stored
             self.end_deleted = stored.value is None
             return
-        numbered = self.segments if key.kind is KeyKind.SEGMENT else self.overflow
+        numbered = self.segments if key.kind == SEGMENT else self.overflow
         if stored.value is None:
             numbered.pop(key.number, None)
         else:
@@ -103,7 +104,7 @@ class SnapshotTable:
     def _put(self, key: EntryKey, stored: Stored) -> None:
         entries = self.entries(key.topic)
         entries.put(key, stored)
-        if self.history is not None and key.kind is KeyKind.END and stored.value is not None:
+        if self.history is not None and key.kind == END and stored.value is not None:
             ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
             ends.append(TopicEntries(stored, segments=dict(entries.segments), overflow=dict(entries.overflow)))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshots.format import (
-    BadColumn,
+    BadRecord,
     constant_shortened,
     decode_column,
     decode_long,
@@ -85,7 +85,7 @@ def test_every_block_form_of_avro_is_read(blocks, sized):
 def test_a_torn_column_is_refused(column, cut):
     data = encode_column(column)
     if cut < len(data):
-        with pytest.raises(BadColumn):
+        with pytest.raises(BadRecord):
             decode_column(data[:cut], 0)
 
 
@@ -93,7 +93,7 @@ def test_a_torn_column_is_refused(column, cut):
 def test_any_bytes_are_a_column_or_refused(data):
     try:
         column, offset = decode_column(data, 0)
-    except BadColumn:
+    except BadRecord:
         return
     assert 0 < offset <= len(data)
     assert len(column) <= offset
@@ -101,14 +101,14 @@ def test_any_bytes_are_a_column_or_refused(data):
 
 @pytest.mark.parametrize("data", [b"\xff" * 9 + b"\x02", b"\x80" * 10 + b"\x01", b"\xff" * 20, b"", b"\x80"])
 def test_more_than_64_bits_are_refused(data):
-    with pytest.raises(BadColumn):
+    with pytest.raises(BadRecord):
         decode_long(data, 0)
-    with pytest.raises(BadColumn):
+    with pytest.raises(BadRecord):
         decode_longs(data, 0, 1)
 
 
 def test_a_count_beyond_the_data_is_refused_before_anything_is_made():
-    with pytest.raises(BadColumn):
+    with pytest.raises(BadRecord):
         decode_column(encode_long(2**62) + b"\1\2\3", 0)
 
 
@@ -120,7 +120,7 @@ def test_one_element_stands_for_all(column):
 
 
 def test_a_column_of_another_length_is_refused():
-    with pytest.raises(BadColumn):
+    with pytest.raises(BadRecord):
         expanded(np.array([1, 2]), 3)
-    with pytest.raises(BadColumn):
+    with pytest.raises(BadRecord):
         expanded(np.array([1]), 0)

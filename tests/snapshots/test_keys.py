@@ -1,7 +1,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.format import OWNER_KEY, EntryKey, KeyKind, end_key, is_internal, overflow_key, segment_key
+from snapshots.format import (
+    END,
+    OVERFLOW,
+    OWNER_KEY,
+    SEGMENT,
+    EntryKey,
+    end_key,
+    is_internal,
+    overflow_key,
+    segment_key,
+)
 
 topics = st.one_of(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
@@ -10,8 +20,8 @@ topics = st.one_of(
     ),
 )
 keys = st.one_of(
-    st.builds(EntryKey, topics, st.just(KeyKind.END), st.just(0)),
-    st.builds(EntryKey, topics, st.sampled_from([KeyKind.SEGMENT, KeyKind.OVERFLOW]), st.integers(1, 10**18 - 1)),
+    st.builds(EntryKey, topics, st.just(END), st.just(0)),
+    st.builds(EntryKey, topics, st.sampled_from([SEGMENT, OVERFLOW]), st.integers(1, 10**18 - 1)),
 )
 
 

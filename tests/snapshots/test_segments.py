@@ -12,7 +12,6 @@ from snapshots.format import (
     DIGEST_BYTES,
     SEGMENT,
     EntryKey,
-    KeyKind,
     Stored,
     chained,
     checked,
@@ -50,7 +49,7 @@ def decode(topic: str, number: int, stored: Stored) -> Entry:
         text = slice(start + DIGEST_BYTES, -DIGEST_BYTES)
         return Entry(epoch, data[start : text.start], data[text], data[text.stop :])
 
-    return checked(EntryKey(topic, KeyKind.SEGMENT, number), SEGMENT, stored, read)
+    return checked(EntryKey(topic, SEGMENT, number), stored, read)
 
 
 def restored(entries: TopicEntries) -> tuple[list[bytes], bytes]:

@@ -12,7 +12,7 @@ from broker_io.batch import PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
-from snapshots.format import SNAPSHOT_TOPIC, EntryKey, KeyKind, decode_end
+from snapshots.format import END, OVERFLOW, SEGMENT, SNAPSHOT_TOPIC, EntryKey, decode_end
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
@@ -187,14 +187,12 @@ def inspect_snapshot(log: LogAddress, topic: str | None, output: str) -> None:
 
 
 def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
-    found: list[tuple[EntryKey, Any]] = [] if entries.end is None else [(EntryKey(topic, KeyKind.END), entries.end)]
-    found += [(EntryKey(topic, KeyKind.SEGMENT, number), stored) for number, stored in sorted(entries.segments.items())]
-    found += [
-        (EntryKey(topic, KeyKind.OVERFLOW, number), stored) for number, stored in sorted(entries.overflow.items())
-    ]
+    found: list[tuple[EntryKey, Any]] = [] if entries.end is None else [(EntryKey(topic, END), entries.end)]
+    found += [(EntryKey(topic, SEGMENT, number), stored) for number, stored in sorted(entries.segments.items())]
+    found += [(EntryKey(topic, OVERFLOW, number), stored) for number, stored in sorted(entries.overflow.items())]
     for key, stored in found:
         detail = ""
-        if key.kind is KeyKind.END:
+        if key.kind == END:
             try:
                 end = decode_end(topic, stored)
                 segments = f"segments {end.first_segment} to {end.next_segment - 1}" if end.segments else "no segments"

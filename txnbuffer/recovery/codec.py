@@ -24,24 +24,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from broker_io.position import Position, Positions
+from broker_io.position import Int64s, Position, Positions
 from snapshots.errors import SnapshotDamaged
 from snapshots.format import (
-    AXES,
     MAX_LONG_BYTES,
     SEGMENT,
-    BadColumn,
     BadRecord,
     EntryKey,
-    KeyKind,
     Stored,
+    axes_of,
     checked,
-    get_column,
+    get_columns,
     get_position,
-    get_positions,
     put_columns,
     put_position,
-    put_positions,
     reaches,
     record,
     sealed,
@@ -84,24 +80,20 @@ class EncodedSegment:
 
 
 def put_items(prefix: str, items: Items) -> dict[str, Any]:
-    return {
-        f"{prefix}aborts": len(items.least),
-        f"{prefix}ranges": len(items.firsts),
-        **put_columns({f"{prefix}most": items.most, f"{prefix}least": items.least}),
-        **put_positions(f"{prefix}marker", items.markers),
-        **put_positions(f"{prefix}first", items.firsts),
-        **put_positions(f"{prefix}last", items.lasts),
+    columns: dict[str, Int64s | Positions] = {
+        f"{prefix}most": items.most,
+        f"{prefix}least": items.least,
+        f"{prefix}marker": items.markers,
+        f"{prefix}first": items.firsts,
+        f"{prefix}last": items.lasts,
     }
+    return {f"{prefix}aborts": len(items.least), f"{prefix}ranges": len(items.firsts), **put_columns(columns)}
 
 
 def get_items(values: Mapping[str, Any], prefix: str) -> Items:
-    aborts, ranges = values[f"{prefix}aborts"], values[f"{prefix}ranges"]
     return Items(
-        get_column(values, f"{prefix}most", aborts),
-        get_column(values, f"{prefix}least", aborts),
-        get_positions(values, f"{prefix}marker", aborts),
-        get_positions(values, f"{prefix}first", ranges),
-        get_positions(values, f"{prefix}last", ranges),
+        *get_columns(values, values[f"{prefix}aborts"], prefix, "most", "least", "marker"),
+        *get_columns(values, values[f"{prefix}ranges"], prefix, "first", "last"),
     )
 
 
@@ -135,19 +127,15 @@ class BufferSegmentPayload(NamedTuple):
 
 def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | None]:
     values = unsealed(record("part-1", __package__), data)
-    try:
-        items = get_items(values, "")
-    except BadColumn as error:
-        raise BadRecord(str(error)) from error
-    segment = BufferSegment(values["number"], items)
+    segment = BufferSegment(values["number"], get_items(values, ""))
     entry = EncodedSegment(values["topic"], values["epoch"], values["chain_before"], segment, values["chain_after"])
     return entry, get_position(values, "low"), get_position(values, "high")
 
 
 def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment:
     """The segment entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
-    key = EntryKey(topic, KeyKind.SEGMENT, number)
-    entry, low, high = checked(key, SEGMENT, stored, _decode)
+    key = EntryKey(topic, SEGMENT, number)
+    entry, low, high = checked(key, stored, _decode)
     if (entry.topic, entry.segment.number) != (topic, number):
         raise SnapshotDamaged(topic, str(key), f"it is segment {entry.segment.number} of topic {entry.topic}")
     items: Items = entry.segment.items
@@ -194,11 +182,15 @@ class TopicState:
 
 
 def encode_state(state: TopicState) -> bytes:
+    sequencer = state.sequencer
     values = {
         "origin_ledger": state.origin_ledger,
         "following_ledger": state.following_ledger,
         **_put_buffer(state.buffer),
-        **_put_sequencer(state.sequencer),
+        **put_position("sequenced", sequencer.position),
+        "next_seqno": sequencer.next_seqno,
+        "seqno_ledger": sequencer.ledgers,
+        "seqno_first": sequencer.first_seqnos,
         **_put_index(state.index),
         "failover_uuid": [version.uuid.to_bytes(UUID_BYTES, "big") for version in state.versions],
         "failover_seqno": np.array([version.seqno for version in state.versions], np.int64),
@@ -211,189 +203,121 @@ def encode_state(state: TopicState) -> bytes:
 def decode_state(data: bytes) -> TopicState:
     """Read what `encode_state` wrote. Raises BadRecord."""
     values = record("state-1", __package__).decode(data)
-    try:
-        return TopicState(
-            _get_buffer(values),
-            _get_sequencer(values),
-            values["origin_ledger"],
-            values["following_ledger"],
-            _get_versions(values),
-            _get_index(values),
-            _get_cursors(values),
-        )
-    except BadColumn as error:
-        raise BadRecord(str(error)) from error
+    for one, other in (("seqno_ledger", "seqno_first"), ("failover_uuid", "failover_seqno")):
+        if len(values[one]) != len(values[other]):
+            raise BadRecord(f"{len(values[one])} rows of {one} for {len(values[other])} of {other}")
+    uuids = [int.from_bytes(uuid, "big") for uuid in values["failover_uuid"]]
+    return TopicState(
+        _get_buffer(values),
+        SequencerState(
+            get_position(values, "sequenced"), values["next_seqno"], values["seqno_ledger"], values["seqno_first"]
+        ),
+        values["origin_ledger"],
+        values["following_ledger"],
+        tuple(map(Version, uuids, values["failover_seqno"].tolist())),
+        _get_index(values),
+        _get_cursors(values),
+    )
 
 
 def _put_buffer(buffer: BufferState) -> dict[str, Any]:
+    """Each group of columns follows its number of rows."""
+    ongoing, coordinators, segments = buffer.ongoing, buffer.coordinators, buffer.segments
+    damage = np.array([(*entry.txn, entry.expected, entry.accepted) for entry in buffer.damage], np.int64)
+    most, least, expected, accepted = damage.reshape(-1, 4).T
+    columns: dict[str, Int64s | Positions] = {
+        "ongoing_most": ongoing.most,
+        "ongoing_least": ongoing.least,
+        "ongoing_first": ongoing.firsts,
+        "ongoing_before": ongoing.befores,
+        "ongoing_highest": ongoing.highest,
+        "ongoing_accepted": ongoing.accepted,
+        "coordinator_most": coordinators.most,
+        "coordinator_low_water_mark": coordinators.low_water_marks,
+        "coordinator_epoch": coordinators.epochs,
+        "part_last_ledger": segments.last_ledgers,
+        "part_aborts": segments.aborts,
+        "part_ranges": segments.suppressed,
+        "damage_most": most,
+        "damage_least": least,
+        "damage_at": Positions.of([entry.position for entry in buffer.damage]),
+        "damage_expected": expected,
+        "damage_accepted": accepted,
+    }
     return {
         "part_size": buffer.segment_size,
         **put_position("applied", buffer.applied),
         **put_position("max_read", buffer.max_read),
         "first_ledger": buffer.first_ledger,
-        **_put_ongoing(buffer.ongoing),
-        **_put_coordinators(buffer.coordinators),
-        "part_first": buffer.segments.first,
-        "parts": len(buffer.segments),
-        **put_columns(
-            {
-                "part_last_ledger": buffer.segments.last_ledgers,
-                "part_aborts": buffer.segments.aborts,
-                "part_ranges": buffer.segments.suppressed,
-            }
-        ),
+        "ongoing": len(ongoing),
+        "coordinators": len(coordinators),
+        "coordinator_committed": list(coordinators.committed),
+        "coordinator_aborted": list(coordinators.aborted),
+        "part_first": segments.first,
+        "parts": len(segments),
         **put_items("tail_", buffer.unsealed),
         **buffer.counters._asdict(),
-        **_put_damage(buffer.damage),
+        "damage": len(buffer.damage),
+        **put_columns(columns),
     }
 
 
 def _get_buffer(values: Mapping[str, Any]) -> BufferState:
-    parts = values["parts"]
+    count = values["coordinators"]
+    committed, aborted = tuple(values["coordinator_committed"]), tuple(values["coordinator_aborted"])
+    if not len(committed) == len(aborted) == count:
+        raise BadRecord(f"{len(committed)} and {len(aborted)} bitmaps for {count} coordinators")
+    most, low_water_marks, epochs = get_columns(values, count, "coordinator_", "most", "low_water_mark", "epoch")
+    damage = get_columns(values, values["damage"], "damage_", "most", "least", "at", "expected", "accepted")
     return BufferState(
         segment_size=values["part_size"],
         applied=get_position(values, "applied"),
         max_read=get_position(values, "max_read"),
         first_ledger=values["first_ledger"],
-        ongoing=_get_ongoing(values),
-        coordinators=_get_coordinators(values),
+        ongoing=OngoingColumns(
+            *get_columns(
+                values, values["ongoing"], "ongoing_", "most", "least", "first", "before", "highest", "accepted"
+            )
+        ),
+        coordinators=CoordinatorColumns(most, low_water_marks, epochs, committed, aborted),
         segments=SegmentColumns(
-            values["part_first"],
-            get_column(values, "part_last_ledger", parts),
-            get_column(values, "part_aborts", parts),
-            get_column(values, "part_ranges", parts),
+            values["part_first"], *get_columns(values, values["parts"], "part_", "last_ledger", "aborts", "ranges")
         ),
         unsealed=get_items(values, "tail_"),
         counters=Counters(**{name: values[name] for name in Counters._fields}),
-        damage=_get_damage(values),
-    )
-
-
-def _put_ongoing(ongoing: OngoingColumns) -> dict[str, Any]:
-    return {
-        "ongoing": len(ongoing),
-        **put_columns({"ongoing_most": ongoing.most, "ongoing_least": ongoing.least}),
-        **put_positions("ongoing_first", ongoing.firsts),
-        **put_positions("ongoing_before", ongoing.befores),
-        **put_columns({"ongoing_highest": ongoing.highest, "ongoing_accepted": ongoing.accepted}),
-    }
-
-
-def _get_ongoing(values: Mapping[str, Any]) -> OngoingColumns:
-    count = values["ongoing"]
-    return OngoingColumns(
-        get_column(values, "ongoing_most", count),
-        get_column(values, "ongoing_least", count),
-        get_positions(values, "ongoing_first", count),
-        get_positions(values, "ongoing_before", count),
-        get_column(values, "ongoing_highest", count),
-        get_column(values, "ongoing_accepted", count),
-    )
-
-
-def _put_coordinators(coordinators: CoordinatorColumns) -> dict[str, Any]:
-    return {
-        "coordinators": len(coordinators),
-        **put_columns(
-            {
-                "coordinator_most": coordinators.most,
-                "coordinator_low_water_mark": coordinators.low_water_marks,
-                "coordinator_epoch": coordinators.epochs,
-            }
+        damage=tuple(
+            Damage(TxnId(int(most), int(least)), position, int(expected), int(accepted))
+            for most, least, position, expected, accepted in zip(*damage, strict=True)
         ),
-        "coordinator_committed": list(coordinators.committed),
-        "coordinator_aborted": list(coordinators.aborted),
-    }
-
-
-def _get_coordinators(values: Mapping[str, Any]) -> CoordinatorColumns:
-    count = values["coordinators"]
-    committed, aborted = tuple(values["coordinator_committed"]), tuple(values["coordinator_aborted"])
-    if not len(committed) == len(aborted) == count:
-        raise BadColumn(f"{len(committed)} and {len(aborted)} bitmaps for {count} coordinators")
-    return CoordinatorColumns(
-        get_column(values, "coordinator_most", count),
-        get_column(values, "coordinator_low_water_mark", count),
-        get_column(values, "coordinator_epoch", count),
-        committed,
-        aborted,
     )
-
-
-def _put_damage(damage: tuple[Damage, ...]) -> dict[str, Any]:
-    numbers = np.array([(*entry.txn, entry.expected, entry.accepted) for entry in damage], np.int64).reshape(-1, 4)
-    most, least, expected, accepted = numbers.T
-    return {
-        "damage": len(damage),
-        **put_columns({"damage_most": most, "damage_least": least}),
-        **put_positions("damage_at", Positions.of([entry.position for entry in damage])),
-        **put_columns({"damage_expected": expected, "damage_accepted": accepted}),
-    }
-
-
-def _get_damage(values: Mapping[str, Any]) -> tuple[Damage, ...]:
-    count = values["damage"]
-    columns = [
-        get_column(values, f"damage_{name}", count).tolist() for name in ("most", "least", "expected", "accepted")
-    ]
-    at = get_positions(values, "damage_at", count)
-    return tuple(
-        Damage(TxnId(most, least), position, expected, accepted)
-        for most, least, expected, accepted, position in zip(*columns, at, strict=True)
-    )
-
-
-def _put_sequencer(state: SequencerState) -> dict[str, Any]:
-    return {
-        **put_position("sequenced", state.position),
-        "next_seqno": state.next_seqno,
-        "seqno_ledger": state.ledgers,
-        "seqno_first": state.first_seqnos,
-    }
-
-
-def _get_sequencer(values: Mapping[str, Any]) -> SequencerState:
-    ledgers, firsts = values["seqno_ledger"], values["seqno_first"]
-    if len(ledgers) != len(firsts):
-        raise BadColumn(f"{len(firsts)} first seqnos for {len(ledgers)} ledgers")
-    position: Position | None = get_position(values, "sequenced")
-    return SequencerState(position, values["next_seqno"], ledgers, firsts)
-
-
-def _get_versions(values: Mapping[str, Any]) -> tuple[Version, ...]:
-    uuids, seqnos = values["failover_uuid"], values["failover_seqno"].tolist()
-    if len(uuids) != len(seqnos):
-        raise BadColumn(f"{len(uuids)} versions with {len(seqnos)} seqnos")
-    return tuple(Version(int.from_bytes(uuid, "big"), seqno) for uuid, seqno in zip(uuids, seqnos, strict=True))
 
 
 def _get_cursors(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     names, seqnos = values["cursor_name"], values["cursor_seqno"].tolist()
     if len(names) != len(seqnos):
-        raise BadColumn(f"{len(names)} durable cursors with {len(seqnos)} seqnos")
+        raise BadRecord(f"{len(names)} durable cursors with {len(seqnos)} seqnos")
     try:
         return tuple(zip([name.decode() for name in names], seqnos, strict=True))
     except UnicodeDecodeError as error:
-        raise BadColumn(f"the name of a durable cursor is not UTF-8 ({error})") from None
+        raise BadRecord(f"the name of a durable cursor is not UTF-8 ({error})") from None
 
 
 def _put_index(index: IndexColumns) -> dict[str, Any]:
     columns = {"index_start": index.starts, "index_end": index.ends, "index_count": index.rows}
     for end, places in (("first", index.firsts), ("last", index.lasts)):
-        for axis, column in zip(AXES, (places.ledgers, places.entries, places.indexes), strict=True):
-            columns[f"index_{end}_{axis}"] = column
+        columns |= zip(axes_of(f"index_{end}"), (places.ledgers, places.entries, places.indexes), strict=True)
     return columns
 
 
 def _get_index(values: Mapping[str, Any]) -> IndexColumns:
-    """Raises BadColumn for an invalid index."""
-    first, last = (Positions(*(values[f"index_{end}_{axis}"] for axis in AXES)) for end in ("first", "last"))
+    """Raises BadRecord for an invalid index."""
+    first, last = (Positions(*map(values.__getitem__, axes_of(f"index_{end}"))) for end in ("first", "last"))
     index = IndexColumns(values["index_start"], values["index_end"], first, last, values["index_count"])
     sizes = {len(column) for name, column in values.items() if name.startswith("index_")}
     if len(sizes) > 1:
-        raise BadColumn("the columns of the index of mutation snapshots have different lengths")
+        raise BadRecord("the columns of the index of mutation snapshots have different lengths")
     try:
         SnapshotIndex.of(index)
     except ValueError as error:
-        raise BadColumn(str(error)) from error
+        raise BadRecord(str(error)) from error
     return index

@@ -18,7 +18,7 @@ from broker_io.errors import ServiceUnavailable
 from broker_io.port import Broker, Ledger
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, EntryKey, KeyKind, Stored, segment_key
+from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, SEGMENT, VERSION_PROPERTY, EntryKey, Stored, segment_key
 from snapshots.writer import SnapshotPlan, SnapshotWriter
 from txnbuffer.buffer.state import Effect, Suppressed, TransactionEnded
 from txnbuffer.follow import LogFollower
@@ -222,7 +222,7 @@ def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, 
 
 def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
     """Read one segment entry at its position in the snapshot topic."""
-    key = EntryKey(topic, KeyKind.SEGMENT, number)
+    key = EntryKey(topic, SEGMENT, number)
     if at is None:
         raise SnapshotDamaged(topic, str(key), "it is missing, but the end entry names it")
     with broker.reader(snapshot_topic, at, compacted=True) as reader:  # the raw log may be trimmed after a compaction

@@ -34,11 +34,11 @@ from snapshots.errors import (
     UnsupportedSnapshot,
 )
 from snapshots.format import (
+    END,
     SNAPSHOT_TOPIC,
     BadRecord,
     EndEntry,
     EntryKey,
-    KeyKind,
     Stored,
     chained,
     decode_end,
@@ -100,7 +100,7 @@ def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
     """
     if entries.end is None:
         if entries.segments or entries.overflow:
-            raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "it is missing, though other entries exist")
+            raise SnapshotDamaged(topic, str(EntryKey(topic, END)), "it is missing, though other entries exist")
         raise SnapshotMissing(topic, "it was never registered, or it was deleted")
     end = decode_end(topic, entries.end)
     if end.deleted:
@@ -108,16 +108,16 @@ def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
     try:
         state = decode_state(state_bytes(topic, end, entries.overflow))
     except BadRecord as error:
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), str(error)) from error
     named = state.buffer.segments
     if (named.first, named.end) != (end.first_segment, end.next_segment):
         what = "its state and its head name different segments"
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), what)
+        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), what)
     chain: dict[int, bytes] = {}
     try:
         buffer = TransactionBuffer.restore(state.buffer, _segments(topic, end, entries.segments, chain))
     except SegmentMismatch as error:
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), str(error)) from error
     return StoredSnapshot(end, state, chain, buffer)
 
 

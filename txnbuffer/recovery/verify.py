@@ -20,7 +20,17 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
-from snapshots.format import SNAPSHOT_TOPIC, EndEntry, EntryKey, KeyKind, decode_end, is_internal, reaches
+from snapshots.format import (
+    END,
+    OVERFLOW,
+    SEGMENT,
+    SNAPSHOT_TOPIC,
+    EndEntry,
+    EntryKey,
+    decode_end,
+    is_internal,
+    reaches,
+)
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
@@ -159,7 +169,7 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
     findings = [*_segments(topic, entries)]
     if deletion_complete(broker, topic, entries):
         what = "its snapshot was deleted on purpose: readers refuse its transactions until it is registered again"
-        return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, KeyKind.END)), entries.end and entries.end[0])]
+        return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, END)), entries.end and entries.end[0])]
     try:
         snapshot = read_snapshot(topic, entries)
         findings += _leftovers(topic, entries, snapshot.end)
@@ -179,7 +189,7 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
 def _as_finding(topic: str, entries: TopicEntries, error: Error) -> Finding:
     if isinstance(error, SnapshotDamaged):
         return Finding(Level.ERROR, topic, error.what, error.entry, _place(entries, error.entry))
-    entry = error.entry if isinstance(error, UnsupportedSnapshot) else str(EntryKey(topic, KeyKind.END))
+    entry = error.entry if isinstance(error, UnsupportedSnapshot) else str(EntryKey(topic, END))
     return Finding(Level.ERROR, topic, str(error), entry, _place(entries, entry))
 
 
@@ -187,10 +197,10 @@ def _place(entries: TopicEntries, entry: str) -> Position | None:
     key = EntryKey.parse(entry.encode())
     if key is None:
         return None
-    if key.kind is KeyKind.END:
+    if key.kind == END:
         stored = entries.end
     else:
-        stored = (entries.segments if key.kind is KeyKind.SEGMENT else entries.overflow).get(key.number)
+        stored = (entries.segments if key.kind == SEGMENT else entries.overflow).get(key.number)
     return None if stored is None else stored.position
 
 
@@ -208,13 +218,13 @@ def _segments(topic: str, entries: TopicEntries) -> Iterator[Finding]:
         except SnapshotError as error:
             level = Level.ERROR if number in named else Level.WARNING
             what = error.what if isinstance(error, SnapshotDamaged) else str(error)
-            yield Finding(level, topic, what, str(EntryKey(topic, KeyKind.SEGMENT, number)), stored.position)
+            yield Finding(level, topic, what, str(EntryKey(topic, SEGMENT, number)), stored.position)
 
 
 def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Finding]:
     for kind, found, named in (
-        (KeyKind.SEGMENT, entries.segments, end.segments),
-        (KeyKind.OVERFLOW, entries.overflow, end.overflow_numbers),
+        (SEGMENT, entries.segments, end.segments),
+        (OVERFLOW, entries.overflow, end.overflow_numbers),
     ):
         for number in sorted(found.keys() - set(named)):
             what = "the end entry does not name it: a write or a clean-up was interrupted, the next one removes it"
@@ -223,7 +233,7 @@ def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Fin
 
 def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: StoredSnapshot) -> list[Finding]:
     state: TopicState = snapshot.state
-    end = str(EntryKey(topic, KeyKind.END))
+    end = str(EntryKey(topic, END))
     place = entries.end.position if entries.end is not None else None
     numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} segments, applied to {state.buffer.applied}"
     if broker.ledgers(topic)[0].ledger != state.origin_ledger:
