@@ -23,21 +23,31 @@ def open_broker(address: str, **options: Any) -> Broker:
     Raises InvalidAddress, UnknownOption, MissingDependency, and the errors of the backend.
     """
     check_address(address)
-    scheme, _, rest = address.partition(":")
-    if scheme == "file":
-        from broker_io.file import FileBroker
+    scheme, _, place = address.partition(":")
+    opening: Callable[..., Broker]
+    try:
+        if scheme == "file":
+            from broker_io.file import FileBroker
 
-        _check_options(address, FileBroker.open, options)
-        file_broker: Broker = FileBroker.open(rest, **options)
-        return file_broker
-    if scheme == "memory":
-        from broker_io.memory import open_memory
+            opening = FileBroker.open
+        elif scheme == "memory":
+            from broker_io.memory import open_memory
 
-        _check_options(address, open_memory, options)
-        return open_memory(rest, **options)
-    if scheme in CLUSTERS:
-        return _open_cluster(address, options)
-    return _open_remote(rest, address, options)
+            opening = open_memory
+        elif scheme in CLUSTERS:
+            from broker_io.pulsar.broker import PulsarBroker
+
+            opening, place = PulsarBroker, address
+        else:
+            from broker_io.remote.broker import RemoteBroker
+            from broker_io.remote.connection import target_of
+
+            opening, place = RemoteBroker, target_of(place, address)
+    except ModuleNotFoundError as error:
+        package = "'txnbuffer[pulsar]'" if scheme in CLUSTERS else "grpcio"
+        raise MissingDependency(f"{address} requires a package ({error}): pip install {package}") from None
+    _check_options(address, opening, options)
+    return opening(place, **options)
 
 
 def is_cluster(address: str) -> bool:
@@ -57,25 +67,6 @@ def check_address(address: str) -> None:
             f"{address!r} is not a broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
             "pulsar://HOST:PORT/TENANT/NAMESPACE"
         )
-
-
-def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:
-    try:
-        from broker_io.remote.broker import RemoteBroker
-        from broker_io.remote.connection import target_of
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{address} requires a package ({error}): pip install grpcio") from None
-    _check_options(address, RemoteBroker, options)
-    return RemoteBroker(target_of(rest, address), **options)
-
-
-def _open_cluster(address: str, options: dict[str, Any]) -> Broker:
-    try:
-        from broker_io.pulsar.broker import PulsarBroker
-    except ModuleNotFoundError as error:
-        raise MissingDependency(f"{address} requires a package ({error}): pip install 'txnbuffer[pulsar]'") from None
-    _check_options(address, PulsarBroker, options)
-    return PulsarBroker(address, **options)
 
 
 def _check_options(address: str, opening: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -52,8 +52,9 @@ length. So the columns of many blocks are concatenated as bytes and then decoded
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import google_crc32c
@@ -314,10 +315,14 @@ class Decoded(NamedTuple):
     messages: Batch
 
 
+_ROWS, _FIRST_ENTRY = attrgetter("header.rows"), attrgetter("header.first_entry")
+_PUBLISH_TIME, _VALUES = attrgetter("header.publish_time"), attrgetter("values")
+
+
 def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
     """All messages of at least one block. Raises BadBlock if a column does not fit its block."""
     try:
-        counts = [block.header.rows for block in blocks]
+        counts = [*map(_ROWS, blocks)]
         return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), _messages(blocks, counts))
     except (ValueError, IndexError, struct.error) as error:
         raise BadBlock(f"the columns of a block do not fit it ({error})") from None
@@ -354,8 +359,7 @@ def check_columns(messages: Batch) -> None:
 
 def decode_keys(blocks: Sequence[RawBlock], counts: list[int]) -> Blobs:
     """The keys of blocks with these numbers of messages."""
-    data = [block.part[block.sections[KEYS]] if KEYS in block.sections else b"" for block in blocks]
-    return _blobs(blocks, counts, KEY_OFFSETS, KEY_ABSENT, data)
+    return _blobs(blocks, counts, KEY_OFFSETS, KEY_ABSENT, [_section(blocks, KEYS, 0)])
 
 
 def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
@@ -376,7 +380,7 @@ def _messages(blocks: Sequence[RawBlock], counts: list[int]) -> Batch:
     times: Int64s | None = None
     if any(EVENT_TIMES in block.sections for block in blocks):
         times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
-    values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, [block.values for block in blocks])
+    values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, map(_VALUES, blocks))
     return Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), times)
 
 
@@ -388,12 +392,12 @@ def decode_entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
     lengths = np.array(counts, np.int64)
     within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     _fill_in(within, blocks, counts, ENTRIES, "<u4")
-    return within + np.repeat(np.array([block.header.first_entry for block in blocks], np.int64), lengths)
+    return within + np.repeat(np.array([*map(_FIRST_ENTRY, blocks)], np.int64), lengths)
 
 
 def decode_publish_times(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
     """int64[n]: the publish times of blocks with these numbers of messages."""
-    times = np.repeat(np.array([block.header.publish_time for block in blocks], np.int64), counts)
+    times = np.repeat(np.array([*map(_PUBLISH_TIME, blocks)], np.int64), counts)
     _fill_in(times, blocks, counts, PUBLISH_TIMES, "<i8")
     return times
 
@@ -417,9 +421,9 @@ def _section(blocks: Sequence[RawBlock], tag: int, size: int, more: int = 0) -> 
 
 
 def _blobs(
-    blocks: Sequence[RawBlock], counts: list[int], offsets_tag: int, absent_tag: int, strings: list[bytes]
+    blocks: Sequence[RawBlock], counts: list[int], offsets_tag: int, absent_tag: int, strings: Iterable[bytes]
 ) -> Blobs:
-    """One column of strings of all blocks from the bytes of the strings of each."""
+    """One column of strings of all blocks, whose bytes are `strings` together."""
     data = b"".join(strings)
     offsets = np.frombuffer(_section(blocks, offsets_tag, 4, 1), "<i4").astype(np.int32, copy=False)
     if len(offsets) != sum(counts) + len(blocks):

@@ -36,6 +36,7 @@ for an empty topic). All but the last ledger are closed. Appends in the journal 
 
 from __future__ import annotations
 
+import bisect
 import errno
 import json
 import re
@@ -113,7 +114,6 @@ NEW_MANIFEST = "manifest.new"
 TOPICS = "topics"
 
 _JOURNAL = re.compile(r"journal-(0|[1-9]\d*)")
-_FIRST_JOURNAL = "journal-1"
 
 
 def join(directory: str, *names: str) -> str:
@@ -129,11 +129,7 @@ def topic_path(directory: str, topic: int) -> str:
 
 
 def segment_path(directory: str, topic: TopicEntry, ledger: LedgerEntry) -> str:
-    return join(directory, TOPICS, str(topic.number), segment_name(ledger))
-
-
-def segment_name(ledger: LedgerEntry) -> str:
-    return f"{ledger.ledger}-{ledger.generation}.log"
+    return join(directory, TOPICS, str(topic.number), f"{ledger.ledger}-{ledger.generation}.log")
 
 
 def index_path(segment: str) -> str:
@@ -141,29 +137,19 @@ def index_path(segment: str) -> str:
     return segment.removesuffix(".log") + ".index"
 
 
-def is_log_file(name: str) -> bool:
-    """Whether the directory of a log may contain this name."""
-    return name in (LOCK, MANIFEST, NEW_MANIFEST, TOPICS) or _JOURNAL.fullmatch(name) is not None
-
-
-def may_be_unfinished(names: list[str]) -> bool:
-    """Whether a directory without a manifest contains only the start of a log that was being created."""
-    return set(names) <= {LOCK, NEW_MANIFEST, _FIRST_JOURNAL}
-
-
-def remove_leftovers(disk: Disk, directory: str, journal: int, segments: dict[int, set[str]]) -> None:
+def remove_leftovers(disk: Disk, directory: str, manifest: Manifest) -> None:
     """Remove files that the manifest does not name: it keeps one journal and the segment files of each topic."""
     for name in disk.list(directory):
-        if name == NEW_MANIFEST or (_JOURNAL.fullmatch(name) and name != f"journal-{journal}"):
+        if name == NEW_MANIFEST or (_JOURNAL.fullmatch(name) and name != f"journal-{manifest.journal}"):
             disk.remove(join(directory, name))
     if not disk.exists(join(directory, TOPICS)):
         return
-    kept = {str(topic): files for topic, files in segments.items()}
+    kept = {segment_path(directory, topic, ledger) for topic in manifest.topics for ledger in topic.ledgers}
     for topic in disk.list(join(directory, TOPICS)):
-        named = kept.get(topic, set())
         for name in disk.list(join(directory, TOPICS, topic)):
-            if name not in named and name.removesuffix(".index") + ".log" not in named:
-                disk.remove(join(directory, TOPICS, topic, name))
+            path = join(directory, TOPICS, topic, name)
+            if path not in kept and path.removesuffix(".index") + ".log" not in kept:
+                disk.remove(path)
 
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 20, 0.005
@@ -204,26 +190,19 @@ def take_lock(environment: Environment, directory: str) -> Lock:
         environment.clock.sleep(LOCK_PAUSE)
         file = disk.lock(path)
     if file is None:
-        raise _locked(environment, directory, _holder(disk, path))
+        with closing(disk.open(path)) as lock:
+            holder = read_file(lock).decode(errors="replace").strip()
+        if holder == environment.process:
+            what = f"process {holder}, which is also the id of this one: close it there"
+        else:
+            what = f"another process{f' ({holder})' if holder else ''}: stop that process"
+        raise Locked(f"{directory} is owned by {what}, or open the log read-only")
     try:
         file.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
         return Lock(disk, path, file)
     except BaseException:
         file.close()
         raise
-
-
-def _locked(environment: Environment, directory: str, holder: str) -> Locked:
-    if holder == environment.process:
-        what = f"process {holder}, which is also the id of this one: close it there"
-    else:
-        what = f"another process{f' ({holder})' if holder else ''}: stop that process"
-    return Locked(f"{directory} is owned by {what}, or open the log read-only")
-
-
-def _holder(disk: Disk, path: str) -> str:
-    with closing(disk.open(path)) as file:
-        return read_file(file).decode(errors="replace").strip()
 
 
 VERSION = 1
@@ -260,7 +239,8 @@ class TopicEntry(NamedTuple):
 
     def find(self, ledger: int) -> LedgerEntry | None:
         """The first ledger at or above a number."""
-        return next((entry for entry in self.ledgers if entry.ledger >= ledger), None)
+        at = bisect.bisect_left(self.ledgers, (ledger,))
+        return self.ledgers[at] if at < len(self.ledgers) else None
 
     def place(self, entry: LedgerEntry) -> int:
         """The number in every block of a ledger that identifies its file, so that a renamed file is noticed."""
@@ -367,19 +347,15 @@ def load_manifest(disk: Disk, directory: str) -> Manifest | None:
     """
     path = join(directory, MANIFEST)
     if not disk.exists(path):
-        _check_no_log(disk, directory, path)
+        names = disk.list(directory) if disk.exists(directory) else []
+        for name in names:
+            if name not in (LOCK, MANIFEST, NEW_MANIFEST, TOPICS) and not _JOURNAL.fullmatch(name):
+                raise ForeignDirectory(f"{directory} contains {name!r} and no log: name an empty or missing directory")
+        if not {LOCK, NEW_MANIFEST, "journal-1"}.issuperset(names):  # more than a log that was being created
+            raise Damaged(path, 0, "the manifest is missing, though files of a log are there: restore it from a copy")
         return None
     with closing(disk.open(path)) as file:
         return decode_manifest(read_file(file), path)
-
-
-def _check_no_log(disk: Disk, directory: str, path: str) -> None:
-    names = disk.list(directory) if disk.exists(directory) else []
-    for name in names:
-        if not is_log_file(name):
-            raise ForeignDirectory(f"{directory} contains {name!r} and no log: name an empty or missing directory")
-    if not may_be_unfinished(names):
-        raise Damaged(path, 0, "the manifest is missing, though files of a log are there: restore it from a copy")
 
 
 def replace_manifest(disk: Disk, directory: str, manifest: Manifest, texts: TopicTexts | None = None) -> None:

@@ -59,7 +59,8 @@ class Watermark:
         self._clock = environment.clock
         self._directory = directory
         self._watermark_bytes = watermark_bytes
-        self._unseen = BYTES_BETWEEN
+        self.unseen = BYTES_BETWEEN
+        """Bytes that were written since the last check."""
         self._seen_at = 0.0
         self._low = False
         self._free = watermark_bytes
@@ -67,9 +68,9 @@ class Watermark:
     def check(self) -> None:
         """Measure the free space if it may have changed. Raises OSError."""
         now = self._clock.monotonic()
-        if self._low or self._unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
+        if self._low or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
             self._free = self._disk.free_bytes(self._directory)
-            self._unseen, self._seen_at = 0, now
+            self.unseen, self._seen_at = 0, now
             self._low = self._free < self._watermark_bytes
 
     def refusal(self, append: PendingBatch) -> DiskWatermark | None:
@@ -82,10 +83,6 @@ class Watermark:
             f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
             "appends are rejected until there are more; free some space"
         )
-
-    def count(self, written: int) -> None:
-        """Count bytes that were written."""
-        self._unseen += written
 
 
 FLUSH_BYTES = 16 * MIB
@@ -324,7 +321,7 @@ class FileLog:
                 number, ledger = commit.topic.entry.number, commit.after
                 placed.append((Placed(number, ledger.ledger, ledger.generation, offset, block.length), block))
                 offset += block.length
-                self._watermark.count(block.length)
+                self._watermark.unseen += block.length
         if not placed:
             return
         with self.guard(commits[0].topic.segment.path):

@@ -198,7 +198,7 @@ def _open_locked(environment: Environment, directory: str, options: Options, loc
     recovered = recover(disk, directory, manifest)
     manifest, journal = _start_journal(environment, directory, manifest, recovered)
     try:
-        layout.remove_leftovers(disk, directory, manifest.journal, _segments(manifest))
+        layout.remove_leftovers(disk, directory, manifest)
         return FileLog(environment, directory, options, manifest, journal, lock), recovered.report
     except BaseException:
         journal.close()
@@ -228,7 +228,3 @@ def _start_journal(
     manifest = manifest._replace(journal=number, topics=tuple(recovered.topics))
     replace_manifest(disk, directory, manifest)
     return manifest, journal
-
-
-def _segments(manifest: Manifest) -> dict[int, set[str]]:
-    return {topic.number: {layout.segment_name(ledger) for ledger in topic.ledgers} for topic in manifest.topics}

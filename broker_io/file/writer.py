@@ -5,7 +5,6 @@ Pending appends become the blocks of one commit: small appends are merged, huge 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -62,26 +61,23 @@ def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, see
     """The blocks for all pending appends of one topic."""
     ledger = topic.entry.ledgers[-1]
     time_ms = max(now_ms, ledger.last_time)
-    answers = _answers(appends, ledger, time_ms)
     blocks: list[EncodedBlock] = []
-    first, place = ledger.entries, topic.entry.place(ledger)
+    count, size, place = 0, 0, topic.entry.place(ledger)
     for batch in _in_block_sizes(appends):
+        first = ledger.entries + count
         blocks.append(
             encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, place=place, compress=compress)
         )
-        first += len(batch)
-    size = sum(block.length for block in blocks)
-    return LedgerCommit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
-
-
-def _answers(appends: list[PendingBatch], ledger: LedgerEntry, time_ms: int) -> list[tuple[PendingBatch, Positions]]:
-    counts = [len(append.batch) for append in appends]
-    run = Positions.consecutive(ledger.ledger, ledger.entries, sum(counts), time_ms)
-    starts = itertools.accumulate(counts, initial=0)
-    return [
-        (append, run.take(slice(start, start + count)))
-        for append, count, start in zip(appends, counts, starts, strict=False)
-    ]
+        count += len(batch)
+        size += blocks[-1].length
+    positions = Positions.consecutive(ledger.ledger, ledger.entries, count, time_ms)
+    answers: list[tuple[PendingBatch, Positions]] = []
+    start = 0
+    for append in appends:
+        stop = start + len(append.batch)
+        answers.append((append, positions.take(slice(start, stop))))
+        start = stop
+    return LedgerCommit(topic, blocks, ledger.grown(count, size, time_ms, time_ms), answers)
 
 
 def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:

@@ -165,7 +165,7 @@ class PulsarBroker(Resource):
         check_usable(topic, self._cluster.partitions)
         state = NEW
         try:
-            self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.new_mark()})
+            self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.environment.randomness.token(16).hex()})
         except ClusterRefused as error:
             if error.status != 409:
                 raise
@@ -355,17 +355,13 @@ class PulsarBroker(Resource):
             ),
         )
         try:
-            self._check_same(topic, incarnation)
+            if self._cluster.incarnation(topic) != incarnation:  # the library writes to partitions of a re-created one
+                raise TopicNotFound(f"topic {topic!r} was deleted and re-created while it was opened: open it again")
         except BaseException:
             writer.close()
             raise
         self._add(writer)
         return writer
-
-    def _check_same(self, topic: str, incarnation: str) -> None:
-        """Check a topic after a writer was opened: the library writes to the partitions of one re-created with them."""
-        if self._cluster.incarnation(topic) != incarnation:
-            raise TopicNotFound(f"topic {topic!r} was deleted and re-created while it was opened: open it again")
 
     def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, unbatched: bool) -> PulsarWriter:
         """A writer that fences no other. Raises StillHeld."""

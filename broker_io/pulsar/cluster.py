@@ -204,9 +204,6 @@ class Cluster:
         except TopicNotFound:
             return 0
 
-    def new_mark(self) -> str:
-        return self.environment.randomness.token(16).hex()
-
     def opened(self, topic: str, what: str, opening: Callable[[], T]) -> T:
         """The reader or writer that `opening` opens with the client library, with retries."""
 

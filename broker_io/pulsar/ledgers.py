@@ -175,13 +175,10 @@ class LedgerUpkeep:
             self._clock.sleep(LOOK_SECONDS)
             self._cluster.check()
             status = self._cluster.ask("GET", topic, "compaction")
-        if self._horizon(topic_state(self._cluster, topic)) < end:
+        if topic_state(self._cluster, topic).cursors.get(COMPACTION, Position(-1, -1)) < end:
             raise ServiceUnavailable(
                 f"compaction of topic {topic!r} ended with {status['status']} before {end} ({status.get('lastError')})"
             )
-
-    def _horizon(self, state: LedgerState) -> Position:
-        return state.cursors.get(COMPACTION, Position(-1, -1))
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = self._clock.monotonic() + seconds

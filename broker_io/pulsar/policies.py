@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker_io.errors import NotSupported, UnsafePolicy
-from broker_io.partitions import partition_of
+from broker_io.partitions import partition_of, whole_name
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.cluster import path_of, url_of
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState
@@ -113,19 +113,13 @@ def _is_default(kind: str, quota: Any) -> bool:
 
 def _removal_command(kind: str, topic: str, namespace: str, policies: Policies) -> str:
     if kind in (policies.own_quotas or {}):
-        return f"topicPolicies remove-backlog-quota {url_of(namespace, _whole(topic))} -t {kind}"
+        return f"topicPolicies remove-backlog-quota {url_of(namespace, whole_name(topic))} -t {kind}"
     return f"namespaces remove-backlog-quota {namespace} -t {kind}"
 
 
 def policies_path(namespace: str, topic: str) -> str:
     """The REST path of a topic's policies; a partition has those of its partitioned topic."""
-    return path_of(namespace, _whole(topic))
-
-
-def _whole(topic: str) -> str:
-    """The topic of a partition, or the topic itself."""
-    partition = partition_of(topic)
-    return topic if partition is None else partition.topic
+    return path_of(namespace, whole_name(topic))
 
 
 def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
@@ -148,7 +142,7 @@ def _violation(
             f"a message TTL of {policies.ttl} s drops messages that are still needed",
             f"namespaces remove-message-ttl {namespace}"
             if policies.own_ttl is None
-            else f"topicPolicies remove-message-ttl {url_of(namespace, _whole(topic))}",
+            else f"topicPolicies remove-message-ttl {url_of(namespace, whole_name(topic))}",
         )
     for kind, quota in (policies.quotas or {}).items():
         if quota.get("policy") == "consumer_backlog_eviction":
@@ -169,7 +163,7 @@ def _violation(
     if len(policies.clusters or ()) > 1:
         return (
             f"it is replicated to {', '.join(sorted(policies.clusters))}, which have transactions of their own",
-            f"topics set-replication-clusters {url_of(namespace, _whole(topic))} --clusters ONE"
+            f"topics set-replication-clusters {url_of(namespace, whole_name(topic))} --clusters ONE"
             if policies.own_clusters
             else f"namespaces set-clusters {namespace} --clusters ONE",
         )
