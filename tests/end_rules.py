@@ -24,7 +24,7 @@ from broker_io.position import EARLIEST, Position
 from broker_io.testing.contract.base import eventually, fill, put
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.follow import LogFollower, visible_records
+from txnbuffer.follow import LogFollower, RecordFollower, visible_records
 
 ABC = [Message(b"a", b"1"), Message(b"b", b"1"), Message(b"c", b"1")]
 TOMBSTONE = Message(b"d", None)
@@ -368,8 +368,8 @@ class LogEnds:
 
 
 @contextmanager
-def follower_of(broker: Broker, topic: str, resume: Position = EARLIEST) -> Iterator[LogFollower]:
-    with LogFollower(broker, topic, TransactionBuffer(), resume, decided_after=resume) as log:
+def follower_of(broker: Broker, topic: str, resume: Position = EARLIEST) -> Iterator[RecordFollower]:
+    with RecordFollower(broker, topic, TransactionBuffer(), resume, decided_after=resume) as log:
         yield log
 
 

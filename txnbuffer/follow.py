@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -162,14 +162,6 @@ class LogFollower:
             self._close_reader()  # it may be dead
         raise stalled(self.topic, end, self.at, timeout)
 
-    def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:
-        """The number of visible records after a position up to another one, between which all is applied and decided.
-
-        Raises as `read_existing`.
-        """
-        existing = read_existing(self._broker, self.topic, after, last, timeout=timeout)
-        return sum(int(visible_counts(placed, self.buffer).sum()) for placed in existing)
-
     def replace_buffer(self, buffer: TransactionBuffer) -> None:
         """Continue with another buffer that has applied the same messages."""
         self.buffer = buffer
@@ -269,6 +261,50 @@ class LogFollower:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class VisibleRecords(NamedTuple):
+    """The visible records of decided messages, of which `last` is the last one.
+
+    `seqnos`: int64[n], None if they are not known. `broken`: the error of the first record set that cannot be unpacked;
+    these are the records before it.
+    """
+
+    records: PlacedBatch
+    seqnos: Int64s | None
+    last: Position
+    broken: Error | None
+
+
+class RecordFollower(LogFollower):
+    """Follows a log for a reader, which takes the visible records, numbered once `number_from` was called."""
+
+    _record_sequencer: Sequencer | None = None
+
+    def number_from(self, at: Position, seqno: int | None) -> None:
+        """The first visible record after a position has this seqno; None: seqnos are not known."""
+        self._record_sequencer = None if seqno is None else Sequencer(at, seqno)
+
+    def take_visible(self, limit: int) -> VisibleRecords | None:
+        """The visible records of the next decided messages, as `take`."""
+        placed = self.take(limit)
+        if placed is None:
+            return None
+        if self._record_sequencer is None:
+            counts, first = visible_counts(placed, self.buffer), None
+        else:
+            _, _, counts, first = self._record_sequencer.advance(placed, self.buffer)
+        records, broken = visible_prefix(placed, self.buffer, counts)
+        seqnos = None if first is None else np.arange(first, first + len(records), dtype=np.int64)
+        return VisibleRecords(records, seqnos, placed.positions.last, broken)
+
+    def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:
+        """The number of visible records after a position up to another one, between which all is applied and decided.
+
+        Raises as `read_existing`.
+        """
+        existing = read_existing(self._broker, self.topic, after, last, timeout=timeout)
+        return sum(int(visible_counts(placed, self.buffer).sum()) for placed in existing)
 
 
 def read_existing(

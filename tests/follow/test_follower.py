@@ -12,7 +12,7 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.follow import LogFollower
+from txnbuffer.follow import LogFollower, RecordFollower
 from txnbuffer.model import EARLIEST, Position
 
 T = "orders"
@@ -93,3 +93,28 @@ def test_messages_that_are_read_again_get_the_same_numbers() -> None:
             log.sequence_all()
         assert one.numbered.next_seqno == other.numbered.next_seqno == 1 + 29 + 2 * 15
         assert one.numbered.first_seqnos == other.numbered.first_seqnos
+
+
+@given(st.sampled_from([0, 300, 2**20]), st.integers(1, 6), st.sampled_from([None, 1, 7]))
+def test_records_for_a_reader_are_numbered_as_for_the_owner(held_limit: int, limit: int, first: int | None) -> None:
+    broker = MemoryBroker()
+    writer = TopicWriter(broker, T)
+    with RecordFollower(broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
+        log.limit_held(held_limit)
+        log.number_from(EARLIEST, first)
+        found: list[int] = []
+        count = 0
+        for begun in range(1, 20):
+            writer.plain("p", "q")
+            writer.records(begun, "r", "s")
+            writer.commit(begun) if begun % 2 else writer.abort(begun)
+            count += 4 if begun % 2 else 2
+            log.replay()
+            if begun % 3 == 0:
+                while (visible := log.take_visible(limit)) is not None:
+                    assert visible.broken is None
+                    assert (visible.seqnos is None) == (first is None)
+                    found += [0] * len(visible.records) if visible.seqnos is None else visible.seqnos.tolist()
+        while (visible := log.take_visible(limit)) is not None:
+            found += [0] * len(visible.records) if visible.seqnos is None else visible.seqnos.tolist()
+    assert found == ([0] * count if first is None else [*range(first, first + count)])

@@ -128,16 +128,14 @@ class Sequencer:
 
     __slots__ = ("first_seqnos", "next_seqno", "position")
 
-    def __init__(self) -> None:
-        self.position: Position | None = None
-        self.next_seqno = 1
+    def __init__(self, position: Position | None = None, next_seqno: int = 1) -> None:
+        self.position = position
+        self.next_seqno = next_seqno
         self.first_seqnos: dict[int, int] = {}
 
     @classmethod
     def restore(cls, state: SequencerState) -> Sequencer:
-        sequencer = cls()
-        sequencer.position = state.position
-        sequencer.next_seqno = state.next_seqno
+        sequencer = cls(state.position, state.next_seqno)
         sequencer.first_seqnos = dict(zip(state.ledgers.tolist(), state.first_seqnos.tolist(), strict=True))
         return sequencer
 

@@ -15,7 +15,7 @@ from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnErro
 from txnbuffer.client.lifecycle import close_all, run_to_completion
 from txnbuffer.client.links import AdminClients, StreamConnector
 from txnbuffer.client.processing import GroupSource, process
-from txnbuffer.client.routing import Start
+from txnbuffer.client.reader import Start
 from txnbuffer.client.send_columns import (
     Batching,
     EventTime,

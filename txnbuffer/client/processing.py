@@ -21,7 +21,7 @@ from snapshots.format import is_internal
 from txnbuffer.checks import check_callable, check_topics
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
-from txnbuffer.client.routing import Start
+from txnbuffer.client.reader import Start
 from txnbuffer.client.transaction import BaseClient
 from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration

@@ -15,29 +15,32 @@ from concurrent.futures import Executor
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
-from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, messages_up_to
-from broker_io.position import NO_INDEX, Int64s
+from broker_io.errors import Error, PositionTrimmed, TopicNotFound
+from broker_io.partitions import partition_name, partition_of
+from broker_io.port import Broker, PartitionedBroker, messages_up_to
+from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
-from txnbuffer.buffer.visibility import reader_floor, visible_counts
-from txnbuffer.checks import check_limit
+from txnbuffer.buffer.visibility import reader_floor
+from txnbuffer.checks import check_limit, check_topics
 from txnbuffer.client import lifecycle
 from txnbuffer.client.lifecycle import ClosedOnExit, opened
 from txnbuffer.client.records import RecordBatch
-from txnbuffer.client.routing import ReadTopics, Start
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, ReplayStalled
-from txnbuffer.follow import LogFollower, unpacked, visible_prefix
+from txnbuffer.follow import LogFollower, RecordFollower, VisibleRecords, unpacked
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import MARKER, any_transactional, present
 from txnbuffer.recordset import TOGETHER, rows_within
 from txnbuffer.recovery.restore import LOST, LoadedTopic, load
+
+Start: TypeAlias = "Position | datetime | str"
+"""Where to start: a position, a time, "beginning" or "end"."""
 
 MAX_WAIT = 10.0
 """Seconds to wait for a message that was already read once."""
@@ -70,34 +73,8 @@ class StartPoint(NamedTuple):
         return first
 
 
-class TopicFollower(Protocol):
-    """The interface of one topic of a reader."""
-
-    topic: str
-
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """The newest epoch of each coordinator whose markers were read."""
-
-    def poll(self, limit: int) -> RecordBatch | None:
-        """Return 1 to `limit` visible records without waiting; None if there are none."""
-
-    def advance(self, timeout: float) -> bool:
-        """Read more of the log, waiting up to `timeout` seconds; return whether there was more."""
-
-    @property
-    def next_position(self) -> Position:
-        """The last position that was delivered; delivery continues after it."""
-
-    @property
-    def decided_position(self) -> Position:
-        """The position up to which all visible records can be returned."""
-
-    def close(self) -> None: ...
-
-
 class CommittedFollower:
-    """Returns committed records in log order, each with its seqno."""
+    """One topic of a reader: its committed records in log order, each with its seqno."""
 
     def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
@@ -108,7 +85,7 @@ class CommittedFollower:
         self._delivered = False
         self._stopped: Error | None = None
         self._blocked = False
-        self._rest: tuple[PlacedBatch, Int64s | None] | None = None
+        self._rest: RecordBatch | None = None
         self._unapplied: PlacedBatch | None = None
         self._open()
 
@@ -118,7 +95,7 @@ class CommittedFollower:
             loaded = load(self._broker, self.topic)
             self._registered = loaded.registered
             self._first_ledger = loaded.first_ledger
-            self._seqno, self._at = loaded.anchor(self._start.position)
+            seqno, self._at = loaded.anchor(self._start.position)
             if not loaded.registered:
                 self._at = loaded.resume
             try:
@@ -129,12 +106,13 @@ class CommittedFollower:
                     raise
                 self._attempts -= 1
             else:
+                self._log.number_from(self._at, seqno)
                 self._opened = True
                 return
 
-    def _follow(self, loaded: LoadedTopic) -> LogFollower:
-        reader = self._broker.reader(self.topic, loaded.resume, inclusive=False)
-        log = LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume, decided_after=self._at, reader=reader)
+    def _follow(self, loaded: LoadedTopic) -> RecordFollower:
+        at, reader = self._at, self._broker.reader(self.topic, loaded.resume, inclusive=False)
+        log = RecordFollower(self._broker, self.topic, loaded.buffer, loaded.resume, decided_after=at, reader=reader)
         log.limit_held(MAX_BUFFERED_BYTES)
         return log
 
@@ -147,34 +125,37 @@ class CommittedFollower:
 
     @property
     def next_position(self) -> Position:
+        """The last position that was delivered; delivery continues after it."""
         return self._at if self._delivered else max(self._at, self._start.before)
 
     @property
     def epochs(self) -> tuple[int, ...]:
+        """The newest epoch of each coordinator whose markers were read."""
         return tuple(state.epoch for state in self._log.buffer.coordinators.values())
 
     @property
     def decided_position(self) -> Position:
+        """The position up to which all visible records can be returned."""
         return self._log.buffer.max_read_position or EARLIEST
 
     def poll(self, limit: int) -> RecordBatch | None:
+        """Return 1 to `limit` visible records without waiting; None if there are none."""
         while self._rest is None:
-            decided = self._next_decided(limit) if self._opened and not self._blocked else None
-            if decided is not None:
-                self._take(decided)
+            visible = self._next_visible(limit) if self._opened and not self._blocked else None
+            if visible is not None:
+                self._take(visible)
             elif self._stopped is not None:
                 raise self._stopped
             else:
                 return None
-        records, seqnos = self._rest
-        self._rest = None
+        records, self._rest = self._rest, None
         if len(records) > limit:
-            rest = slice(limit, None)
-            self._rest = records.take(rest), None if seqnos is None else seqnos[rest]
-            records, seqnos = records.take(slice(limit)), None if seqnos is None else seqnos[:limit]
-        return RecordBatch.of(self.topic, records, seqnos)
+            self._rest = records.take(slice(limit, None))
+            records = records.take(slice(limit))
+        return records
 
     def advance(self, timeout: float) -> bool:
+        """Read more of the log, waiting up to `timeout` seconds; return whether there was more."""
         if not self._opened:
             self._open()
             return True
@@ -218,30 +199,19 @@ class CommittedFollower:
         self._opened = False  # if this fails, the next read retries it
         self._open()
 
-    def _take(self, decided: PlacedBatch) -> None:
-        """Assign seqnos to the visible records of decided messages, and keep those after the start for `poll`."""
+    def _take(self, visible: VisibleRecords) -> None:
+        """Keep the records after the start for `poll`. A record set that cannot be unpacked stops the topic."""
+        records, seqnos, last, broken = visible
         self._delivered = True
-        visible = self._visible(decided)
-        if not self._blocked:
-            self._at = decided.positions.last
-        elif len(visible):
-            self._at = visible.positions.last
-        seqnos: Int64s | None = None
-        if self._seqno is not None:
-            seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
-            self._seqno += len(visible)
-        wanted = slice(self._start.first_of(visible), None)
-        if len(visible) > wanted.start:
-            self._rest = visible.take(wanted), None if seqnos is None else seqnos[wanted]
-            self._start = StartPoint(EARLIEST)
-
-    def _visible(self, decided: PlacedBatch) -> PlacedBatch:
-        """Return the visible records. A record set that cannot be unpacked stops the topic; return those before it."""
-        buffer = self._log.buffer
-        records, broken = visible_prefix(decided, buffer, visible_counts(decided, buffer))
-        if broken is not None:
+        if broken is None:
+            self._at = last
+        else:
             self._stopped, self._blocked = broken, True
-        return records
+            self._at = records.positions.last if len(records) else self._at
+        first = self._start.first_of(records)
+        if len(records) > first:
+            self._rest = RecordBatch.of(self.topic, records, seqnos).take(slice(first, None))
+            self._start = StartPoint(EARLIEST)
 
     def _learn_state(self) -> bool:
         """Load the state of a topic whose first transactions appear; return whether the log continues as it was read.
@@ -265,14 +235,14 @@ class CommittedFollower:
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
         if seqno is not None:
             seqno += self._log.count_visible(at, self._at, timeout=MAX_WAIT)
-        self._registered, self._seqno = True, seqno
+        self._log.number_from(self._at, seqno)
+        self._registered = True
         return continues
 
-    def _next_decided(self, limit: int) -> PlacedBatch | None:
-        """Return the next messages, all of them decided, with markers and invisible records."""
+    def _next_visible(self, limit: int) -> VisibleRecords | None:
         while True:
             try:
-                return self._log.take(limit)
+                return self._log.take_visible(limit)
             except PositionTrimmed as error:
                 self._restart(error)
 
@@ -299,7 +269,10 @@ class CommittedFollower:
 
 
 class UncommittedFollower:
-    """One topic of a read_uncommitted reader: all records of the log, also of open and aborted transactions."""
+    """One topic of a read_uncommitted reader: all records of the log, also of open and aborted transactions.
+
+    Its methods do what those of CommittedFollower do.
+    """
 
     def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
@@ -362,6 +335,67 @@ class UncommittedFollower:
         self._reader.close()
 
 
+class ReadTopics:
+    """The topics and partitions that a reader reads. `partitioned`: the partitioned topics; they may get more.
+
+    Raises InvalidRequest, TopicNotFound.
+    """
+
+    def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
+        self._broker = broker
+        self._start = start
+        self._names = check_topics(topics)
+        known = set(broker.topics())
+        self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
+        self._read = {name: name for name in self._names if name in known}
+        for name in self._names:
+            if name not in known and name not in self.partitioned:
+                raise TopicNotFound(f"there is no topic {name!r} to read: create it, or correct the name")
+        self._add(known)
+        if isinstance(start, Mapping):
+            unread = sorted(start.keys() - {*self._names, *self._read})
+            parts = [(name, partition_of(name)) for name in unread]
+            unknown = [name for name, part in parts if part is None or part.topic not in self.partitioned]
+            if unknown:
+                raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
+
+    def first(self) -> list[tuple[str, Start]]:
+        """Return all existing topics and partitions, each with its start."""
+        return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
+
+    def parts(self) -> list[tuple[str, str]]:
+        """Return all existing topics and partitions, each with the topic that it belongs to."""
+        return list(self._read.items())
+
+    def added(self, read: set[str]) -> list[tuple[str, Start]]:
+        """Return the partitions that were added, other than those in `read`, each with its start."""
+        self._add(set(self._broker.topics()))
+        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in read]
+        return [(name, "beginning" if start == "end" else start) for name, start in new]
+
+    def _add(self, known: set[str]) -> None:
+        for topic in self.partitioned:
+            names = (partition_name(topic, number) for number in range(_count(self._broker, topic)))
+            self._read |= {name: topic for name in names if name in known}
+
+    def _start_of(self, name: str, topic: str) -> Start:
+        if not isinstance(self._start, Mapping):
+            found = self._start
+        elif name in self._start:
+            return self._start[name]
+        else:
+            found = self._start.get(topic, "beginning")
+        if isinstance(found, Position) and name != topic:
+            raise InvalidRequest(
+                f"start {found} is a position in one partition of {topic!r}: give a start for each partition"
+            )
+        return found
+
+
+def _count(broker: Broker, topic: str) -> int:
+    return broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0
+
+
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
 PARTITION_CHECK_INTERVAL = 10.0
@@ -419,13 +453,12 @@ class CommittedReader:
         self._broker = broker
         self._forked_from = lifecycle.generation()
         self._clock = clock or current().clock
-        self._followers: list[TopicFollower] = []
+        self._followers: list[CommittedFollower | UncommittedFollower] = []
         self._turn = 0
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
         self._read_topics = ReadTopics(broker, topics, start)
         try:
-            for topic, first in self._read_topics.first():
-                self._followers.append(self._kind(broker, topic, start_point(broker, topic, first)))
+            self._open(self._read_topics.first())
         except BaseException:
             self.close()
             raise
@@ -457,15 +490,17 @@ class CommittedReader:
             self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
 
+    def _open(self, topics: list[tuple[str, Start]]) -> None:
+        for topic, start in topics:
+            self._followers.append(self._kind(self._broker, topic, start_point(self._broker, topic, start)))
+
     def _add_partitions(self) -> None:
         """Start reading new partitions. If one cannot be opened now, the next check tries again."""
         if not self._read_topics.partitioned or self._clock.monotonic() < self._check_at:
             return
         self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
         try:
-            for topic, first in self._read_topics.added():
-                self._followers.append(self._kind(self._broker, topic, start_point(self._broker, topic, first)))
-                self._read_topics.mark_read(topic)
+            self._open(self._read_topics.added({follower.topic for follower in self._followers}))
         except Error as error:
             if not error.retryable:
                 raise

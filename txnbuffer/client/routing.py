@@ -1,4 +1,4 @@
-"""Partitions: to which one a record is sent, and which ones a reader of a topic reads
+"""Partitions: to which one a record is sent
 
 A record with a key is sent to the partition that Pulsar's clients choose for this key. Records without a key are sent
 to the partitions in turn; all those of one call to the same partition, so that they share batches and record sets. If a
@@ -8,25 +8,20 @@ topic gets more partitions, its keys are distributed over all of them from then 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs
 from broker_io.environment import current
-from broker_io.errors import TopicNotFound
-from broker_io.partitions import choose, partition_name, partition_of
-from broker_io.port import Broker, PartitionedBroker
+from broker_io.partitions import choose, partition_name
+from broker_io.port import PartitionedBroker
 from broker_io.position import Int64s
-from txnbuffer.checks import check_topics
 from txnbuffer.client.send_columns import SendColumns, take_rows
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Position
 
 REFRESH = 10.0
 """Seconds after which the client asks for the number of partitions of a topic again."""
@@ -130,74 +125,3 @@ def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int,
     chosen = np.full(len(keys), turn, np.int64)
     chosen[places] = choose([key for key in keys if key is not None], count, broker.hashing)
     return chosen
-
-
-Start: TypeAlias = "Position | datetime | str"
-"""Where to start: a position, a time, "beginning" or "end"."""
-
-
-class ReadTopics:
-    """The topics and partitions that a reader reads. `partitioned`: the partitioned topics; they may get more.
-
-    Raises InvalidRequest, TopicNotFound.
-    """
-
-    def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
-        self._broker = broker
-        self._start = start
-        self._names = check_topics(topics)
-        known = set(broker.topics())
-        self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
-        self._read = {name: name for name in self._names if name in known}
-        self._marked: set[str] = set()
-        for name in self._names:
-            if name not in known and name not in self.partitioned:
-                raise TopicNotFound(f"there is no topic {name!r} to read: create it, or correct the name")
-        self._add(known)
-        if isinstance(start, Mapping):
-            unread = sorted(start.keys() - {*self._names, *self._read})
-            parts = [(name, partition_of(name)) for name in unread]
-            unknown = [name for name, part in parts if part is None or part.topic not in self.partitioned]
-            if unknown:
-                raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
-
-    def first(self) -> list[tuple[str, Start]]:
-        """Return all existing topics and partitions, each with its start."""
-        self._marked = set(self._read)
-        return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
-
-    def parts(self) -> list[tuple[str, str]]:
-        """Return all existing topics and partitions, each with the topic that it belongs to."""
-        return list(self._read.items())
-
-    def added(self) -> list[tuple[str, Start]]:
-        """Return the partitions that were added and are not marked as read, each with its start."""
-        self._add(set(self._broker.topics()))
-        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._marked]
-        return [(name, "beginning" if start == "end" else start) for name, start in new]
-
-    def mark_read(self, name: str) -> None:
-        """Mark a new partition as read."""
-        self._marked.add(name)
-
-    def _add(self, known: set[str]) -> None:
-        for topic in self.partitioned:
-            names = (partition_name(topic, number) for number in range(_count(self._broker, topic)))
-            self._read |= {name: topic for name in names if name in known}
-
-    def _start_of(self, name: str, topic: str) -> Start:
-        if not isinstance(self._start, Mapping):
-            found = self._start
-        elif name in self._start:
-            return self._start[name]
-        else:
-            found = self._start.get(topic, "beginning")
-        if isinstance(found, Position) and name != topic:
-            raise InvalidRequest(
-                f"start {found} is a position in one partition of {topic!r}: give a start for each partition"
-            )
-        return found
-
-
-def _count(broker: Broker, topic: str) -> int:
-    return broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0

@@ -15,8 +15,7 @@ from txnbuffer.checks import check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE
 from txnbuffer.client.cursors import At
 from txnbuffer.client.portal import InCaller, Portal
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.routing import Start
+from txnbuffer.client.reader import CommittedReader, Start
 from txnbuffer.client.send_columns import Batching, EventTime, Key, Properties, Serializer
 from txnbuffer.client.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.sync_transaction import RETURNED, SyncTransaction

@@ -13,9 +13,9 @@ from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.checks import check_name, check_txn
 from txnbuffer.client import lifecycle
-from txnbuffer.client.reader import AsyncReader
+from txnbuffer.client.reader import AsyncReader, Start
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
-from txnbuffer.client.routing import Routes, Start
+from txnbuffer.client.routing import Routes
 from txnbuffer.client.send_columns import (
     BATCHINGS,
     PROPERTY_BYTES,

@@ -23,9 +23,8 @@ from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
 from broker_io.waits import Backoff
-from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.reader import CommittedReader, Start
 from txnbuffer.client.records import RecordBatch
-from txnbuffer.client.routing import Start
 from txnbuffer.errors import (
     MutationsTrimmed,
     OutcomeUnknown,
