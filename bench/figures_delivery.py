@@ -35,15 +35,13 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
     `in_memory`: an earlier stream that reads nothing keeps them in the memory of the service.
     """
     from txnbuffer import ChangeBatch, connect
-    from txnbuffer.client.streams import StreamSession
+    from txnbuffer.client.streams import ShardStreams
     from txnbuffer.streams.client import ClientConfig
 
     async with connect(address) as holding, connect(address) as client:
         if in_memory:
             await holding.send("a", b"first")
-            if holding.stream_connector is None:
-                raise RuntimeError("a client of a service can stream")
-            holding._streaming = StreamSession(holding.stream_connector, 60.0, ClientConfig(window_items=1))
+            holding.streams = ShardStreams(holding.streams.connectors, 60.0, ClientConfig(window_items=1))
             token = (await anext(holding.stream("a", from_="now"))).token
             await filled(address, records)
             stream = client.stream("a", from_=token)

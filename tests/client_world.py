@@ -11,10 +11,10 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
-from txnbuffer.client.links import EngineLink, Link
+from txnbuffer.client.connection import EngineLink
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session import ClientSession, Link
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.service.engine import Engine

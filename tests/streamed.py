@@ -7,16 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
-from txnbuffer.client.links import (
-    AdminClients,
-    AdminLink,
-    EngineAdminLink,
-    EngineLink,
-    EngineStreamLink,
-    Link,
-    StreamLink,
-)
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.connection import EngineAdminLink, EngineLink, EngineStreamLink
+from txnbuffer.client.cursors import AdminClients, AdminLink
+from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.streams import ShardStreams, StreamLink
 from txnbuffer.model import TxnId
 from txnbuffer.service.engine import Engine
 
@@ -38,7 +32,7 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial_admin() -> AdminLink:
         return EngineAdminLink(engine)
 
-    client.stream_connector = stream_connector
+    client.streams = ShardStreams([stream_connector], client.session.max_unavailable)
     client.admin = AdminClients([dial_admin], client.session.max_unavailable)
     try:
         yield client

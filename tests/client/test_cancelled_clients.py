@@ -13,8 +13,7 @@ from client_world import LONG, run
 
 from txnbuffer import connect
 from txnbuffer.client import connection
-from txnbuffer.client.links import Link
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session import ClientSession, Link
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.service import engine
 

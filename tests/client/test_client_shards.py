@@ -18,8 +18,8 @@ from snapshots.shards import Shard, shard_of
 from txnbuffer.client import session
 from txnbuffer.client.branches import Participant, abort_branches
 from txnbuffer.client.client import Client
-from txnbuffer.client.links import Link
 from txnbuffer.client.records import Record
+from txnbuffer.client.session import Link
 from txnbuffer.client.sync_client import SyncClient
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted

@@ -11,7 +11,8 @@ from service_setup import starting_service
 
 from txnbuffer import Client, ServiceUnavailable, connect
 from txnbuffer.client import connection
-from txnbuffer.client.links import Link, open_session
+from txnbuffer.client.connection import open_session
+from txnbuffer.client.session import Link
 
 
 async def use(connecting: asyncio.Future[Client]) -> None:

@@ -13,7 +13,7 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import FileTokens, ResumeToken, SQLiteTokens, TokensFailed, TokenStore, UnreadableToken
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 Make = Callable[[Path], TokenStore]
@@ -64,7 +64,7 @@ async def test_stream_continues_once_its_token_can_be_stored(tmp_path):
     broker, store = MemoryBroker(), FileTokens(tmp_path / "in" / "tokens")
     (tmp_path / "in").mkdir()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=2))
+        client.streams = ShardStreams(client.streams.connectors, 60.0, ClientConfig(window_items=2))
         await write(client, "t", {str(number): "x" for number in range(6)})
         stream, seqnos = client.stream("t", to="now", store=store), []
         place, away = tmp_path / "in", tmp_path / "away"

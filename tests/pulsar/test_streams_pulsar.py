@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import connect
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 
@@ -27,9 +27,8 @@ async def test_stream_survives_its_service_on_a_real_broker(cluster: Cluster, na
 
         service = await serve()
         async with connect(address, broker_options={"admin_url": cluster.admin}) as client:
-            assert client.stream_connector is not None
             config = ClientConfig(window_items=16, first_retry=0.05, last_retry=1.0)
-            client._streaming = StreamSession(client.stream_connector, 200.0, config)
+            client.streams = ShardStreams(client.streams.connectors, 200.0, config)
             truth: dict[bytes, bytes] = {}
             for number in range(4):
                 rows = {str((number * 7 + at) % 60): f"{number}" for at in range(40)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from client_world import run
@@ -13,8 +14,8 @@ from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
-from txnbuffer.client.connection import owner_connector
-from txnbuffer.client.links import Link
+from txnbuffer.client.connection import connect_to_owner
+from txnbuffer.client.session import Link
 from txnbuffer.coordinator.decisions import (
     TOPIC,
     Lease,
@@ -156,7 +157,7 @@ class NotedLog(Log):
     async def find(self) -> list[str]:
         """The addresses that are dialled until a connection stands."""
         self.dialled.clear()
-        await owner_connector(self.discovery, self.dial)()
+        await connect_to_owner(self.discovery, self.dial)
         return [*self.dialled]
 
 
@@ -317,7 +318,7 @@ def test_a_dial_goes_over_to_the_next_owner_while_the_one_before_does_not_answer
                 await asyncio.Event().wait()
             return Nobody(address)
 
-        link = await owner_connector(log.discovery, dial)()
+        link = await connect_to_owner(log.discovery, dial)
         assert isinstance(link, Nobody)
         assert link.address == "b:2"
         assert dialled == ["a:1", "b:2"]
@@ -340,7 +341,7 @@ def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
                 links.append(Nobody(address))  # it was there just then
             return links[0]
 
-        task = asyncio.ensure_future(owner_connector(log.discovery, dial)())
+        task = asyncio.ensure_future(connect_to_owner(log.discovery, dial))
         await dialling.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -358,7 +359,7 @@ def test_whatever_breaks_a_look_is_tried_again() -> None:
         async def dial(address: str) -> Link:
             return Nobody(address)
 
-        found = owner_connector(log.discovery, dial)
+        found = partial(connect_to_owner, log.discovery, dial)
         faults = log.discovery._broker.faults  # type: ignore[attr-defined]  # a MemoryBroker
         faults.fail_read(RuntimeError("what is this"))
         with pytest.raises(ServiceUnavailable, match="what is this"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
 from client_world import run, until, values
@@ -12,9 +13,9 @@ from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import VERSION_METADATA, Endpoint, LogIdentity
 from txnbuffer import Error, ServiceUnavailable
 from txnbuffer.client.client import Client
-from txnbuffer.client.connection import client_on, connector_at, owner_connector
-from txnbuffer.client.links import Connector, Link, StreamLink, open_admin, open_session, open_streams
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.connection import client_on, connect_to_owner, open_admin, open_session, open_streams
+from txnbuffer.client.session import ClientSession, Connector, Link
+from txnbuffer.client.streams import ShardStreams, StreamLink
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.service.admin import ServiceAdmin
@@ -91,7 +92,7 @@ def test_a_service_that_was_given_is_of_another_log() -> None:
     async def test() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
-            dial = connector_at(other.address, dialling(ours.log))
+            dial = partial(dialling(ours.log), other.address)
             async with client_of(ours, dial, SHORT) as client:
                 with pytest.raises(ServiceUnavailable, match="this service serves another log"):
                     await commit(client, b"lost")
@@ -114,7 +115,9 @@ def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_addre
                 refused += target == other.address
                 return await open_session(Endpoint(target), CONNECTING, log)
 
-            async with client_of(ours, owner_connector(ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
+            async with client_of(
+                ours, partial(connect_to_owner, ServiceDiscovery(ours.broker, "n"), dial), 60.0
+            ) as client:
                 await until(lambda: refused == 2)
                 assert other.untouched
                 await owner.aclose()
@@ -169,10 +172,10 @@ def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
             silent = Silent(lambda: ours.engine.log)
-            async with client_of(ours, connector_at(other.address, dialling(silent)), SHORT) as client:
+            async with client_of(ours, partial(dialling(silent), other.address), SHORT) as client:
                 with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
                     await commit(client, b"lost")
-            async with client_of(ours, connector_at(ours.address, dialling(silent)), 60.0) as client:
+            async with client_of(ours, partial(dialling(silent), ours.address), 60.0) as client:
                 await commit(client, b"kept")
             assert not seen(other)
 
@@ -185,17 +188,17 @@ def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
             log = kind(lambda: ours.engine.log)
-            way = connector_at(ours.address, dialling(ours.log))
+            way = partial(dialling(ours.log), ours.address)
             async with (
                 client_of(ours, way, SHORT) as client,
-                client_of(other, connector_at(other.address, dialling(other.log)), 60.0) as writer,
+                client_of(other, partial(dialling(other.log), other.address), 60.0) as writer,
             ):
                 await commit(writer, b"theirs")
 
                 async def stream_connector() -> StreamLink:
                     return await open_streams(Endpoint(other.address), CONNECTING, log)
 
-                client.stream_connector = stream_connector
+                client.streams = ShardStreams([stream_connector], client.session.max_unavailable)
                 async with client.stream("d") as stream:
                     with pytest.raises(ServiceUnavailable, match="another log"):
                         await stream.next()

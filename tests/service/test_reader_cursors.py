@@ -12,8 +12,7 @@ from streamed import client_of, write
 from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
 from txnbuffer.client import cursors as following
-from txnbuffer.client.cursors import CursorLease, DurableCursors
-from txnbuffer.client.links import AdminClients
+from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import (
     ForeignToken,

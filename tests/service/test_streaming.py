@@ -20,7 +20,7 @@ from tests.cluster_app import cluster_engine
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer.visibility import Sequenced
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import ForeignToken, InvalidRequest, StreamTrimmed, UndecodableRecordSet, UnreadableToken
 from txnbuffer.model import TxnId
@@ -62,7 +62,7 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
 @on_a_loop
 async def test_tasks_that_share_a_stream_are_given_each_mutation_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=4))
+        client.streams = ShardStreams(client.streams.connectors, 60.0, ClientConfig(window_items=4))
         await write(client, "t", {str(number): "x" for number in range(50)})
         seqnos, store = [], MemoryTokens()
         stream = client.stream("t", to="now", store=store)
@@ -226,10 +226,10 @@ async def test_readers_that_lag_get_everything_in_little_memory(monkeypatch):
             await write(client, "t", rows)
             truth |= bytes_of(rows)
             if stalled is None:
-                client._streaming = StreamSession(client.stream_connector, 10.0, ClientConfig(window_items=16))
+                client.streams = ShardStreams(client.streams.connectors, 10.0, ClientConfig(window_items=16))
                 stalled = Follower(client.stream("t"))
                 await stalled.read()
-                client._streaming = None
+                client.streams = ShardStreams(client.streams.connectors, 60.0)
         await eventually(lambda: engine.streams.feeds["t"].manager.high == 60 * 40)
         assert engine.streams.budget.account.bytes <= SMALL.memory_bytes
         behind = [Follower(client.stream("t")) for _ in range(3)]
@@ -344,7 +344,7 @@ async def test_streams_end_with_their_engine(broker):
         await write(client, "t", {"a": "1"})
         follower = Follower(client.stream("t"))
         await follower.until(1)
-        client._streaming._max_unavailable = 0.0
+        client.streams.of("t")._max_unavailable = 0.0
         await engine.stop()
         assert engine.streams.connections == set()
         with pytest.raises(ServiceUnavailable, match="the service is stopping"):

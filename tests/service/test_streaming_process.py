@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import ResumeToken, ServiceUnavailable, connect
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.streams.client import ClientConfig
 
 SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
@@ -23,8 +23,7 @@ async def test_a_killed_service_continues_in_the_middle_of_a_snapshot(tmp_path):
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}") as client:
-            assert client.stream_connector is not None
-            client._streaming = StreamSession(client.stream_connector, 60.0, SMALL_WINDOW)
+            client.streams = ShardStreams(client.streams.connectors, 60.0, SMALL_WINDOW)
             truth: dict[bytes, bytes] = {}
             for number in range(10):
                 rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
@@ -59,8 +58,7 @@ async def test_a_stream_without_a_service_gets_an_error_and_continues_later(tmp_
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, max_unavailable=120.0) as client:
             await write(client, "t", {"a": "1"})
-            assert client.stream_connector is not None
-            client._streaming = StreamSession(client.stream_connector, 0.0, SMALL_WINDOW)
+            client.streams = ShardStreams(client.streams.connectors, 0.0, SMALL_WINDOW)
             follower = Follower(client.stream("t"))
             await follower.until(1)
             service.kill()
@@ -68,7 +66,7 @@ async def test_a_stream_without_a_service_gets_an_error_and_continues_later(tmp_
                 while True:
                     await follower.read()
             service = await asyncio.to_thread(ServiceProcess(tmp_path, port=port).wait_serving)
-            client._streaming._max_unavailable = 120.0
+            client.streams.of("t")._max_unavailable = 120.0
             await write(client, "t", {"b": "2"})
             while 2 not in follower.history:
                 with contextlib.suppress(ServiceUnavailable):  # it may not be connected again yet

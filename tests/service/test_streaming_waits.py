@@ -9,7 +9,7 @@ from streamed import client_of, write
 from broker_io.errors import InvalidTopicName, ServiceUnavailable
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import ResumeToken
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ClientBroken
 from txnbuffer.streams.client import ClientConfig, StreamClient
@@ -29,7 +29,7 @@ async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
 async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2"})
-        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(noop_interval=1e4))
+        client.streams = ShardStreams(client.streams.connectors, 60.0, ClientConfig(noop_interval=1e4))
         token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
         assert await client.stream("t", from_=token, to=1).next() is None
         assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
@@ -41,7 +41,7 @@ async def test_a_stream_of_a_closed_client_is_an_error(broker):
         await write(client, "t", {"a": "1"})
         open_one, late = client.stream("t"), client.stream("t")
         assert await open_one.next() is not None
-        await client._streaming.close()
+        await client.streams.close()
         assert await open_one.next() is None
         for _ in range(2):
             with pytest.raises(ServiceUnavailable, match="was closed"):

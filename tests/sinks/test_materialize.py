@@ -16,7 +16,7 @@ from streamed import client_of, write
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.client.streams import StreamSession
+from txnbuffer.client.streams import ShardStreams
 from txnbuffer.errors import ForeignSink, InvalidRequest, SinkLocked, StreamTrimmed
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import runner
@@ -69,7 +69,7 @@ async def test_a_partial_snapshot_is_completed_by_the_next_owner(path, monkeypat
             rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
             await write(client, "t", rows)
             truth |= rows
-        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=16))
+        client.streams = ShardStreams(client.streams.connectors, 60.0, ClientConfig(window_items=16))
         (part,) = await materialize(client, "t", path, stop=stop, on_progress=lambda now: stop_inside(now, stop))
         assert standing(path) == [("t", part.token.seqno, 0)]
         assert 0 < len(table(path)) < len(truth)

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from broker_io.port import Broker
 from txnbuffer.checks import check_name, check_number, check_timeout
-from txnbuffer.client.cursors import CursorLease, DurableCursors
+from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import close_all, run_to_completion
-from txnbuffer.client.links import AdminClients, StreamConnector
 from txnbuffer.client.processing import GroupSource, process
 from txnbuffer.client.reader import Start
 from txnbuffer.client.send_columns import (
@@ -31,7 +30,7 @@ from txnbuffer.client.send_columns import (
     slices,
 )
 from txnbuffer.client.session import ClientSession
-from txnbuffer.client.streams import ChangeStream, ShardStreams, StreamSession
+from txnbuffer.client.streams import ChangeStream, ShardStreams
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.client.writers import OrdinarySends
@@ -63,19 +62,16 @@ class Client(BaseClient):
         """The arguments are those of BaseClient; `connect` sets the other attributes."""
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
-        self.stream_connector: StreamConnector | None = None
+        self.streams = ShardStreams((), 0.0)
         self.admin = AdminClients((), 0.0)
-        self.shard_streams: ShardStreams | None = None  # set if there are several shards
-        self._streaming: StreamSession | None = None
 
     async def close(self) -> None:
         """Close the session and all change streams, and abort open transactions.
 
         If the caller is cancelled, the exception is raised only after everything is closed.
         """
-        parts = (self._streaming, self.shard_streams, self.admin, self.sessions)
-        closings = [part.close for part in parts if part is not None]
-        await run_to_completion(close_all([*closings, self.resources.aclose]))
+        closings = [self.streams.close, self.admin.close, self.sessions.close, self.resources.aclose]
+        await run_to_completion(close_all(closings))
 
     # Transactions
 
@@ -263,7 +259,7 @@ class Client(BaseClient):
         """
         self.check_topic(topic)
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
-        return ChangeStream(self._streams(topic), topic, from_, to, store, lease)
+        return ChangeStream(self.streams.of(topic), topic, from_, to, store, lease)
 
     @property
     def cursors(self) -> DurableCursors:
@@ -306,12 +302,3 @@ class Client(BaseClient):
             await self.session.wait_for_room()
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
-
-    def _streams(self, topic: str) -> StreamSession:
-        if self.shard_streams is not None:
-            return self.shard_streams.of(topic)
-        if self._streaming is None:
-            if self.stream_connector is None:
-                raise InvalidRequest("this client has no connector for change streams: create it with connect")
-            self._streaming = StreamSession(self.stream_connector, self.session.max_unavailable)
-        return self._streaming

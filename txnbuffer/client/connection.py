@@ -1,15 +1,18 @@
-"""Opens clients from addresses; `client.session` reconnects them
+"""Opens clients from addresses, with the connections to their services; `client.session` reconnects them
 
 `connect` accepts the address of an embedded log (`memory:`, `file:DIR`), of a service (`txnbuf://HOST:PORT`) or of a
 Pulsar cluster. On a cluster the client writes records to Pulsar itself, and all other requests go to the service of the
-shard.
+shard. Sessions, change streams and requests of operators have connections of their own, each kind to an engine on the
+same event loop or over gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -18,40 +21,120 @@ from broker_io import is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker, PartitionedBroker
-from broker_io.rpc.channel import Endpoint, LogIdentity
+from broker_io.rpc.channel import Channel, Endpoint, LogIdentity, MessageStream
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
+from txnbuffer.client import lifecycle
 from txnbuffer.client.client import Client
+from txnbuffer.client.cursors import AdminClients, AdminConnector, AdminLink
 from txnbuffer.client.lifecycle import opened, run_to_completion
-from txnbuffer.client.links import (
-    AdminClients,
-    AdminLink,
-    Connector,
-    EngineAdminLink,
-    EngineLink,
-    EngineStreamLink,
-    Link,
-    StreamLink,
-    open_admin,
-    open_session,
-    open_streams,
-)
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.send_columns import BATCHINGS, Batching, Schema, Serializer, Serializers
-from txnbuffer.client.session import ClientSession, ShardSessions
-from txnbuffer.client.streams import ShardStreams
+from txnbuffer.client.session import ClientSession, Connector, Link, ShardSessions
+from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.rpc.admin_encoding import ADMIN_PATH, encode_admin_request
+from txnbuffer.rpc.admin_pb2 import AdminAnswer
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of, read_ca_file
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
+from txnbuffer.rpc.session_encoding import SESSION
+from txnbuffer.rpc.streams_encoding import STREAMS
+from txnbuffer.streams.messages import ClientMessage, ServerMessage
 
 if TYPE_CHECKING:
     from txnbuffer.client.sync_client import SyncClient
+    from txnbuffer.service.connection import SessionConnection
+    from txnbuffer.service.engine import Engine
 
 
-OWNER_CHECK_INTERVAL = 0.5
-"""Seconds between checks for a new owner while the known one does not answer."""
+class EngineLink:
+    """A session connection to an engine on the same event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection: SessionConnection = engine.connect()
+
+    async def send(self, frame: ClientFrame) -> None:
+        await self._connection.room()
+        self._connection.receive(frame)
+
+    async def receive(self) -> ServerFrame | None:
+        return await self._connection.next()
+
+    async def end(self) -> None:
+        """Do nothing: the engine ends the connection after the last frame."""
+
+    async def close(self) -> None:
+        self._connection.lost()
+
+
+class EngineStreamLink:
+    """A connection for change streams to an engine on the same event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection = engine.streams.connect()
+
+    async def send(self, messages: Sequence[ClientMessage]) -> None:
+        self._connection.receive(messages)
+
+    async def receive(self) -> Sequence[ServerMessage] | None:
+        return await self._connection.next()
+
+    async def close(self) -> None:
+        self._connection.lost()
+
+
+TIMEOUT = 30.0
+"""Seconds to wait for the answer to an admin request."""
+
+
+class EngineAdminLink:
+    """Admin requests to an engine on the same event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        from txnbuffer.service.admin import ServiceAdmin
+
+        self._methods = ServiceAdmin(engine).methods()
+
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        return await self._methods[method](arguments)
+
+    async def close(self) -> None:
+        pass
+
+
+class GrpcAdminLink:
+    """Admin requests over gRPC."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        request = encode_admin_request(arguments)
+        return json.loads((await self._channel.ask(f"{ADMIN_PATH}/{method}", request, AdminAnswer, TIMEOUT)).json)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+async def open_session(address: Endpoint, timeout: float, log: LogIdentity) -> Link:
+    """Connect a session within `timeout` seconds. Raises ServiceUnavailable, VersionMismatch, UsedAfterFork."""
+    lifecycle.check_grpc_fork()
+    return await MessageStream.open(SESSION, address, timeout, log)
+
+
+async def open_streams(address: Endpoint, timeout: float, log: LogIdentity) -> StreamLink:
+    """Connect change streams. Raises as `open_session`."""
+    lifecycle.check_grpc_fork()
+    return await MessageStream.open(STREAMS, address, timeout, log)
+
+
+async def open_admin(address: Endpoint, timeout: float, log: LogIdentity) -> AdminLink:
+    """Connect for admin requests. Raises as `open_session`."""
+    lifecycle.check_grpc_fork()
+    return GrpcAdminLink(await Channel.open(address, timeout, log))
 
 
 class ClusterResource(Protocol):
@@ -61,6 +144,34 @@ class ClusterResource(Protocol):
 L = TypeVar("L", bound=ClusterResource)
 AddressConnector: TypeAlias = Callable[[str], Awaitable[L]]
 """Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
+
+
+class ServiceConnectors(NamedTuple):
+    """How to connect to the service of one shard, for each kind of connection."""
+
+    session: Connector
+    streams: StreamConnector
+    admin: AdminConnector
+
+    @classmethod
+    def to_engine(cls, engine: Engine) -> ServiceConnectors:
+        """Return the connectors to an engine on the same event loop."""
+
+        def connector(kind: Callable[[Engine], L]) -> Callable[[], Awaitable[L]]:
+            async def connect() -> L:
+                return kind(engine)
+
+            return connect
+
+        return cls(connector(EngineLink), connector(EngineStreamLink), connector(EngineAdminLink))
+
+    @classmethod
+    def to_address(cls, address: Endpoint, timeout: float, log: LogIdentity) -> ServiceConnectors:
+        """Return the connectors to a service at a fixed address."""
+        arguments = (address, timeout, log)
+        return cls(
+            partial(open_session, *arguments), partial(open_streams, *arguments), partial(open_admin, *arguments)
+        )
 
 
 async def client_on(
@@ -92,30 +203,18 @@ async def client_on(
     return client
 
 
-def connector_at(address: str, connector: AddressConnector[L]) -> Callable[[], Awaitable[L]]:
-    """Return a connector to the service at a fixed address."""
-
-    async def given() -> L:
-        return await connector(address)
-
-    return given
+OWNER_CHECK_INTERVAL = 0.5
+"""Seconds between checks for a new owner while the known one does not answer."""
 
 
-def owner_connector(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> Callable[[], Awaitable[L]]:
-    """Return a connector to the owner of the namespace.
-
-    While the owner does not answer, it checks for a new owner and connects to that.
-    """
-
-    async def found() -> L:
-        try:
-            return await _connect_newest(discovery, connector)
-        except Error:
-            raise
-        except Exception as error:  # anything else would end the session's reconnect loop
-            raise ServiceUnavailable(f"cannot look up the address of the service: {error!r}") from error
-
-    return found
+async def connect_to_owner(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> L:
+    """Connect to the owner of the namespace; while it does not answer, check for a new owner and connect to that."""
+    try:
+        return await _connect_newest(discovery, connector)
+    except Error:
+        raise
+    except Exception as error:  # anything else would end the session's reconnect loop
+        raise ServiceUnavailable(f"cannot look up the address of the service: {error!r}") from error
 
 
 async def _connect_newest(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> L:
@@ -149,8 +248,6 @@ REMOTE = "txnbuf://"
 MIN_ATTEMPT_SECONDS = 2.0
 """Minimum seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
-ConnectorFactory: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
-
 
 class ClusterOptions(NamedTuple):
     """Arguments of `connect` that only a cluster accepts.
@@ -165,28 +262,19 @@ class ClusterOptions(NamedTuple):
 NO_CLUSTER = ClusterOptions(None, {})
 
 
+@dataclass
 class PendingConnection:
     """The result of `connect`: `async with` or `await` opens a Client, `with` opens a SyncClient."""
 
-    def __init__(
-        self,
-        address: str,
-        serializers: Serializers,
-        timeout: float,
-        max_unavailable: float,
-        tls_ca: str | None,
-        cluster: ClusterOptions,
-        batching: Batching = "messages",
-    ) -> None:
-        self.address = address
-        self._cluster = cluster
-        self._batching = batching
-        self._serializers = serializers
-        self._timeout = timeout
-        self._max_unavailable = max_unavailable
-        self._tls_ca = tls_ca
-        self._client: Client | None = None
-        self._sync_client: SyncClient | None = None
+    address: str
+    serializers: Serializers
+    timeout: float
+    max_unavailable: float
+    tls_ca: str | None
+    cluster: ClusterOptions
+    batching: Batching = "messages"
+    _client: Client | None = field(default=None, init=False)
+    _sync_client: SyncClient | None = field(default=None, init=False)
 
     async def open(self) -> Client:
         """Open a Client. Raises InvalidAddress, ServiceUnavailable, and the errors of opening a log or a cluster.
@@ -195,16 +283,18 @@ class PendingConnection:
         """
         async with AsyncExitStack() as resources:
             if is_cluster(self.address):
-                client = await self._open_cluster(resources)
-            elif self._cluster != NO_CLUSTER:
+                client, connectors = await self._open_cluster(resources)
+            elif self.cluster != NO_CLUSTER:
                 raise InvalidRequest(
                     f"{self.address!r} is not a cluster: give service, broker_options and schemas only for pulsar://…"
                 )
             elif self.address.startswith(REMOTE):
-                client = await self._open_remote(resources)
+                client, connectors = await self._open_remote(resources)
             else:
-                client = await self._open_local(resources)
-            client.batching = self._batching
+                client, connectors = await self._open_local(resources)
+            client.streams = ShardStreams([shard.streams for shard in connectors], self.max_unavailable)
+            client.admin = AdminClients([shard.admin for shard in connectors], self.max_unavailable)
+            client.batching = self.batching
             client.resources = resources.pop_all()
         return client
 
@@ -214,102 +304,71 @@ class PendingConnection:
 
         return SyncClient.open(self.open)
 
-    async def _open_cluster(self, resources: AsyncExitStack) -> Client:
-        service, options = self._cluster
+    async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
+        service, options = self.cluster
         if service is not None and not is_target(service):
             raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
         trusted = await self._certificates()
-
+        all_options = {"close_timeout": 0.0, "max_unavailable": self.max_unavailable, **options}
         thread = current().threads.executor(1, "txnbuffer-opening")
         try:
-            broker = await opened(
-                thread,
-                partial(
-                    open_broker,
-                    self.address,
-                    **{"close_timeout": 0.0, "max_unavailable": self._max_unavailable, **options},
-                ),
-            )
+            broker = await opened(thread, partial(open_broker, self.address, **all_options))
         finally:
             thread.shutdown(wait=False)
         resources.push_async_callback(asyncio.to_thread, broker.close)
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
             raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: omit service=")
-        factories = [
-            self._connector_factory(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)
-        ]
-        client = await client_on(
-            broker,
-            [factory(open_session) for factory in factories],
-            self._serializers,
-            self._max_unavailable,
-            resources,
-        )
-        streams = [factory(open_streams) for factory in factories]
-        client.admin = AdminClients([factory(open_admin) for factory in factories], self._max_unavailable)
-        if shards == 1:
-            client.stream_connector = streams[0]
-        else:
-            client.shard_streams = ShardStreams(streams, self._max_unavailable)
-        return client
+        connectors = [self._of_shard(broker, Shard(number, shards), trusted) for number in range(shards)]
+        sessions = [shard.session for shard in connectors]
+        client = await client_on(broker, sessions, self.serializers, self.max_unavailable, resources)
+        return client, connectors
 
-    def _connector_factory(self, broker: Broker, decisions: str, trusted: bytes | None) -> ConnectorFactory:
-        """Return a function that turns a function that opens links into a connector to the owner of a decision log."""
-        service, _ = self._cluster
+    def _of_shard(self, broker: Broker, shard: Shard, trusted: bytes | None) -> ServiceConnectors:
+        service, decisions = self.cluster.service, shard.topic(DECISIONS)
         log = log_identity_of(broker, self.address, decisions)
+        if service is not None:
+            return ServiceConnectors.to_address(Endpoint(service, trusted), self._attempt, log)
 
-        def connector_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-            async def connector(target: str) -> Any:
-                return await opening(Endpoint(target, trusted), self._attempt, log)
+        def connector(opening: Callable[[Endpoint, float, LogIdentity], Awaitable[L]]) -> Callable[[], Awaitable[L]]:
+            def connect(target: str) -> Awaitable[L]:
+                return opening(Endpoint(target, trusted), self._attempt, log)
 
-            if service is not None:
-                return connector_at(service, connector)
-            return owner_connector(ServiceDiscovery(broker, self.address, decisions), connector)
+            return partial(connect_to_owner, ServiceDiscovery(broker, self.address, decisions), connect)
 
-        return connector_of
+        return ServiceConnectors(connector(open_session), connector(open_streams), connector(open_admin))
 
     @property
     def _attempt(self) -> float:
         """Seconds for one attempt to reach a service."""
-        return min(self._timeout, max(self._max_unavailable, MIN_ATTEMPT_SECONDS))
+        return min(self.timeout, max(self.max_unavailable, MIN_ATTEMPT_SECONDS))
 
     async def _certificates(self) -> bytes | None:
-        return None if self._tls_ca is None else await asyncio.to_thread(read_ca_file, self._tls_ca)
+        return None if self.tls_ca is None else await asyncio.to_thread(read_ca_file, self.tls_ca)
 
-    async def _open_remote(self, resources: AsyncExitStack) -> Client:
+    async def _open_remote(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
         target = self.address.removeprefix(REMOTE).rstrip("/")
         if not is_target(target):
             raise InvalidAddress(f"{self.address!r} is not the address of a service: write txnbuf://HOST:PORT")
         trusted = await self._certificates()
         brokers: list[Broker] = []
-        address, log = Endpoint(target, trusted), LogIdentity()
-
-        async def connector() -> Link:
-            return await open_session(address, self._attempt, log)
 
         def broker() -> Broker:
             if not brokers:
                 tls = {} if trusted is None else {"root_certificates": trusted}
-                brokers.append(open_broker(self.address, max_unavailable=self._max_unavailable, **tls))
+                brokers.append(open_broker(self.address, max_unavailable=self.max_unavailable, **tls))
             return brokers[0]
 
         async def close_broker() -> None:
             for one in brokers:
                 await asyncio.to_thread(one.close)
 
-        async def stream_connector() -> StreamLink:
-            return await open_streams(address, self._attempt, log)
-
-        async def connect_admin() -> AdminLink:
-            return await open_admin(address, self._attempt, log)
-
-        client = await self._client_of(connector, broker)
-        client.stream_connector, client.admin = stream_connector, AdminClients([connect_admin], self._max_unavailable)
+        connectors = ServiceConnectors.to_address(Endpoint(target, trusted), self._attempt, LogIdentity())
+        client = await self._client_of(connectors.session, broker)
         resources.push_async_callback(close_broker)
-        return client
+        return client, [connectors]
 
-    async def _open_local(self, resources: AsyncExitStack) -> Client:
+    async def _open_local(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
         from txnbuffer.service.engine import Engine
 
         opening = asyncio.to_thread(open_broker, self.address)
@@ -317,24 +376,13 @@ class PendingConnection:
         resources.push_async_callback(asyncio.to_thread, broker.close)
         engine = await run_to_completion(Engine.start(broker), Engine.stop)
         resources.push_async_callback(engine.stop)
+        connectors = ServiceConnectors.to_engine(engine)
+        return await self._client_of(connectors.session, lambda: broker), [connectors]
 
-        async def connector() -> Link:
-            return EngineLink(engine)
-
-        async def stream_connector() -> StreamLink:
-            return EngineStreamLink(engine)
-
-        async def connect_admin() -> AdminLink:
-            return EngineAdminLink(engine)
-
-        client = await self._client_of(connector, lambda: broker)
-        client.stream_connector, client.admin = stream_connector, AdminClients([connect_admin], self._max_unavailable)
-        return client
-
-    async def _client_of(self, connector: Connector, broker: Any) -> Client:
-        session = ClientSession(connector, self._max_unavailable)
+    async def _client_of(self, connector: Connector, broker: Callable[[], Broker]) -> Client:
+        session = ClientSession(connector, self.max_unavailable)
         await session.open()
-        return Client(session, broker, self._serializers)
+        return Client(session, broker, self.serializers)
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self.open().__await__()

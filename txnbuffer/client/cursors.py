@@ -1,13 +1,24 @@
-"""Durable cursors: named positions in topics; the service does not trim the records after a cursor"""
+"""Requests of operators, and the durable cursors that they place: the service does not trim the records after one"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from broker_io.environment import current
-from txnbuffer.client.links import AdminClients
-from txnbuffer.errors import Error, ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
+from broker_io.waits import Backoff
+from snapshots.shards import shard_of
+from txnbuffer.errors import (
+    Error,
+    ForeignToken,
+    InvalidRequest,
+    SeqnoOutOfRange,
+    ServiceUnavailable,
+    StreamBranched,
+    UnknownCursor,
+)
 from txnbuffer.streams.failover import ResumeToken
 
 MOVE_INTERVAL = 1.0
@@ -16,6 +27,70 @@ RESEND_INTERVAL = 60.0
 """Seconds after which an unchanged position is sent again, because a crashed service may have lost the last moves."""
 LAST_MOVE_TIMEOUT = 5.0
 """Maximum seconds for the last move when the stream closes."""
+
+
+class AdminLink(Protocol):
+    """The interface of a connection for admin requests: a method name and arguments, answered by JSON values."""
+
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Return the answer to a request. Raises the error in the answer; ServiceUnavailable if there is no answer."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+AdminConnector: TypeAlias = Callable[[], Awaitable[AdminLink]]
+"""Opens a connection. Raises ServiceUnavailable."""
+
+
+class AdminClients:
+    """Sends admin requests to the service of the right shard, and keeps the connections open.
+
+    `connectors`: one for the service of each shard. `max_unavailable`: seconds for which callers may let `ask` retry.
+    """
+
+    def __init__(self, connectors: Sequence[AdminConnector], max_unavailable: float) -> None:
+        self.max_unavailable = max_unavailable
+        self._connectors = connectors
+        self._links: dict[int, AdminLink] = {}
+        self._lock = asyncio.Lock()
+        self._backoff = Backoff()
+
+    async def ask(self, owned: str, method: str, arguments: dict[str, Any], max_unavailable: float = 0.0) -> Any:
+        """Return the answer of the shard that owns `owned`, a topic, a producer name or a group.
+
+        Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
+        ServiceUnavailable.
+        """
+        if not self._connectors:
+            raise InvalidRequest("this client has no connector for admin requests: create it with connect")
+        monotonic = current().clock.monotonic
+        give_up, failures = monotonic() + max_unavailable, 0
+        number = shard_of(owned, len(self._connectors))
+        while True:
+            async with self._lock:  # a failed request must not close the link of another one
+                try:
+                    if number not in self._links:
+                        self._links[number] = await self._connectors[number]()
+                    return await self._links[number].ask(method, arguments)
+                except ServiceUnavailable:
+                    await self._hang_up(number)
+                    failures += 1
+                    pause = self._backoff.after(failures)
+                    if monotonic() + pause > give_up:
+                        raise
+            await asyncio.sleep(pause)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for number in [*self._links]:
+            await self._hang_up(number)
+
+    async def _hang_up(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is not None:
+            await link.close()
+
 
 At = int | str | ResumeToken
 

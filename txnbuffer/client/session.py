@@ -12,17 +12,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
 
 from broker_io.waits import Backoff
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
-from txnbuffer.client.links import Connector, Link
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.session_core import Field, SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
-from txnbuffer.rpc.frames import ClientFrame
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
+
+
+class Link(Protocol):
+    """The interface of a session connection: frames in both directions."""
+
+    async def send(self, frame: ClientFrame) -> None:
+        """Send a frame. Raises ServiceUnavailable if the connection is lost."""
+
+    async def receive(self) -> ServerFrame | None:
+        """Return the next frame; None once the service has ended the connection. Raises ServiceUnavailable."""
+
+    async def end(self) -> None:
+        """Send no more frames; the service may still send some."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+Connector: TypeAlias = Callable[[], Awaitable[Link]]
+"""Opens a connection. Raises ServiceUnavailable."""
 
 TICK = 1.0
 """Seconds between two ticks of the core."""

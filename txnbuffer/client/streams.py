@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from broker_io.environment import current
 from broker_io.waits import Backoff
 from snapshots.shards import shard_of
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.lifecycle import ClosedOnExit
-from txnbuffer.client.links import StreamConnector, StreamLink
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ForeignToken, InvalidRequest, ServiceUnavailable
 from txnbuffer.mutations.batch import Mutation, MutationBatch
@@ -27,15 +26,34 @@ from txnbuffer.streams.messages import (
     NO_END,
     CaughtUp,
     ClientEvent,
+    ClientMessage,
     Completed,
     Delivered,
     EndConnection,
     Interrupted,
     RequestFlag,
     RollbackReceived,
+    ServerMessage,
     StreamEnded,
     StreamOpened,
 )
+
+
+class StreamLink(Protocol):
+    """The interface of a connection for change streams: messages in both directions."""
+
+    async def send(self, messages: Sequence[ClientMessage]) -> None:
+        """Send messages. Raises ServiceUnavailable if the connection is lost."""
+
+    async def receive(self) -> Sequence[ServerMessage] | None:
+        """Return the next messages; None once the service has ended the connection. Raises ServiceUnavailable."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+StreamConnector: TypeAlias = Callable[[], Awaitable[StreamLink]]
+"""Opens a connection. Raises ServiceUnavailable."""
 
 _STARTS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
@@ -240,18 +258,22 @@ def parse_start(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, Requ
 class ShardStreams:
     """The stream sessions of all shards. `connectors`: one for the service of each shard."""
 
-    def __init__(self, connectors: Sequence[StreamConnector], max_unavailable: float) -> None:
-        self._connectors = connectors
+    def __init__(
+        self, connectors: Sequence[StreamConnector], max_unavailable: float, config: ClientConfig | None = None
+    ) -> None:
+        self.connectors = connectors
         self._max_unavailable = max_unavailable
+        self._config = config
         self._open: dict[int, StreamSession] = {}
 
     def of(self, topic: str) -> StreamSession:
-        """Return the session of the service that owns a topic."""
-        number = shard_of(topic, len(self._connectors))
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = StreamSession(self._connectors[number], self._max_unavailable)
-        return found
+        """Return the session of the service that owns a topic. Raises InvalidRequest if there are no connectors."""
+        if not self.connectors:
+            raise InvalidRequest("this client has no connector for change streams: create it with connect")
+        number = shard_of(topic, len(self.connectors))
+        if number not in self._open:
+            self._open[number] = StreamSession(self.connectors[number], self._max_unavailable, self._config)
+        return self._open[number]
 
     async def close(self) -> None:
         """Close all streams and connections."""
