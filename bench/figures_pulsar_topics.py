@@ -30,7 +30,7 @@ async def registering(address: str, count: int, options: Options) -> dict[str, f
         engine = await Engine.start(log, cluster_mode=True)
         try:
             began = time.perf_counter()
-            await asyncio.gather(*map(engine.registrar.register_now, names))
+            await asyncio.gather(*map(engine.topics.register, names))
             elapsed = time.perf_counter() - began
             followed = [topic for topic in map(engine.topics.get, names) if topic is not None and topic.reader]
             if len(followed) < count:

@@ -25,7 +25,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.decision_log import CLUSTER_CONFIG
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.takeover import prepare
 
 (HERE,), (THERE,) = topics_of(2)

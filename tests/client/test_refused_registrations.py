@@ -65,7 +65,7 @@ def test_topic_that_may_not_be_created_is_an_error_on_an_embedded_log(on_error: 
         client = await world.client()
         await client.send_many("source", [])
         world.broker.create_topic("source-copy")
-        limits = world.engine.requests._limits
+        limits = world.engine.limits
         await client.send("source", b"0")
         object.__setattr__(limits, "create_topics", False)
         world.engine.topics._create = False

@@ -22,10 +22,10 @@ from txnbuffer.client import record_path, send_columns
 from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.appends import TRANSACTIONAL
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.requests import TRANSACTIONAL
 
 LARGE = b"x" * 5_000_000
 SIZES = st.sampled_from(

@@ -66,7 +66,7 @@ async def test_registration_of_a_topic_repeats_no_request(
 
     try:
         monkeypatch.setattr(AdminClient, "ask", counted)
-        await engine.registrar.register_now("orders")
+        await engine.topics.register("orders")
         topic = engine.topics.get("orders")
         assert topic is not None
         assert topic.followed is not None

@@ -24,7 +24,7 @@ from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service.decision_log import CLUSTER_CONFIG
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 
 

@@ -246,12 +246,12 @@ async def test_a_count_waits_until_the_reader_has_read_the_records(cluster):
         reader.paused += 1
         await app.write("a", [txn], size=3)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
-        await eventually(lambda: engine.effects.record_counts._waiting and reader._received)
+        await eventually(lambda: engine.topics.get("a").reports and reader._received)
         await app.session.lease(1)
         assert not followed(engine, "a").buffer.ongoing
         assert 1000 not in app.session.answers
         reader.paused -= 1
-        engine.mode.readers.wake()
+        engine.topics.readers.wake()
         await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
 
@@ -318,7 +318,7 @@ async def test_an_idle_zombie_learns_of_its_successor(cluster):
 async def test_a_zombie_can_not_write_snapshots(cluster):
     async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
-        zombie.mode.readers.stop()  # as if it were stopped
+        zombie.topics.readers.stop()  # as if it were stopped
         await app.write("a", [next(app.ids)])
         async with cluster_engine(cluster) as (engine, _):
             before = cluster.last_position("__txnbuffer_snapshots")

@@ -164,13 +164,13 @@ async def test_a_client_that_sends_without_end_waits_for_the_log():
         broker.faults.hold(topic="plain")
         for _ in range(100):
             session.send(("plain", Batch.of([Message(None, b"x" * (MIB // 4))])))
-        await eventually(lambda: engine.requests.account.bytes > MIB)
+        await eventually(lambda: engine.requests.unsettled_bytes > MIB)
         quiet, ids = await session_at(server, "a")
         assert await quiet.write(("a", transactional(ids))) == []
-        assert engine.requests.account.bytes < 3 * MIB
+        assert engine.requests.unsettled_bytes < 3 * MIB
         broker.faults.release()
         await session.until(lambda: session.acknowledged == 100)
-        assert engine.requests.account.bytes == 0
+        assert engine.requests.unsettled_bytes == 0
         await session.link.cut()
         await quiet.link.cut()
 

@@ -15,7 +15,7 @@ from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.topic import HELD_BYTES
+from txnbuffer.service.topics import HELD_BYTES
 
 
 class SlowToMake(MemoryBroker):

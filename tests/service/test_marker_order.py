@@ -11,9 +11,8 @@ from typing import Any
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
-from txnbuffer.service.appends import Appends, MessagesPart
-from txnbuffer.service.cluster_topics import SharedTopic
-from txnbuffer.service.topic import ServiceTopic
+from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
+from txnbuffer.service.cluster import SharedTopic
 
 
 class Writing:
@@ -41,7 +40,7 @@ def on_a_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
-NO_WRITERS: Any = None
+UNUSED: Any = None
 
 
 def opened(topic: ServiceTopic, writer: Writing) -> ServiceTopic:
@@ -49,8 +48,8 @@ def opened(topic: ServiceTopic, writer: Writing) -> ServiceTopic:
     return topic
 
 
-def part() -> MessagesPart:
-    return MessagesPart([Message(b"k", b"v")], lambda: None, lambda error: None)
+def part() -> AppendPart:
+    return AppendPart(Batch.of([Message(b"k", b"v")]), lambda: None, lambda error: None)
 
 
 @on_a_loop
@@ -58,7 +57,7 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
     appends = Appends(loop, lambda: None)
-    appends.add(opened(SharedTopic("t", NO_WRITERS), Writing("marker", order)), part())
+    appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", order)), part())
     appends.add(opened(ServiceTopic("decisions"), Writing("decision", order)), part())
     loop.call_soon(order.append, "answer")
     appends.flush()
@@ -71,7 +70,7 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
 @on_a_loop
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
     appends = Appends(asyncio.get_running_loop(), lambda: None)
-    appends.add(opened(SharedTopic("t", NO_WRITERS), Writing("marker", [])), part())
+    appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", [])), part())
     appends.flush()
     assert not appends.idle
 
@@ -82,7 +81,7 @@ async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
     appends = Appends(loop, lambda: turns.append("turn"))
-    appends.add(opened(SharedTopic("t", NO_WRITERS), Broken("marker", [])), part())
+    appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Broken("marker", [])), part())
     appends.flush()
     await asyncio.sleep(0)
     assert isinstance(appends.failure, Error)

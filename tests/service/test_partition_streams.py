@@ -67,7 +67,7 @@ async def test_what_commits_in_any_partition_comes_once_and_continues_by_partiti
         async with stream_partitions(client, "t", from_={}, cursor="cache") as stream:
             await rows_of(stream, 6)
             await stream.done()
-        held = {row["topic"]: row["seqno"] for row in engine.streams.cursors.rows()}
+        held = {row["topic"]: row["seqno"] for row in engine.cursors.rows()}
         assert held == {partition_name("t", number): 2 for number in range(3)}
 
 

@@ -63,7 +63,7 @@ async def test_a_commit_that_waits_for_a_stopped_topic_is_answered_so(cluster):
         commit(1000, early)
         await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing.get(TxnId(0, early)))
         reader = engine.topics.get("b").reader
-        engine.mode.readers.leave(reader)
+        engine.topics.readers.leave(reader)
         reader.fail(PositionTrimmed("its beginning is gone"))
         commit(1001, late)
         await app.session.until(lambda: {1000, 1001} <= app.session.answers.keys())

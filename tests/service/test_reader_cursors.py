@@ -41,7 +41,7 @@ async def fill(client: Any, broker: MemoryBroker, first: int, last: int) -> None
 
 
 def position_of(engine: Engine) -> int:
-    (row,) = engine.streams.cursors.rows()
+    (row,) = engine.cursors.rows()
     return int(row["seqno"])
 
 
@@ -163,7 +163,7 @@ async def test_a_token_whose_log_is_gone_begins_nothing() -> None:
         await trim(engine)
         with pytest.raises(StreamTrimmed):
             await client.stream("t", from_=old, cursor="late").next(timeout=120.0)
-        assert engine.streams.cursors.rows() == []
+        assert engine.cursors.rows() == []
 
 
 class Answers(DurableCursors):

@@ -17,6 +17,6 @@ async def test_the_page_lists_the_metrics() -> None:
     async with engine_on(MemoryBroker()) as engine:
         lines = {
             f"| `txnbuffer_{name}{'_total' if kind == 'counter' else ''}` | {kind} | {text.rstrip('.')} |"
-            for name, kind, text, _ in metrics(engine)
+            for name, text, _, kind in metrics(engine)
         }
     assert lines <= set(PAGE.read_text().splitlines())

@@ -35,7 +35,7 @@ from txnbuffer.recovery.decision_log import read_decisions
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import NamedRequest
 from txnbuffer.service import engine, remote_shards
-from txnbuffer.service.decision_log import CLUSTER_CONFIG
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import check
 from txnbuffer.service.remote_shards import ShardMessages

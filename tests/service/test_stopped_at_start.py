@@ -102,7 +102,7 @@ async def test_a_topic_that_the_cluster_did_not_answer_for_once_continues(cluste
         await eventually(lambda: visible(cluster, "a") == {b"v": 1, b"later": 1})
         await eventually(lambda: visible(cluster, "b") == {b"v": 1, b"left": 1, b"later": 1})
         await eventually(lambda: not list(engine.coordinator.transactions()))
-        assert engine.effects.counts.damaged == 0
+        assert engine.effects.damaged == 0
 
 
 @on_a_loop

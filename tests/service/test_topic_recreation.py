@@ -117,7 +117,7 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
         await eventually(lambda: transaction.state is State.COMMITTED and not transaction.unfinished)
         assert WAITING not in app.session.answers
         reader.paused -= 1
-        engine.mode.readers.wake()
+        engine.topics.readers.wake()
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"v": 1}
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
@@ -135,7 +135,7 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
             ask_visible(app, txn, "a")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
             engine.topics.get("a").reader.paused -= 1
-            engine.mode.readers.wake()
+            engine.topics.readers.wake()
             await followed_again(engine, cluster, "a")
             assert TxnId(0, txn) in engine.topics.get("a").followed.buffer.ongoing
             assert visible(cluster, "a") == {}
@@ -159,7 +159,7 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
         await eventually(lambda: engine.coordinator.low_water_mark >= txn)
         assert cluster.last_position("a") is None
         assert visible(cluster, "b") == {b"v": 1}
-        assert engine.effects.counts.damaged == 0
+        assert engine.effects.damaged == 0
 
 
 @on_a_loop
@@ -201,7 +201,7 @@ async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster)
         assert await answer(app) is Outcome.COMMIT
         await eventually(lambda: engine.coordinator.low_water_mark >= new)
         assert visible(cluster, "a") == {b"new": 1}
-        assert engine.effects.counts.damaged == 0
+        assert engine.effects.damaged == 0
 
 
 @on_a_loop
@@ -261,7 +261,7 @@ async def test_an_error_of_registering_again_is_reported_until_it_passes(cluster
             ask_visible(app, txn, "a")
             await eventually(lambda: engine.topics.get("a").write_problem is not None)
             engine.topics.get("a").reader.paused -= 1
-            engine.mode.readers.wake()
+            engine.topics.readers.wake()
             told = await answer(app)
             assert isinstance(told, NotVisible)
             assert "its messages expire" in str(told)

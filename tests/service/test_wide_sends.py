@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from broker_io.batch import Message
+from broker_io.batch import Batch, Message
 from broker_io.errors import Error
-from txnbuffer.service.appends import MessagesPart
-from txnbuffer.service.topic import ServiceTopic
+from txnbuffer.service.appends import AppendPart, ServiceTopic
 
 
-def part(*messages: Message) -> MessagesPart:
+def part(*messages: Message) -> AppendPart:
     def acknowledged() -> None: ...
 
     def failed(_: Error) -> None: ...
 
-    return MessagesPart(messages, acknowledged, failed)
+    return AppendPart(Batch.of(messages), acknowledged, failed)
 
 
 def test_many_properties_of_one_record_are_no_columns_for_many_others() -> None:

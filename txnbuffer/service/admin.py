@@ -23,8 +23,9 @@ from txnbuffer.coordinator.messages import State
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.topic import ServiceTopic, check_owned
+from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
 
@@ -228,32 +229,32 @@ class ServiceAdmin:
         memory = {"bytes": streams.budget.account.bytes, "budget": streams.budget.budget}
         reads = streams.backfills
         backfills = {"active": reads.active, "pending": reads.pending, "items": reads.items}
-        cursors = {"cursors": streams.cursors.rows(), "cursors_dropped": streams.cursors.dropped}
+        cursors = {"cursors": self._engine.cursors.rows(), "cursors_dropped": self._engine.cursors.dropped}
         return {"connections": connections, "managers": managers, "memory": memory, "backfills": backfills, **cursors}
 
     async def cursors(self, request: dict[str, Any]) -> list[Answer]:
         """Durable cursors: their seqnos and the ledgers that they need."""
         _check_keys(request)
-        return self._engine.streams.cursors.rows()
+        return self._engine.cursors.rows()
 
     async def add_cursor(self, request: dict[str, Any]) -> Answer:
         """Create a durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
         _check_keys(request, "topic", "cursor", "at")
         topic, name, at = _topic(request), request.get("cursor"), request.get("at", "beginning")
         at = at if at in ("beginning", "now") else _cursor_position(at)
-        return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.add(topic, name, at)}
+        return {"topic": topic, "cursor": name, "seqno": await self._engine.cursors.add(topic, name, at)}
 
     async def advance_cursor(self, request: dict[str, Any]) -> Answer:
         """Move a durable cursor to `at`, a seqno or a resume token."""
         _check_keys(request, "topic", "cursor", "at")
         topic, name, at = _topic(request), request.get("cursor"), _cursor_position(request.get("at"))
-        return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.advance(topic, name, at)}
+        return {"topic": topic, "cursor": name, "seqno": await self._engine.cursors.advance(topic, name, at)}
 
     async def remove_cursor(self, request: dict[str, Any]) -> Answer:
         """Remove a durable cursor."""
         _check_keys(request, "topic", "cursor")
         topic, name = _topic(request), request.get("cursor")
-        await self._engine.streams.cursors.remove(topic, name)
+        await self._engine.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
 
     def _put_abort(self, txn: TxnId, request: int) -> None:

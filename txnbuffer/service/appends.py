@@ -1,8 +1,4 @@
-"""Appends of all topics: checked, collected during a turn of the loop, written in groups, reported in order.
-
-The transaction of each record that a client sends must be open and owned by the session, its sequence number must be
-the next one, and its size must be allowed. A violation rejects the records of the transaction concerned; the rest of
-the send is appended.
+"""Appends of all topics: collected during a turn of the loop, written in groups, reported in order.
 
 A topic has at most `MAX_IN_FLIGHT` appends in flight: while one is synced the next one fills, so a slower disk gets
 larger groups. Futures complete in other threads, which wake the loop once for many appends.
@@ -16,241 +12,143 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from broker_io import waits
-from broker_io.batch import Batch, Labels, Message
-from broker_io.errors import DiskWatermark, Error, InvalidMessage, MessageTooLarge
+from broker_io.batch import Batch
+from broker_io.errors import DiskFailed, DiskWatermark, Error, TopicNotFound
 from broker_io.port import MAX_PROPERTIES, ReservingWriter, Writer
-from broker_io.position import Positions
-from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
-from txnbuffer.service.connection import SessionConnection
-from txnbuffer.service.topic import AppendInFlight, AppendPart, ServiceTopic
+from broker_io.position import Position, Positions
+from broker_io.waits import Wait
+from txnbuffer.errors import UnregisteredTopic
+from txnbuffer.model import TxnId
+from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.service.connection import CELL_BYTES
+from txnbuffer.service.log_readers import LogReader
 
-TRANSACTIONAL = {VERSION, TXN, SEQ}
-
-
-class WrittenTopics:
-    """The last sequence number that a transaction sent to each topic. `failed`: the error that forces an abort."""
-
-    __slots__ = ("failed", "seqs")
-
-    def __init__(self) -> None:
-        self.seqs: dict[str, int] = {}
-        self.failed: Error | None = None
+FLIGHT_BYTES = 8 * 1024 * 1024
+"""Approximate maximum size of one append."""
 
 
-class CheckedSend(NamedTuple):
-    """`batch`: the records to append, None if there are none; `least`: the transactions in it."""
+@dataclass(slots=True, eq=False)
+class AppendPart:
+    """Messages to append, and the callbacks for the result; `size` is their approximate size in bytes.
 
-    batch: Batch | None
-    least: list[int]
-    failures: list[tuple[TxnId | None, Error]]
+    `reserved`: not a record; it may use the space that a nearly full disk keeps free.
+    """
 
+    batch: Batch
+    acknowledged: Callable[[], None]
+    failed: Callable[[Error], None]
+    reserved: bool = True
+    size: int = field(init=False)
 
-class Sends:
-    """Checks sends. `written`: by `least`, the open transactions that have written since this process began."""
-
-    def __init__(self, coordinator: Coordinator, max_message_bytes: int) -> None:
-        self.written: dict[int, WrittenTopics] = {}
-        self._coordinator = coordinator
-        self._limit = max_message_bytes
-
-    def check(self, session: str, topic: ServiceTopic, batch: Batch) -> CheckedSend:
-        """Return which records of a send may be appended."""
-        try:
-            self._check_messages(batch)
-            reserved = {name for name in batch.properties if name.startswith(RESERVED)}
-            if not reserved:
-                return CheckedSend(batch, [], [])
-            return self._check_transactions(session, topic, batch, reserved)
-        except Error as error:
-            return CheckedSend(None, [], [(None, error)])
-
-    def adopt(self, txn: TxnId, topics: list[tuple[str, int]]) -> None:
-        """Continue an open transaction that wrote before this process began; `topics`: the last sequence numbers."""
-        written = self.written.setdefault(txn.least, WrittenTopics())
-        for topic, seq in topics:
-            written.seqs.setdefault(topic, seq)
-
-    def topics_of(self, txn: TxnId) -> tuple[str, ...]:
-        written = self.written.get(txn.least)
-        return () if written is None else tuple(written.seqs)
-
-    def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
-        """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
-        written = self.written.get(least)
-        return written is not None and written.failed is None and written.seqs.get(topic.name, 0) > highest
-
-    def fail(self, least: list[int], error: Error) -> None:
-        """Record that records of these transactions were not appended."""
-        for one in least:
-            self.written.setdefault(one, WrittenTopics()).failed = error
-
-    def sweep(self) -> None:
-        """Forget transactions that have ended."""
-        has_ended = self._coordinator.has_ended
-        for least in [least for least in self.written if has_ended(least)]:
-            del self.written[least]
-
-    def _check_messages(self, batch: Batch) -> None:
-        if len(batch.properties) > MAX_PROPERTIES:
-            raise InvalidMessage(
-                f"a send has {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
-            )
-        if _upper_bound(batch) <= self._limit:
-            return
-        sizes = batch.sizes()
-        largest = int(sizes.argmax())
-        if sizes[largest] > self._limit:
-            raise MessageTooLarge(
-                f"message {largest} of the send has {sizes[largest]} bytes, the limit is {self._limit}: split it; "
-                "nothing of the send was appended"
-            )
-
-    def _check_transactions(self, session: str, topic: ServiceTopic, batch: Batch, reserved: set[str]) -> CheckedSend:
-        count = len(batch)
-        if reserved != TRANSACTIONAL:
-            strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
-            raise InvalidRequest(f"properties that begin with {RESERVED} are reserved ({strange}): use other names")
-        codes, table = transaction_codes(batch.properties[TXN], count)
-        seqs = numbers(batch.properties[SEQ], count, MAX_LEAST)
-        current = texts_equal(batch.properties[VERSION], count, str(PROTOCOL_VERSION))
-        if not current.all() or int(seqs.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
-            raise InvalidRequest(f"a send has an invalid {VERSION}, {TXN} or {SEQ}: give each record valid ones")
-        if topic.followed is None:
-            raise topic.refusal()
-        begins = np.ones(count, np.bool_)
-        begins[1:] = (codes[1:] != codes[:-1]) | (seqs[1:] != seqs[:-1] + 1)
-        starts = np.flatnonzero(begins)
-        sizes = np.diff(starts, append=count).tolist()
-        rows = codes[starts]
-        ids = map(TxnId, table.most[rows].tolist(), table.least[rows].tolist())
-        slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
-        return self._check_slices(session, topic, batch, [*slices])
-
-    def _check_slices(
-        self, session: str, topic: ServiceTopic, batch: Batch, slices: list[tuple[TxnId, int, int, int]]
-    ) -> CheckedSend:
-        """`slices`: transaction, first row, number of rows, first sequence number."""
-        refusal, all_written, name = self._coordinator.refusal, self.written, topic.name
-        dropped: list[tuple[int, int]] = []
-        failures: dict[TxnId, Error] = {}
-        accepted: list[int] = []
-        for txn, start, size, seq in slices:
-            least = txn.least
-            error = refusal(session, txn)
-            if error is None:
-                written = all_written.get(least)
-                if written is None:
-                    written = all_written[least] = WrittenTopics()
-                last = written.seqs.get(name, 0)
-                known = last - seq + 1
-                if written.failed is not None:
-                    error = written.failed
-                elif known < 0:
-                    text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
-                    error = written.failed = InvalidRequest(text)
-                else:
-                    if known > 0:
-                        dropped.append((start, min(known, size)))
-                    if known < size:
-                        written.seqs[name] = seq + size - 1
-                        accepted.append(least)
-            if error is not None:
-                failures[txn] = error
-                dropped.append((start, size))
-        if dropped:
-            keep = np.ones(len(batch), np.bool_)
-            for start, size in dropped:
-                keep[start : start + size] = False
-            batch = batch.take(keep)
-        return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()])
-
-
-def _upper_bound(batch: Batch) -> int:
-    """An upper bound on the size of each message; cheaper to compute than the sizes."""
-    bound = len(batch.keys.data) + len(batch.values.data)
-    for name, column in batch.properties.items():
-        longest = max(map(len, column.values), default=0) if isinstance(column, Labels) else 20
-        bound += 4 * (len(name) + longest)
-    return bound
-
-
-class SendPart:
-    """Records of a client's send. `least`: their transactions."""
-
-    __slots__ = ("_account", "_connection", "_least", "_number", "_sends", "batch", "size")
-
-    reserved = False
-
-    def __init__(
-        self,
-        batch: Batch,
-        connection: SessionConnection,
-        number: int,
-        least: list[int],
-        sends: Sends,
-        account: UnsettledSends,
-    ) -> None:
-        self.batch = batch
-        self.size = batch.weight
-        self._connection = connection
-        self._number = number
-        self._least = least
-        self._sends = sends
-        self._account = account
-        account.bytes += self.size
-        connection.unsettled += self.size
-
-    def acknowledged(self) -> None:
-        self._account.bytes -= self.size
-        self._account.records += len(self.batch)
-        self._connection.settle(self._number, self.size)
-
-    def failed(self, error: Error) -> None:
-        self._account.bytes -= self.size
-        self._sends.fail(self._least, error)
-        self._connection.fail(self._number, error)
-        self._connection.settle(self._number, self.size)
-
-
-class UnsettledSends:
-    """Clients' records: `bytes` that are not durable yet, and `records` that were appended."""
-
-    __slots__ = ("bytes", "records")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.records = 0
-
-
-class MessagesPart:
-    """Messages of the service: markers, decisions and messages to other shards."""
-
-    __slots__ = ("_acknowledged", "_failed", "batch", "size")
-
-    reserved = True
-
-    def __init__(
-        self, messages: Sequence[Message], acknowledged: Callable[[], None], failed: Callable[[Error], None]
-    ) -> None:
-        self.batch = Batch.of(messages)
+    def __post_init__(self) -> None:
         self.size = self.batch.weight
-        self._acknowledged = acknowledged
-        self._failed = failed
 
-    def acknowledged(self) -> None:
-        self._acknowledged()
 
-    def failed(self, error: Error) -> None:
-        self._failed(error)
+class AppendInFlight(NamedTuple):
+    """One append in flight: its parts, and all their messages in one batch."""
+
+    parts: Sequence[AppendPart]
+    batch: Batch
+    reserved: bool = False
+
+
+class ServiceTopic:
+    """One topic: its append queue, its appends in flight, and its buffer (`followed`, None without transactions).
+
+    `held`: appends are suspended. `problem`: the error that stopped the topic; `write_problem`: the error that blocks
+    its writer for now. `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order
+    instead of failing. `low`: the disk rejects records, so reserved messages are appended in batches of their own.
+    `reader`: reads the topic if others write to it too. `deferred`: its appends wait until the answers of a turn were
+    sent. `reports`: with a position, the calls to make once the buffer has applied the log up to it.
+    """
+
+    deferred = False
+
+    def __init__(self, name: str, *, waits_for_space: bool = False) -> None:
+        self.name = name
+        self.waits_for_space = waits_for_space
+        self.refused: list[AppendPart] = []
+        self.low = False
+        self.wait: Wait | None = None
+        """The wait for disk space, while appends are refused."""
+        self.writer: Writer | None = None
+        self.followed: FollowedTopic | None = None
+        self.held = True
+        self.lock = asyncio.Lock()
+        self.problem: Error | None = None
+        self.write_problem: Error | None = None
+        self.reader: LogReader | None = None
+        self.waiting: deque[AppendPart] = deque()
+        self.flights: deque[AppendInFlight] = deque()
+        self.reports: deque[tuple[Position, Callable[[], None]]] = deque()
+        self.checks: dict[int, None] = {}
+        """Transactions to count once the buffer has applied all that they sent."""
+        self.awaiting_markers: set[TxnId] = set()
+        """Transactions to query once the buffer has applied the log up to its current end."""
+        self.asked_up_to: Position | None = None
+        """Transactions that began after this position are not queried until the next tick."""
+
+    @property
+    def missing(self) -> bool:
+        """Whether a temporary problem stopped it; then it is registered again."""
+        return self.problem is not None and self.is_temporary(self.problem)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it needs an operator; requests that the cluster did not answer are retried."""
+        return self.problem is not None and not (self.missing and self.problem.retryable)
+
+    @property
+    def obstacle(self) -> Error | None:
+        """The error that stops or delays this topic."""
+        return self.problem or self.write_problem or (None if self.reader is None else self.reader.problem)
+
+    @staticmethod
+    def is_temporary(problem: Error) -> bool:
+        """Whether a problem may go away: the topic was deleted."""
+        return isinstance(problem, TopicNotFound)
+
+    def open_writer(self) -> None:
+        """Open the writer for what was queued, if nobody else does."""
+
+    def writer_failed(self, error: Error) -> bool:
+        """Handle a failed append; return whether all other appends have failed with it."""
+        return isinstance(error, DiskFailed)
+
+    def durable(self, flight: AppendInFlight, positions: Positions) -> None:
+        """Handle an acknowledged append."""
+
+    def report_applied(self) -> None:
+        """Make the calls of `reports` that are due; all of them once the topic is not followed."""
+        at = None if self.followed is None else self.followed.buffer.applied
+        while self.reports and (self.followed is None or (at is not None and self.reports[0][0] <= at)):
+            self.reports.popleft()[1]()
+
+    def refusal(self) -> Error:
+        """The error for a transaction that writes to this topic."""
+        return self.problem or UnregisteredTopic(
+            f"topic {self.name!r} is not registered: register it before the first record of a transaction"
+        )
+
+    def take(self) -> AppendInFlight:
+        """Take what can be appended now in one batch; the queue must not be empty."""
+        parts: list[AppendPart] = []
+        size, rows, names = 0, 0, set[str]()
+        while self.waiting:
+            part = self.waiting[0]
+            size, rows = size + part.size, rows + len(part.batch)
+            names.update(part.batch.properties)
+            if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
+                break
+            if parts and self.low and part.reserved != parts[0].reserved:
+                break
+            parts.append(self.waiting.popleft())
+        return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
 MAX_IN_FLIGHT = 2
@@ -287,7 +185,9 @@ class Appends:
             return
         self.waiting_bytes += part.size
         topic.waiting.append(part)
-        if not topic.held:
+        if topic.held:
+            topic.open_writer()
+        else:
             self._ready[topic] = None
 
     def release(self, topic: ServiceTopic) -> None:
@@ -311,7 +211,7 @@ class Appends:
             if topic.deferred:
                 self._ready[topic] = None
             else:
-                self._append_waiting(topic)
+                self._append(topic)
         if self._ready and not self._markers_due:
             self._markers_due = True
             self._loop.call_soon(self._flush_markers)
@@ -321,15 +221,11 @@ class Appends:
         ready, self._ready = self._ready, {}
         try:
             for topic in ready:
-                self._append_waiting(topic)
+                self._append(topic)
         except Exception as error:  # the failure ends the engine
             self.failure = self.failure or Error(f"unexpected: {error!r}")
             self._wake()
             raise
-
-    def _append_waiting(self, topic: ServiceTopic) -> None:
-        while topic.waiting and not topic.held and len(topic.flights) < MAX_IN_FLIGHT:
-            self._append(topic)
 
     def complete(self) -> None:
         """Report every append that was acknowledged or failed since the last call."""
@@ -349,17 +245,22 @@ class Appends:
                 self._flight_durable(topic, flight, future.result())
 
     def _append(self, topic: ServiceTopic) -> None:
-        flight = topic.take()
-        if topic.writer is None:
-            raise AssertionError(f"topic {topic.name} was released without a writer")
-        try:
-            future = _append_to(topic.writer, flight)
-        except Error as error:
-            self._flight_failed(topic, flight, error)
-            return
-        topic.flights.append(flight)
-        self._under_way += 1
-        future.add_done_callback(partial(self._on_done, topic, flight))
+        """Append what is queued for a topic, in as many appends as may be in flight."""
+        while topic.waiting and not topic.held and len(topic.flights) < MAX_IN_FLIGHT:
+            flight, writer = topic.take(), topic.writer
+            if writer is None:
+                raise AssertionError(f"topic {topic.name} was released without a writer")
+            try:
+                if flight.reserved and isinstance(writer, ReservingWriter):
+                    future = writer.append_reserved(flight.batch)
+                else:
+                    future = writer.append(flight.batch)
+            except Error as error:
+                self._flight_failed(topic, flight, error)
+                continue
+            topic.flights.append(flight)
+            self._under_way += 1
+            future.add_done_callback(partial(self._on_done, topic, flight))
 
     def _on_done(self, topic: ServiceTopic, flight: AppendInFlight, future: Future[Positions]) -> None:
         """Called in the thread that completed the future."""
@@ -423,9 +324,3 @@ class Appends:
     def _failed(self, part: AppendPart, error: Error) -> None:
         self.waiting_bytes -= part.size
         part.failed(error)
-
-
-def _append_to(writer: Writer, flight: AppendInFlight) -> Future[Positions]:
-    if flight.reserved and isinstance(writer, ReservingWriter):
-        return writer.append_reserved(flight.batch)
-    return writer.append(flight.batch)

@@ -1,35 +1,142 @@
-"""Cluster mode: applications write to the topics of a cluster, the service follows them and writes only markers."""
+"""Cluster mode: applications write to the topics of a cluster, the service follows them and writes only markers.
+
+First records: a cluster replaces the empty ledger of a topic whenever it loads the topic. A snapshot of an empty topic
+names that ledger, so it could not distinguish a log that was always empty from one that lost its messages. Each log
+with a snapshot therefore gets an epoch marker as its first message.
+
+Re-creation: an application that keeps writing re-creates a deleted topic without notice, so a missing topic is looked
+up at once. It is then reported as deleted, or registered again. A topic that was re-created with partitions is dropped;
+each partition is registered when it is used. A partition is dropped once its topic is deleted.
+
+The owner follows the decision log too, to detect the next owner and the deletion of the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
-from broker_io.batch import PlacedBatch
-from broker_io.errors import Error
-from broker_io.port import Broker, Reader
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.environment import current
+from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
+from broker_io.partitions import partition_of
+from broker_io.port import Broker, PartitionedBroker, PolicyLookupBroker, Reader
 from broker_io.position import EARLIEST
+from broker_io.waits import Backoff
 from snapshots.shards import Shard
-from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.protocol import encode_marker
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.service.appends import Appends
-from txnbuffer.service.cluster_topics import FirstRecords, MarkerWriters, ReadCounts, SharedTopic, TopicRecreation
-from txnbuffer.service.connection import Limits
-from txnbuffer.service.decision_log import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
-from txnbuffer.service.log_readers import LogReader, LogReaders
+from txnbuffer.recovery.restore import topic_deleted
+from txnbuffer.service.appends import Appends, ServiceTopic
+from txnbuffer.service.log_readers import OWN_BATCH_DELAY, LogReader, LogReaders
 from txnbuffer.service.loop import Loop
-from txnbuffer.service.mode import Count, Mode, Reregister, T
-from txnbuffer.service.takeover import MAX_SHARDS, OwnedLog
-from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.takeover import MAX_SHARDS, OwnedLog, newest_owner
+from txnbuffer.service.topics import T, TopicEvents, Topics, close_quietly
+
+CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
+"""The coordinator's configuration in cluster mode: every decision is in the fenced log."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts to open a writer, or to look up a missing topic."""
 
 
-class ClusterMode(Mode):
+class SharedTopic(ServiceTopic):
+    """A topic to which others write too: its writer appends markers or messages, and is opened when there are any.
+
+    `opened` is called with the result of each attempt to open the writer.
+    """
+
+    deferred = True
+
+    def __init__(
+        self,
+        name: str,
+        loop: Loop,
+        broker: Broker,
+        appends: Appends,
+        opened: Callable[[SharedTopic, Error | None], None] | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._loop = loop
+        self._broker = broker
+        self._appends = appends
+        self._opened = opened
+        self._opening = False
+
+    @staticmethod
+    def is_temporary(problem: Error) -> bool:
+        """Whether the topic was deleted, or the cluster did not answer."""
+        return isinstance(problem, TopicNotFound) or problem.retryable
+
+    def open_writer(self) -> None:
+        """Open the writer in the background, unless it is open or being opened."""
+        if self.writer is None and not self._opening:
+            self._opening = True
+            self._loop.run(self._open())
+
+    def writer_failed(self, error: Error) -> bool:
+        """Replace the writer: what is queued waits for the next one. No other topic is affected."""
+        self.write_problem = error
+        self._close_writer()
+        if self.waiting:
+            self.open_writer()
+        return False
+
+    def close_if_idle(self) -> bool:
+        """Close the writer; return False if it is in use."""
+        if self._opening or self.waiting or self.flights:
+            return False
+        self._close_writer()
+        return True
+
+    def _close_writer(self) -> None:
+        writer, self.writer = self.writer, None
+        self.held = True
+        if writer is not None:
+            self._loop.run(close_quietly(writer))
+
+    async def _open(self) -> None:
+        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while self.problem is None and self.writer is None:
+                # Appends in flight belong to the failed writer: their failure must not affect the next one.
+                if self.write_problem is not None or self.flights:
+                    pauses += 1
+                    await asyncio.sleep(backoff.after(pauses))
+                if self.flights:
+                    continue
+                try:
+                    self.writer = await asyncio.to_thread(self._broker.writer, self.name)
+                except Error as error:
+                    self.write_problem = error
+                else:
+                    self.write_problem = None
+                if self._opened is not None:
+                    self._opened(self, self.write_problem)
+        finally:
+            self._opening = False
+        if self.writer is not None:
+            self._appends.release(self)
+
+
+REGISTERING = 8
+"""Registrations that query the cluster at the same time: each takes some twenty requests."""
+ACKNOWLEDGE_SECONDS = 60.0
+"""Seconds within which the cluster must acknowledge an epoch marker."""
+END_PAUSE = 0.5
+"""Seconds until a failed query for the end of a topic is retried."""
+CHECK_INTERVAL = 2.0
+"""Seconds between two checks that the decision log exists."""
+MISSED = 2
+"""Consecutive checks that must find it missing before it counts as deleted."""
+
+
+class ClusterTopics(Topics):
     """Applications write to the topics themselves: buffers are fed by `readers`, and markers have writers of their own.
 
     What is appended here is never applied before it was read.
@@ -40,34 +147,40 @@ class ClusterMode(Mode):
     takes_records = False
     stop_seconds = 10.0
 
-    def __init__(self, loop: Loop, broker: Broker, coordinator: Coordinator, appends: Appends, shard: Shard) -> None:
-        super().__init__(loop, broker, coordinator, appends, shard)
+    def __init__(
+        self,
+        loop: Loop,
+        broker: Broker,
+        owned: OwnedLog,
+        appends: Appends,
+        executor: Executor,
+        shard: Shard,
+        *,
+        create: bool,
+    ) -> None:
+        super().__init__(loop, broker, owned, appends, executor, shard, create=create)
         self.readers = LogReaders(asyncio.get_running_loop(), loop.wake)
-        self._writers = MarkerWriters(loop, broker, appends)
-        self._first_records = FirstRecords(broker, coordinator.epoch_marker)
+        self._registration_pool = current().threads.executor(REGISTERING, "txnbuffer-registering")
+        self._unread: dict[ServiceTopic, list[Callable[[], None]]] = {}
+        self._looked_up: set[str] = set()
 
-    @classmethod
-    def limits(cls, limits: Limits, broker: Broker, /) -> Limits:
-        """The cluster limits the size of records that applications write to it."""
-        return replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
+    def start(self, events: TopicEvents, take: Callable[[PlacedBatch], None]) -> None:
+        """Start as every mode; follow the decision log and the inbox; write to recovered topics whose log is empty.
 
-    @classmethod
-    def check_config(cls, config: CoordinatorConfig, /) -> None:
-        """Raises InvalidConfiguration for one phase: every decision must be in the fenced log."""
-        if config.one_phase:
-            raise InvalidConfiguration(
-                "one_phase must be False in cluster mode: a marker there does not fence an old owner"
-            )
-
-    def start(self, owned: OwnedLog, topics: Topics, take: Callable[[PlacedBatch], None]) -> None:
-        """Follow the decision log and the messages of other shards; write to recovered topics whose log is empty."""
-        loop, broker, decisions = self._loop, self._broker, self._shard.topic(DECISIONS)
-        follow_decisions(self.readers, broker, decisions, owned.at, self._coordinator, loop.fail)
-        loop.run(watch_log(broker, decisions, owned.name, loop.fail))
-        if self._shard.of > 1:
-            inbox = self._shard.topic(SHARD_MESSAGES)
+        A registered topic that was not recovered was deleted, or created again.
+        """
+        expected = filter(self.shard.owns, self._coordinator.topics())
+        for name in {*expected} - {*self.manager.topics, *self.manager.problems}:
+            self.manager.stop(name, topic_deleted(name))
+        super().start(events, take)
+        loop, broker, owned, decisions = self._loop, self.broker, self._owned, self.shard.topic(DECISIONS)
+        reader = LogReader(broker, decisions, owned.at, self._decisions_came, loop.fail)
+        self.readers.follow(reader).batch_delay = OWN_BATCH_DELAY
+        loop.run(self._watch_log())
+        if self.shard.of > 1:
+            inbox = self.shard.topic(SHARD_MESSAGES)
             self.readers.follow(LogReader(broker, inbox, owned.inbox_end or EARLIEST, take, loop.fail))
-        for topic in topics.by_name.values():
+        for topic in self.by_name.values():
             loop.run(self._write_first_record(topic))
 
     def turn(self) -> None:
@@ -77,47 +190,11 @@ class ClusterMode(Mode):
     async def stop(self) -> None:
         """Stop all readers."""
         await asyncio.to_thread(self.readers.stop)
+        self._registration_pool.shutdown(wait=False, cancel_futures=True)
 
-    def end_error(self, error: Error) -> Error:
-        """LogDeleted if an internal topic is missing."""
-        return as_log_deleted(error)
-
-    def make_topic(self, name: str, topics: Topics) -> ServiceTopic:
-        """Return a topic to which applications write."""
-        return SharedTopic(name, self._writers)
-
-    def load(self, topic: ServiceTopic) -> None:
-        """The first marker opens the writer."""
-
-    def expected(self, registered: Iterable[str]) -> Iterable[str]:
-        """The topics of this shard: an application may have deleted or re-created them."""
-        return filter(self._shard.owns, registered)
-
-    def is_temporary(self, problem: Error | None) -> bool:
-        """Whether the topic was deleted, or the cluster did not answer."""
-        return SharedTopic.is_temporary(problem)
-
-    async def prepare(self, topic: ServiceTopic, topics: Topics, *, create: bool) -> FollowedTopic | None:
-        """Query what registration needs to know."""
-        return await topics.query(topic.name, create=create)
-
-    def follow(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader, topics: Topics) -> None:
-        """Read the topic from where recovery ended."""
-        take, fail = partial(topics.received, topic), partial(topics.reading_failed, topic)
-        incarnation = followed.writer.incarnation
-        topic.reader = self.readers.follow(
-            LogReader(self._broker, topic.name, followed.at, take, fail, incarnation, reader)
-        )
-
-    def stopped(self, topic: ServiceTopic, problem: Error) -> None:
-        """Stop reading, and fail what is queued: no writer will be opened for it."""
-        if topic.reader is not None:
-            self.readers.leave(topic.reader)
-        self._appends.fail(topic, problem)
-
-    async def exclusively(self, topics: Topics, names: Iterable[str], function: Callable[[], T]) -> T:
+    async def exclusively(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
         """Call the function in the worker thread, with the readers of the topics paused."""
-        found = map(topics.get, names)
+        found = map(self.get, names)
         readers = [topic.reader for topic in found if topic is not None and topic.reader is not None]
         for reader in readers:
             reader.paused += 1
@@ -129,35 +206,188 @@ class ClusterMode(Mode):
                 reader.paused -= 1
             self.readers.wake()
 
-        doing = asyncio.ensure_future(topics.work(function))
+        doing = asyncio.ensure_future(self.work(function, *arguments))
         doing.add_done_callback(resume)
         return await asyncio.shield(doing)  # the thread does not end when the caller is cancelled
 
-    def sequence(self, followed: FollowedTopic) -> None:
-        """Assign seqnos unless messages must be read again for it."""
-        if not followed.has_backlog:
-            followed.sequence_held()
+    # Topics
 
-    def check_new(self, name: str, *, create: bool) -> None:
-        """A query takes time: registration checks it."""
+    def _make_topic(self, name: str) -> ServiceTopic:
+        return SharedTopic(name, self._loop, self.broker, self._appends)
 
-    async def hold(self, topic: ServiceTopic) -> None:
-        """Applications continue to write in any case."""
+    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader) -> None:
+        take, fail = partial(self.received, topic), partial(self._reading_failed, topic)
+        incarnation = followed.writer.incarnation
+        topic.reader = self.readers.follow(
+            LogReader(self.broker, topic.name, followed.at, take, fail, incarnation, reader)
+        )
 
-    async def registered(self, topic: ServiceTopic, *, fresh: bool) -> Error | None:
+    def _reading_failed(self, topic: ServiceTopic, error: BaseException) -> None:
+        """Stop a topic that can't be read any further; all others continue."""
+        if not isinstance(error, Error):
+            raise error
+        self.manager.stop(topic.name, error)
+        self._stopped(topic)
+
+    def _report_stopped(self, topic: ServiceTopic, problem: Error) -> None:
+        """Stop reading, and fail what is queued: no writer will be opened for it."""
+        if topic.reader is not None:
+            self.readers.leave(topic.reader)
+        self._appends.fail(topic, problem)
+        super()._report_stopped(topic, problem)
+
+    async def _prepare(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
+        """Query what registration needs to know; applications continue to write in any case."""
+        return await asyncio.get_running_loop().run_in_executor(self._registration_pool, self._query, topic, create)
+
+    def _query(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
+        if self._was_missing(topic):
+            self._create_topic(topic.name, create)
+            return None
+        self._check_exists(topic.name, create)
+        return self.manager.prepare(topic.name)
+
+    async def _complete_registration(self, topic: ServiceTopic, *, fresh: bool) -> Error | None:
         """Notify the coordinator of a new log, and write its first record if it is empty."""
         if fresh and topic.followed is not None:
             ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
             self._coordinator.topic_recreated(topic.name, ongoing, self._loop.now())
-        return await self._first_records.write(topic, new=fresh)
+        return await self._write_first_record(topic, new=fresh)
 
-    def record_counts(self, count: Count) -> ReadCounts:
-        """Return what counts once the readers have reached the present end."""
-        return ReadCounts(self._loop, self._broker, count)
+    async def _write_first_record(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
+        """Write the first message of a followed topic if its log is empty; return the error if that failed.
 
-    def missing_topics(self, topics: Topics, reregister: Reregister) -> TopicRecreation:
-        """Return what looks up missing topics."""
-        return TopicRecreation(self._loop, self._coordinator, topics, reregister)
+        `new`: its registration has just checked the topic's policies.
+        """
+        if topic.followed is None or topic.followed.buffer.applied is not None:
+            return None
+        epoch_marker = Batch.of([encode_marker(self._coordinator.epoch_marker())])
+        try:
+            await asyncio.to_thread(self._append_if_empty, topic.name, epoch_marker, new)
+        except Error as error:
+            return error
+        except TimeoutError:
+            return ServiceUnavailable(
+                f"the cluster did not acknowledge a message to topic {topic.name!r}: check its brokers and bookies"
+            )
+        return None
 
-    async def _write_first_record(self, topic: ServiceTopic) -> None:
-        await self._first_records.write(topic)
+    def _append_if_empty(self, name: str, epoch_marker: Batch, new: bool) -> None:
+        broker = self.broker
+        if any(ledger.lasting for ledger in broker.ledgers(name)):
+            return
+        opened = broker.writer_of_new(name) if new and isinstance(broker, PolicyLookupBroker) else broker.writer(name)
+        with opened as writer:
+            writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS)
+
+    # Reports once a log was read
+
+    def when_read(self, topic: ServiceTopic, report: Callable[[], None]) -> None:
+        """Call `report` once the buffer has applied the topic's log up to its present end."""
+        unread = self._unread.get(topic)
+        if unread is None:
+            self._unread[topic] = [report]
+            self._loop.run(self._query_end(topic))
+        else:
+            unread.append(report)
+
+    async def _query_end(self, topic: ServiceTopic) -> None:
+        """Query the end of the topic, for all calls of `when_read` until then."""
+        while self._unread[topic]:
+            asked, self._unread[topic] = self._unread[topic], []
+            try:
+                end = await asyncio.to_thread(self.broker.last_position, topic.name)
+            except Error:
+                self._unread[topic] = asked + self._unread[topic]
+                await asyncio.sleep(END_PAUSE)
+                continue
+            for report in asked:
+                if end is None:
+                    report()
+                else:
+                    topic.reports.append((end, report))
+            topic.report_applied()
+        del self._unread[topic]
+
+    # Missing topics
+
+    def look_up(self, name: str) -> None:
+        """Find out in the background whether a topic was deleted or re-created."""
+        if name not in self._looked_up:
+            self._looked_up.add(name)
+            self._loop.run(self._resolve_until_done(name))
+
+    async def _resolve_until_done(self, name: str) -> None:
+        pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        try:
+            while self._unsettled(name):
+                if self._is_missing(name) and await self._resolve(name):
+                    return
+                pauses += 1
+                await asyncio.sleep(backoff.after(pauses))
+        finally:
+            self._looked_up.discard(name)
+
+    async def _resolve(self, name: str) -> bool:
+        """Try to resolve a missing topic; return whether it is done."""
+        try:
+            there, taken = await asyncio.to_thread(_is_there, self.broker, name)
+        except Error:
+            return False
+        if not self._is_missing(name):  # another task has just registered it
+            return False
+        if not there:
+            self._coordinator.topic_deleted(name, self._loop.now())
+            writer = self.drop(name) if taken else None
+            self._loop.wake()
+            if writer is not None:  # its client library would create the topic again, next to the partitions
+                await close_quietly(writer)
+            return True
+        error = await self.register(name, create=False)
+        if error is not None and not error.retryable and not isinstance(error, TopicNotFound):
+            self._coordinator.topic_stopped(name, error, self._loop.now())
+            self._loop.wake()
+        return error is None
+
+    def _is_missing(self, name: str) -> bool:
+        topic = self.get(name)
+        return topic is None or topic.missing
+
+    def _unsettled(self, name: str) -> bool:
+        topic = self.get(name)
+        return topic is None or (topic.followed is None and (topic.problem is None or topic.missing))
+
+    # The decision log
+
+    def _decisions_came(self, placed: PlacedBatch) -> None:
+        """The entry of another owner ends this one."""
+        epoch = newest_owner(placed)
+        if epoch is not None:
+            self._coordinator.newer_epoch_seen(epoch, "the decision log")
+
+    async def _watch_log(self) -> None:
+        """Fail once the log was deleted or created again: appends in flight to it might wait for a long time."""
+        decisions, missed = self.shard.topic(DECISIONS), 0
+        while missed < MISSED:
+            await asyncio.sleep(CHECK_INTERVAL)
+            try:
+                name = await asyncio.to_thread(self.broker.incarnation, decisions)
+            except TopicNotFound:
+                name = ""
+            except Error:
+                continue  # this check failed
+            missed = 0 if name == self._owned.name else missed + 1
+        self._loop.fail(TopicNotFound(f"topic {decisions!r} was deleted"))
+
+
+def _is_there(broker: Broker, name: str) -> tuple[bool, bool]:
+    """Whether a topic exists; and if not, whether a partitioned topic has its name or was deleted with it."""
+    there = name in broker.topics()
+    if not isinstance(broker, PartitionedBroker):
+        return there, False
+    partition = partition_of(name)
+    if partition is None:
+        return there, not there and broker.partitions(name) > 0
+    # An application that had the partition open may have created it again.
+    gone = partition.number >= broker.partitions(partition.topic)
+    return there and not gone, gone

@@ -6,6 +6,7 @@ from functools import partial
 
 from pyroaring import BitMap64
 
+from broker_io.batch import Batch
 from broker_io.errors import DiskWatermark, Error, TopicNotFound
 from txnbuffer.buffer.state import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
 from txnbuffer.coordinator.coordinator import Coordinator
@@ -22,28 +23,21 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import TxnId
 from txnbuffer.protocol import encode_marker
-from txnbuffer.service.appends import Appends, MessagesPart, Sends
+from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
 from txnbuffer.service.loop import Loop
-from txnbuffer.service.mode import Mode
-from txnbuffer.service.registration import TopicRegistrar
 from txnbuffer.service.remote_shards import RemoteTopics, ShardMessages
-from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.requests import Sends
+from txnbuffer.service.topics import Topics
 
 MAX_WAITING = 100
 """With this many queued messages for a topic, no more of its transactions are queried."""
 
 
-class Counts:
-    """Counters since the start of the process."""
-
-    def __init__(self) -> None:
-        self.committed = self.aborted = self.suppressed = self.damaged = 0
-
-
 class EffectExecutor:
     """Executes the coordinator's effects on topics, the decision log and connections.
 
-    `deleted` is the error that says that the decision log was deleted; nothing can be decided after it.
+    `committed`, `aborted`, `suppressed`, `damaged`: counters since the start of the process. `deleted`: the error that
+    says that the decision log was deleted; nothing can be decided after it.
     """
 
     def __init__(
@@ -54,27 +48,19 @@ class EffectExecutor:
         appends: Appends,
         sends: Sends,
         decisions: ServiceTopic,
-        registrar: TopicRegistrar,
-        mode: Mode,
     ) -> None:
-        self.counts = Counts()
-        self.record_counts = mode.record_counts(self.count)
-        self.marker_checks = mode.record_counts(self.recheck)
-        self.missing_topics = mode.missing_topics(topics, registrar.reregister)
+        self.committed = self.aborted = self.suppressed = self.damaged = 0
         self.remote_topics = RemoteTopics(loop, topics.broker, coordinator, appends)
         self.shard_messages = ShardMessages(loop, coordinator, topics, self.remote_topics, appends)
         self.deleted: TopicNotFound | None = None
         self._refused_epoch_markers: list[WriteEpochMarker] = []
+        self._loop = loop
+        self._now = loop.now
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
         self._sends = sends
         self._decisions = decisions
-        self._mode = mode
-        self._now = loop.now
-        self._answers = loop.answer
-        self._register = registrar.register
-        self._fail = loop.fail
 
     def remote_writers(self) -> list[ServiceTopic]:
         """Return the topics of other shards to which this shard writes."""
@@ -90,23 +76,24 @@ class EffectExecutor:
             for effect in effects:
                 match effect:
                     case SessionResults():
-                        self._answers(effect)
+                        self._loop.answer(effect)
                     case CheckCounts(topic, least):
-                        self._ask_counts(topic, least)
+                        self._check_counts(topic, least)
                     case AppendMarker():
                         self._append_marker(effect)
                     case AppendDecisions():
                         self._append_decisions(effect)
                     case RegisterTopic(topic):
                         self._register_topic(topic)
-                    case AwaitApplied():
-                        self._await_applied(effect)
+                    case AwaitApplied(least, topics):
+                        self._await_applied(least, topics)
                     case WriteEpochMarker():
                         self._write_epoch_marker(effect)
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
-        self.shard_messages.send()
+        if self.shard_messages.queued:
+            self.shard_messages.send()
 
     def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
         """Report the effects of what a topic's buffer has applied."""
@@ -116,22 +103,23 @@ class EffectExecutor:
                 case TransactionEnded(txn, outcome):
                     ends.append((txn, outcome))
                 case Suppressed():
-                    self.counts.suppressed += effect.size
+                    self.suppressed += effect.size
                 case Damage():
-                    self.counts.damaged += 1
+                    self.damaged += 1
                 case EpochRaised(coordinator, epoch) if coordinator == self._coordinator.shard:
                     self._coordinator.newer_epoch_seen(epoch, f"topic {topic.name}")
         if ends:
             committed = sum(outcome for _, outcome in ends)
-            self.counts.committed += committed
-            self.counts.aborted += len(ends) - committed
+            self.committed += committed
+            self.aborted += len(ends) - committed
             self._coordinator.markers_applied(topic.name, ends, self._now())
-            self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
-        self.marker_checks.applied(topic)
-        self.record_counts.applied(topic)
+            if topic.name in self.shard_messages.awaited:
+                self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
+        if topic.reports:
+            topic.report_applied()
         if topic.checks:
             waiting, topic.checks = topic.checks, {}
-            self._check_counts(topic.name, tuple(waiting))
+            self._report_counts(topic.name, tuple(waiting))
 
     def tick(self) -> None:
         """Every second: query again, retry markers that a nearly full disk rejected, and close idle writers."""
@@ -167,7 +155,7 @@ class EffectExecutor:
             txns = [txn for txn in txns if txn not in marked]
             if new := marked - topic.awaiting_markers:
                 topic.awaiting_markers |= new
-                self.marker_checks.ask(topic, tuple(txn.least for txn in new))
+                self._topics.when_read(topic, partial(self._recheck, topic, new))
         self._coordinator.query_outcomes(topic.name, txns, now)
         self.shard_messages.ask(topic.name, txns)
 
@@ -180,10 +168,9 @@ class EffectExecutor:
             return self._coordinator.has_ended(txn.least)
         return topic.name in known.topics and known.unfinished is not None and topic.name not in known.unfinished
 
-    def recheck(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
+    def _recheck(self, topic: ServiceTopic, txns: set[TxnId]) -> None:
         """Query again: the buffer has read all markers, so a transaction that is still ongoing lacks one."""
-        txns = [TxnId(self._coordinator.shard, one) for one in least]
-        topic.awaiting_markers.difference_update(txns)
+        topic.awaiting_markers -= txns
         if topic.followed is not None:
             ongoing = topic.followed.buffer.ongoing
             self._coordinator.query_outcomes(
@@ -192,27 +179,25 @@ class EffectExecutor:
 
     def _register_topic(self, name: str) -> None:
         if self._topics.shard.owns(name):
-            self._register(name)
+            self._loop.run(self._topics.register(name))
         else:
             self.shard_messages.register(name)
 
-    def _await_applied(self, effect: AwaitApplied) -> None:
-        for topic in effect.topics:
+    def _await_applied(self, least: int, topics: tuple[str, ...]) -> None:
+        for topic in topics:
             if not self._topics.shard.owns(topic):
-                self.shard_messages.await_applied(topic, effect.least)
-
-    def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
-        topic = self._topics.get(name)
-        if topic is None or topic.followed is None:
-            self._check_counts(name, least)
-        else:
-            self.record_counts.ask(topic, least)
-
-    def count(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
-        """Report how many records of each transaction a topic's buffer has applied."""
-        self._check_counts(topic.name, least)
+                self.shard_messages.await_applied(topic, least)
 
     def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
+        topic = self._topics.get(name)
+        report = partial(self._report_counts, name, least)
+        if topic is None or topic.followed is None:
+            report()
+        else:
+            self._topics.when_read(topic, report)
+
+    def _report_counts(self, name: str, least: tuple[int, ...]) -> None:
+        """Report how many records of each transaction the topic's buffer has applied; 0 if it has none."""
         topic = self._topics.get(name)
         if topic is None or topic.followed is None:
             self._coordinator.counts_checked(name, [(one, 0) for one in least], self._now())
@@ -233,27 +218,23 @@ class EffectExecutor:
         topic = self._topics.get(name) if self._topics.shard.owns(name) else self.remote_topics.topic(name)
         if topic is None or topic.missing:
             self._coordinator.marker_failed(token)
-            self.missing_topics.missing(name)
+            self._topics.look_up(name)
             return
-        acknowledged = partial(self._marker_durable, token)
-        failed = partial(self._marker_failed, token)
-        self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
-        topic.open_writer()
+        batch = Batch.of([encode_marker(marker)])
+        durable, failed = partial(self._marker_durable, token), partial(self._marker_failed, token)
+        self._appends.add(topic, AppendPart(batch, durable, failed))
 
-    def topic_stopped(self, topic: ServiceTopic) -> None:
+    def stopped(self, topic: ServiceTopic, problem: Error) -> None:
         """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
-        if topic.problem is None:
-            return
-        self._mode.stopped(topic, topic.problem)
-        if not isinstance(topic.problem, TopicNotFound):
-            self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
+        if not isinstance(problem, TopicNotFound):
+            self._coordinator.topic_stopped(topic.name, problem, self._now())
         if topic.missing:
             self._coordinator.topic_missing(topic.name, self._now())
             self.shard_messages.missing(topic.name)
-            self.missing_topics.missing(topic.name)
+            self._topics.look_up(topic.name)
 
     def _stop(self, reason: str) -> None:
-        self._fail(self.deleted or CoordinatorStopped(reason))
+        self._loop.fail(self.deleted or CoordinatorStopped(reason))
 
     def _marker_durable(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())
@@ -262,8 +243,8 @@ class EffectExecutor:
         self._coordinator.marker_failed(token)
 
     def _append_decisions(self, effect: AppendDecisions) -> None:
-        acknowledged = partial(self._decisions_durable, effect.token)
-        self._appends.add(self._decisions, MessagesPart(effect.messages, acknowledged, self._decisions_failed))
+        durable = partial(self._decisions_durable, effect.token)
+        self._appends.add(self._decisions, AppendPart(Batch.of(effect.messages), durable, self._decisions_failed))
 
     def _decisions_durable(self, token: int) -> None:
         self._coordinator.decisions_durable(token, self._now())
@@ -278,9 +259,9 @@ class EffectExecutor:
         if topic is None:
             self._coordinator.topic_deleted(name, self._now())
         elif topic.followed is not None:
-            acknowledged = partial(self._epoch_marker_durable, topic)
+            durable = partial(self._epoch_marker_durable, topic)
             failed = partial(self._epoch_marker_failed, effect)
-            self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
+            self._appends.add(topic, AppendPart(Batch.of([encode_marker(marker)]), durable, failed))
 
     def _epoch_marker_durable(self, topic: ServiceTopic) -> None:
         if topic.followed is None:

@@ -12,81 +12,96 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
 from snapshots.shards import ONLY, Shard
-from txnbuffer.buffer.state import Effect
 from txnbuffer.config import RetentionConfig, StreamsConfig
-from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
-from txnbuffer.coordinator.messages import CoordinatorConfig, Result, SessionOpened, SessionResults
-from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.coordinator.messages import CoordinatorConfig, SessionOpened, SessionResults
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
-from txnbuffer.service.appends import Appends, Sends
-from txnbuffer.service.cluster import ClusterMode
+from txnbuffer.service.appends import Appends, ServiceTopic
+from txnbuffer.service.cluster import ClusterTopics
 from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.effects import EffectExecutor
-from txnbuffer.service.embedded import EmbeddedMode
-from txnbuffer.service.mode import Mode
-from txnbuffer.service.registration import TopicRegistrar
-from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
+from txnbuffer.service.loop import Loop
+from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler, Sends
+from txnbuffer.service.stream_topic import Cursors
 from txnbuffer.service.streams import Streams
-from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_shard, take_over
-from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, as_log_deleted, check_shard, take_over
+from txnbuffer.service.topics import EmbeddedTopics, Topics
 from txnbuffer.service.upkeep import LogRetention, LogVerification, PolicyChecks, SnapshotScheduler, TrimFloors
 
 TICK = 1.0
 """Seconds between two ticks of the timers."""
 
 
-def mode_class(*, cluster_mode: bool) -> type[Mode]:
+def topics_class(*, cluster_mode: bool) -> type[Topics]:
     """The mode of a service; `cluster_mode`: applications write to the topics of a cluster themselves."""
-    return ClusterMode if cluster_mode else EmbeddedMode
+    return ClusterTopics if cluster_mode else EmbeddedTopics
 
 
-class Engine:
+def steady_clock(clock: Clock) -> Callable[[], float]:
+    """Return a clock: seconds since 1970 by the wall clock now; monotonic, even when the wall clock is set."""
+    offset = clock.now_ms() / 1000 - clock.monotonic()
+    return lambda: offset + clock.monotonic()
+
+
+class Engine(Loop):
     """Create it with `Engine.start` and end it with `stop`; the caller closes the broker.
 
-    `ended` resolves when the engine has ended, with the error if it failed. `log` identifies the log that it owns.
+    `log` identifies the log that it owns.
     """
 
-    def __init__(self, broker: Broker, limits: Limits, retention: RetentionConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        owned: OwnedLog,
+        topics: type[Topics],
+        shard: Shard,
+        limits: Limits,
+        retention: RetentionConfig,
+        streams: StreamsConfig,
+        clock: Clock,
+        now: Callable[[], float],
+        executor: Executor,
+    ) -> None:
+        super().__init__(now)
         self.broker = broker
         self.limits = limits
         self.clock = clock
-        self.ended: asyncio.Future[Error | None]
-        self.log: str
-        self.mode: Mode
-        self.coordinator: Coordinator
-        self.topics: Topics
-        self.requests: RequestHandler
-        self.effects: EffectExecutor
-        self.snapshots: SnapshotScheduler
-        self.retention: LogRetention
-        self.trim_floors: TrimFloors
-        self.policy_checks: PolicyChecks
-        self.verification: LogVerification
-        self.sends: Sends
-        self.appends: Appends
-        self.streams: Streams
-        self.notes: list[str] = []
-        self._decisions: ServiceTopic
+        self.coordinator = owned.coordinator
+        self.log = owned.name
+        self.notes = owned.manager.notes
+        self.appends = Appends(self._loop, self.wake)
+        self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
+        self.sends = Sends(self.coordinator, limits.max_message_bytes)
+        self.requests = RequestHandler(self.coordinator, self.topics, self.appends, self.sends, owned.owners)
+        self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
+        self._decisions.writer, self._decisions.held = owned.decisions, False
+        self.effects = EffectExecutor(self, self.coordinator, self.topics, self.appends, self.sends, self._decisions)
+        self.streams = Streams(self.topics, streams, clock.monotonic)
+        self.snapshots = SnapshotScheduler(self.topics, self.streams.persist)
+        self.cursors = Cursors(self.topics, self.snapshots, self.streams.cursor_topic, streams)
+        self.trim_floors = TrimFloors(
+            self.coordinator.consumer_groups.floor,
+            self.cursors.floor,
+            self.effects.shard_messages.floor,
+            self._prove_ownership,
+        )
+        self.retention = LogRetention(self.topics, self.snapshots, retention, clock, self.trim_floors)
+        self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
+        self.verification = LogVerification(self.topics)
+        self._executor = executor
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: set[SessionConnection] = set()
-        self._operator_requests: dict[int, asyncio.Future[Result]] = {}
-        self._last_request = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._retention_config = retention
-        self._streams_config: StreamsConfig
-        self._woken = False
         self._credits = 0
-        self._clock_offset = clock.now_ms() / 1000 - clock.monotonic()
 
     @classmethod
     async def start(
@@ -111,78 +126,35 @@ class Engine:
         write to the topics themselves. `standby_state`: the writer and the decision log that a standby has acquired;
         None fences any other owner.
         """
-        mode = mode_class(cluster_mode=cluster_mode)
-        check_shard(shard, mode.max_shards)
-        limits = mode.limits(limits or Limits(), broker)
-        engine = cls(broker, limits, retention or RetentionConfig(), clock or current().clock)
-        engine._streams_config = streams or StreamsConfig()
-        config = config or mode.config
+        topics, limits, clock = topics_class(cluster_mode=cluster_mode), limits or Limits(), clock or current().clock
+        check_shard(shard, topics.max_shards)
+        config = config or topics.config
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
-        mode.check_config(config)
+        if cluster_mode:  # the cluster limits the size of records that applications write to it
+            limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
+            if config.one_phase:
+                raise InvalidConfiguration(
+                    "one_phase must be False in cluster mode: a marker there does not fence an old owner"
+                )
         identity = Identity(owner, address, shard, limits.create_topics)
-        await engine._start(identity, mode, config, policy, standby_state)
-        return engine
-
-    async def _start(
-        self,
-        identity: Identity,
-        mode: type[Mode],
-        config: CoordinatorConfig,
-        policy: SnapshotPolicy,
-        standby_state: StandbyState | None,
-    ) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        self.ended = loop.create_future()
-        self._executor = current().threads.executor(1, "txnbuffer-snapshots")
+        now = steady_clock(clock)
+        executor = current().threads.executor(1, "txnbuffer-snapshots")
         try:
-            opened = await loop.run_in_executor(
-                self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standby_state
+            owned = await asyncio.get_running_loop().run_in_executor(
+                executor, take_over, broker, identity, config, policy, clock, now, standby_state
             )
         except BaseException:
-            self._executor.shutdown(wait=False)
+            executor.shutdown(wait=False)
             raise
-        self.coordinator = opened.coordinator
-        self.log = opened.name
-        self.notes = opened.manager.notes
-        decisions = self._decisions = ServiceTopic(identity.shard.topic(DECISIONS), waits_for_space=True)
-        decisions.writer, decisions.held = opened.decisions, False
-        self.appends = Appends(loop, self.wake)
-        self.mode = mode(self, self.broker, self.coordinator, self.appends, identity.shard)
-        self._make_parts(opened, identity.shard)
-        self.topics.load(self.coordinator.topics())
-        self.mode.start(opened, self.topics, self.effects.shard_messages.take)
-        self._start_background()
-
-    def _make_parts(self, owned: OwnedLog, shard: Shard) -> None:
-        """Make the parts that requests and effects pass through."""
-        coordinator, appends, mode, limits = self.coordinator, self.appends, self.mode, self.limits
-        topics = self.topics = Topics(
-            self.broker, owned.manager, mode, self, self._executor, shard, create=limits.create_topics
-        )
-        sends = self.sends = Sends(coordinator, limits.max_message_bytes)
-        registrar = self.registrar = TopicRegistrar(self, coordinator, topics, appends, mode)
-        self.requests = RequestHandler(
-            coordinator, topics, appends, sends, registrar, limits, owned.owners, takes_records=mode.takes_records
-        )
-        self.effects = EffectExecutor(self, coordinator, topics, appends, sends, self._decisions, registrar, mode)
-
-    def _start_background(self) -> None:
-        """Start the background tasks: streams, snapshots, retention and checks."""
-        topics = self.topics
-        snapshots = self.snapshots = SnapshotScheduler(topics)
-        self.policy_checks = PolicyChecks(topics, self._retention_config.check_seconds)
-        self.verification = LogVerification(topics)
-        self.streams = Streams(
-            topics, snapshots, self.registrar.register_now, self._streams_config, self.clock.monotonic
-        )
-        groups, cursors = self.coordinator.consumer_groups.floor, self.streams.cursors.floor
-        floors = self.trim_floors = TrimFloors(groups, cursors, self.effects.shard_messages.floor, self.prove_ownership)
-        self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, floors)
-        for part in (self.streams, snapshots, self.retention, self.policy_checks, self.verification):
-            self.run(part.run())
-        self.run(self._watch_time())
-        self.wake()
+        retention, streams = retention or RetentionConfig(), streams or StreamsConfig()
+        engine = cls(broker, owned, topics, shard, limits, retention, streams, clock, now, executor)
+        engine.topics.start(engine.effects, engine.effects.shard_messages.take)
+        for part in (engine.streams, engine.snapshots, engine.retention, engine.policy_checks, engine.verification):
+            engine.run(part.run())
+        engine.run(engine._watch_time())
+        engine.wake()
+        return engine
 
     # Clients and operators
 
@@ -194,23 +166,10 @@ class Engine:
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
         return connection
 
-    async def ask(self, put: Callable[[int], None]) -> Result:
-        """Return the coordinator's answer to an operator's request; `put` submits it under a request number."""
-        self._last_request += 1
-        answer: asyncio.Future[Result] = self._loop.create_future()
-        self._operator_requests[self._last_request] = answer
-        put(self._last_request)
-        self.wake()
-        return await answer
-
     @property
     def connections(self) -> list[SessionConnection]:
         """The open connections."""
         return list(self._connections)
-
-    def now(self) -> float:
-        """Seconds since 1970 by the wall clock at the start; monotonic, even when the wall clock is set."""
-        return self._clock_offset + self.clock.monotonic()
 
     # Shutdown
 
@@ -229,7 +188,7 @@ class Engine:
         self.streams.close()
         for connection in self.connections:
             connection.close(CoordinatorStopped("the service is stopping: connect again later"))
-        deadline = self.clock.monotonic() + self.mode.stop_seconds
+        deadline = self.clock.monotonic() + self.topics.stop_seconds
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for task in (tasks := [*self._tasks]):
@@ -238,17 +197,18 @@ class Engine:
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
-        await self.mode.stop()
+        await self.topics.stop()
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
-        self.topics.registration_pool.shutdown(wait=False, cancel_futures=True)
         self._executor.shutdown()
 
     def fail(self, error: BaseException) -> None:
         """End the engine at once; the next owner of the log decides the outcome of operations in flight."""
         if self.ended.done():
             return
-        named = self.mode.end_error(as_error(error))
+        named = as_error(error)
+        if not self.topics.takes_records:
+            named = as_log_deleted(named)
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
@@ -258,18 +218,6 @@ class Engine:
         for connection in self.connections:
             connection.close(CoordinatorStopped(f"the service has stopped: {named}"))
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a background task; an error that it does not handle ends the engine."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def wake(self) -> None:
-        """Schedule a turn of the loop."""
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon(self._turn)
-
     # Internals
 
     def _turn(self) -> None:
@@ -278,8 +226,14 @@ class Engine:
             return
         try:
             self.appends.complete()
-            self.mode.turn()
-            self._take_frames()
+            self.topics.turn()
+            now = self.now()
+            while self._frames:
+                connection, frame = self._frames.popleft()
+                try:
+                    self.requests.handle(connection, frame, now)
+                except Error as error:
+                    connection.close(error)
             self.effects.execute()
             self.appends.flush()
         except Exception as error:
@@ -287,18 +241,9 @@ class Engine:
             raise
         if self.appends.failure is not None:
             self.fail(self.appends.failure)
-        full = self.requests.over_limit()
+        full = self.requests.unsettled_bytes > self.limits.total_bytes
         for connection in self._connections:
             connection.limit_reading(full)
-
-    def _take_frames(self) -> None:
-        now = self.now()
-        while self._frames:
-            connection, frame = self._frames.popleft()
-            try:
-                self.requests.handle(connection, frame, now)
-            except Error as error:
-                connection.close(error)
 
     def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:
         self._frames.append((connection, frame))
@@ -310,16 +255,6 @@ class Engine:
             self.requests.disconnected(connection, self.now())
             self._share_credits()
             self.wake()
-
-    # What the parts call
-
-    def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
-        """Report what a topic's buffer has applied."""
-        self.effects.applied(topic, effects)
-
-    def stopped(self, topic: ServiceTopic) -> None:
-        """Handle a stopped topic."""
-        self.effects.topic_stopped(topic)
 
     def answer(self, results: SessionResults) -> None:
         """Send answers of the coordinator to a client or an operator."""
@@ -358,7 +293,7 @@ class Engine:
                 if connection.welcomed:
                     connection.allow(allowed)
 
-    async def prove_ownership(self) -> None:
+    async def _prove_ownership(self) -> None:
         """Return once it is certain that no other process owned the log when this was called."""
         await self.ask(lambda request: self.coordinator.prove_ownership(request, self.now()))
 
@@ -372,11 +307,6 @@ class Engine:
             self.effects.tick()
             self.sends.sweep()
             self.wake()
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
 
     def _close(self) -> None:
         try:

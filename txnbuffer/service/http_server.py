@@ -25,68 +25,61 @@ class Metric(NamedTuple):
     """One metric and its value; a counter's name has no `_total` here."""
 
     name: str
-    kind: str
     help: str
     value: float
+    kind: str = "gauge"
 
 
 def metrics(engine: Engine | None) -> Iterator[Metric]:
     """All current metrics; a process without an engine has only the first ones."""
-    yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
+    yield Metric("serving", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
-    yield Metric(
-        "waits", "gauge", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits)
-    )
+    yield Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits))
     longest = max((wait.seconds for wait in waits), default=0.0)
-    yield Metric("longest_wait_seconds", "gauge", "Seconds since the longest of these waits began.", longest)
+    yield Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", longest)
     if engine is None:
         return
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
-    counts, account = engine.effects.counts, engine.requests.account
+    effects, requests = engine.effects, engine.requests
     stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
-    yield Metric("shard", "gauge", "Number of the shard that this process owns.", engine.coordinator.shard)
-    yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
-    yield Metric("draining", "gauge", "1 while the service drains and rejects new sessions.", engine.requests.draining)
-    yield Metric("connections", "gauge", "Connected clients.", len(engine.connections))
-    yield Metric("topics", "gauge", "Topics open for writing.", len(engine.topics.by_name))
-    yield Metric("topics_with_transactions", "gauge", "Topics that have a transaction buffer.", len(followed_topics))
-    yield Metric("topics_stopped", "gauge", "Topics that stopped until an operator acts.", stopped)
+    yield Metric("epoch", "Epoch of this owner.", engine.coordinator.epoch)
+    yield Metric("shard", "Number of the shard that this process owns.", engine.coordinator.shard)
+    yield Metric("ready", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
+    yield Metric("draining", "1 while the service drains and rejects new sessions.", engine.requests.draining)
+    yield Metric("connections", "Connected clients.", len(engine.connections))
+    yield Metric("topics", "Topics open for writing.", len(engine.topics.by_name))
+    yield Metric("topics_with_transactions", "Topics that have a transaction buffer.", len(followed_topics))
+    yield Metric("topics_stopped", "Topics that stopped until an operator acts.", stopped)
     damaged = len(engine.verification.damages)
-    yield Metric("topics_damaged", "gauge", "Topics with a damaged log.", damaged)
+    yield Metric("topics_damaged", "Topics with a damaged log.", damaged)
     waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("topics_retrying", "gauge", "Topics with a temporary error, which are retried.", waiting)
+    yield Metric("topics_retrying", "Topics with a temporary error, which are retried.", waiting)
     endangered = len(engine.policy_checks.dangers)
-    yield Metric(
-        "topics_endangered", "gauge", "Topics with a policy that may drop messages or block writes.", endangered
-    )
-    yield Metric("transactions_open", "gauge", "Open transactions.", open_ones)
+    yield Metric("topics_endangered", "Topics with a policy that may drop messages or block writes.", endangered)
+    yield Metric("transactions_open", "Open transactions.", open_ones)
     yield Metric(
         "transactions_unsettled",
-        "gauge",
         "Transactions that are open, or whose outcome or markers are not durable yet.",
         len(transactions),
     )
-    yield Metric(
-        "low_water_mark", "gauge", "All transactions up to this id have ended.", engine.coordinator.low_water_mark
-    )
+    yield Metric("low_water_mark", "All transactions up to this id have ended.", engine.coordinator.low_water_mark)
     ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
-    yield Metric("ongoing", "gauge", "Transactions with undecided records, counted per topic.", ongoing)
+    yield Metric("ongoing", "Transactions with undecided records, counted per topic.", ongoing)
     aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
-    yield Metric("aborts", "gauge", "Aborted transactions in the buffers, counted per topic.", aborts)
-    yield Metric("unsettled_bytes", "gauge", "Bytes of client records that are not durable yet.", account.bytes)
-    yield Metric("waiting_bytes", "gauge", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
-    yield Metric("records", "counter", "Client records appended.", account.records)
-    yield Metric("ends_committed", "counter", "Commits applied, counted per topic.", counts.committed)
-    yield Metric("ends_aborted", "counter", "Aborts applied, counted per topic.", counts.aborted)
-    yield Metric("suppressed_records", "counter", "Late and duplicate records.", counts.suppressed)
+    yield Metric("aborts", "Aborted transactions in the buffers, counted per topic.", aborts)
+    yield Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", requests.unsettled_bytes)
+    yield Metric("waiting_bytes", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
+    yield Metric("records", "Client records appended.", requests.records, "counter")
+    yield Metric("ends_committed", "Commits applied, counted per topic.", effects.committed, "counter")
+    yield Metric("ends_aborted", "Aborts applied, counted per topic.", effects.aborted, "counter")
+    yield Metric("suppressed_records", "Late and duplicate records.", effects.suppressed, "counter")
     yield Metric(
-        "damaged_commits", "counter", "Commits whose number of records differs from the declared one.", counts.damaged
+        "damaged_commits", "Commits whose number of records differs from the declared one.", effects.damaged, "counter"
     )
-    yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.snapshots.written)
-    yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+    yield Metric("snapshots", "Buffer snapshots written.", engine.snapshots.written, "counter")
+    yield Metric("trimmed_ledgers", "Ledgers dropped by retention.", engine.retention.trimmed, "counter")
     yield from _of_shards(engine)
     yield from _of_groups(engine)
     yield from _of_streams(engine)
@@ -94,8 +87,8 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
 
 def _of_shards(engine: Engine) -> Iterator[Metric]:
     shards = engine.effects.shard_messages
-    yield Metric("letters_sent", "counter", "Inter-shard messages written to other shards.", shards.sent)
-    yield Metric("letters_received", "counter", "Inter-shard messages read from other shards.", shards.received)
+    yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
+    yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
 
 
 def _of_groups(engine: Engine) -> Iterator[Metric]:
@@ -103,10 +96,10 @@ def _of_groups(engine: Engine) -> Iterator[Metric]:
         engine.coordinator.consumer_groups.members(name)
         for name, _, _ in engine.coordinator.consumer_groups.all_groups()
     ]
-    yield Metric("groups", "gauge", "Consumer groups.", len(groups))
-    yield Metric("group_members", "gauge", "Members of all groups.", sum(len(group.by_name) for group in groups))
+    yield Metric("groups", "Consumer groups.", len(groups))
+    yield Metric("group_members", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)
-    yield Metric("group_members_spare", "gauge", "Members without a partition.", spare)
+    yield Metric("group_members_spare", "Members without a partition.", spare)
 
 
 def _of_streams(engine: Engine) -> Iterator[Metric]:
@@ -118,31 +111,29 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     remaining = sum(stream.items_remaining for stream in open_ones)
     backfilling = sum(stream.state == "backfilling" for stream in open_ones)
     dropped = sum(manager.cursors_dropped for manager in managers)
-    yield Metric("stream_connections", "gauge", "Connections of change streams.", len(connections))
-    yield Metric("streams", "gauge", "Open change streams.", len(open_ones))
-    yield Metric("streams_backfilling", "gauge", "Change streams that read older mutations from the log.", backfilling)
-    yield Metric("streams_items_remaining", "gauge", "Mutations that open streams have not sent yet.", remaining)
-    yield Metric("streams_topics", "gauge", "Topics with a mutation manager.", len(managers))
-    yield Metric("streams_memory_bytes", "gauge", "Memory of all mutation managers.", streams.budget.account.bytes)
-    yield Metric("streams_cursors_dropped", "gauge", "Cursors dropped from memory to free it.", dropped)
-    durable, given_up = len(streams.cursors.rows()), streams.cursors.dropped
-    yield Metric("streams_durable_cursors", "gauge", "Durable cursors of all topics.", durable)
+    yield Metric("stream_connections", "Connections of change streams.", len(connections))
+    yield Metric("streams", "Open change streams.", len(open_ones))
+    yield Metric("streams_backfilling", "Change streams that read older mutations from the log.", backfilling)
+    yield Metric("streams_items_remaining", "Mutations that open streams have not sent yet.", remaining)
+    yield Metric("streams_topics", "Topics with a mutation manager.", len(managers))
+    yield Metric("streams_memory_bytes", "Memory of all mutation managers.", streams.budget.account.bytes)
+    yield Metric("streams_cursors_dropped", "Cursors dropped from memory to free it.", dropped)
+    durable, given_up = len(engine.cursors.rows()), engine.cursors.dropped
+    yield Metric("streams_durable_cursors", "Durable cursors of all topics.", durable)
     yield Metric(
         "streams_durable_cursors_dropped",
-        "counter",
         "Durable cursors dropped because they kept too much data.",
         given_up,
+        "counter",
     )
     unacked = sum(connection.unacked_bytes for connection in connections)
     replaced = sum(manager.deduplicated for manager in managers)
     reading, waiting = streams.backfills.active, streams.backfills.pending
-    yield Metric(
-        "streams_unacked_bytes", "gauge", "Bytes of sent mutations that readers have not acknowledged.", unacked
-    )
-    yield Metric("streams_deduplicated", "gauge", "Mutations left out because a newer one has the same key.", replaced)
-    yield Metric("streams_reads_active", "gauge", "Reads of the log in progress.", reading)
-    yield Metric("streams_reads_pending", "gauge", "Reads of the log that wait for a free reader.", waiting)
-    yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
+    yield Metric("streams_unacked_bytes", "Bytes of sent mutations that readers have not acknowledged.", unacked)
+    yield Metric("streams_deduplicated", "Mutations left out because a newer one has the same key.", replaced)
+    yield Metric("streams_reads_active", "Reads of the log in progress.", reading)
+    yield Metric("streams_reads_pending", "Reads of the log that wait for a free reader.", waiting)
+    yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
 
 
 def exposition(engine: Engine | None) -> bytes:
@@ -152,7 +143,7 @@ def exposition(engine: Engine | None) -> bytes:
 
     class Collector:
         def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            for name, kind, text, value in metrics(engine):
+            for name, text, value, kind in metrics(engine):
                 family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
                 yield family(f"txnbuffer_{name}", text, value=value)
 

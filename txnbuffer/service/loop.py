@@ -1,30 +1,65 @@
-"""The loop of an engine, as its parts see it."""
+"""The loop of an engine, as its parts see it: time, turns, background tasks, operators' requests and the end."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
+from broker_io.errors import Error
 from txnbuffer.coordinator.messages import Result, SessionResults
 
 
-class Loop(Protocol):
-    """The time, turns, background tasks and the end of an engine."""
+class Loop(ABC):
+    """`now()`: seconds since 1970 by the wall clock at the start; monotonic.
 
-    def now(self) -> float:
-        """Seconds since 1970 by the wall clock at the start; monotonic."""
+    `ended` resolves when the engine has ended, with the error if it failed.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.ended: asyncio.Future[Error | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._woken = False
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._operator_requests: dict[int, asyncio.Future[Result]] = {}
+        self._last_request = 0
 
     def wake(self) -> None:
         """Schedule a turn."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._turn)
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a background task; an error that it does not handle ends the engine."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
 
+    async def ask(self, put: Callable[[int], None]) -> Result:
+        """Return the coordinator's answer to an operator's request; `put` submits it under a request number."""
+        self._last_request += 1
+        answer: asyncio.Future[Result] = self._loop.create_future()
+        self._operator_requests[self._last_request] = answer
+        put(self._last_request)
+        self.wake()
+        return await answer
+
+    @abstractmethod
+    def answer(self, results: SessionResults) -> None:
+        """Send answers of the coordinator to a client or an operator."""
+
+    @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End the engine at once."""
 
-    async def ask(self, put: Callable[[int], None]) -> Result:
-        """Return the coordinator's answer to a request; `put` submits it under a request number."""
+    @abstractmethod
+    def _turn(self) -> None:
+        """Process everything that has arrived."""
 
-    def answer(self, results: SessionResults) -> None:
-        """Send answers of the coordinator to a client or an operator."""
+    def _finished(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)

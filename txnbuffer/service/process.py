@@ -27,11 +27,11 @@ from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
-from txnbuffer.service.engine import Engine, mode_class
+from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.mode import Mode
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
+from txnbuffer.service.topics import Topics
 
 ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 
@@ -154,7 +154,7 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
         raise InvalidConfiguration("--fence requires a cluster: stop the process that has this log open")
     if service.fence and service.standby:
         raise InvalidConfiguration("--standby and --fence exclude each other: give one of them")
-    mode = mode_class(cluster_mode=cluster_mode)
+    mode = topics_class(cluster_mode=cluster_mode)
     check_shard(_shard(service), mode.max_shards)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
@@ -191,7 +191,7 @@ def _check_pem(certificate: str, key: str) -> None:
         ) from None
 
 
-def coordinator_config(config: TransactionConfig, mode: type[Mode], shards: int = 1) -> CoordinatorConfig:
+def coordinator_config(config: TransactionConfig, mode: type[Topics], shards: int = 1) -> CoordinatorConfig:
     """The coordinator's configuration: the default of the mode, with what is configured."""
     return replace(
         mode.config,
@@ -330,7 +330,7 @@ async def _take_over(
         shard=_shard(config.service),
         cluster_mode=cluster_mode,
         standby_state=standby_state,
-        config=coordinator_config(config.transactions, mode_class(cluster_mode=cluster_mode), config.service.shards),
+        config=coordinator_config(config.transactions, topics_class(cluster_mode=cluster_mode), config.service.shards),
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
         retention=config.retention,
@@ -427,8 +427,8 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
     try:
         while True:
             await asyncio.sleep(1.0)
-            if engine.effects.counts.damaged > damaged:
-                damaged = engine.effects.counts.damaged
+            if engine.effects.damaged > damaged:
+                damaged = engine.effects.damaged
                 log(
                     "damage",
                     commits=damaged,

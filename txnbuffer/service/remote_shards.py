@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from broker_io.batch import PlacedBatch
+from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
 from broker_io.port import Broker
 from snapshots.shards import shard_of
@@ -27,11 +27,10 @@ from txnbuffer.coordinator.shard_messages import (
 )
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.appends import Appends, MessagesPart
-from txnbuffer.service.cluster_topics import MarkerWriters, SharedTopic, nothing
+from txnbuffer.service.appends import AppendPart, Appends
+from txnbuffer.service.cluster import SharedTopic
 from txnbuffer.service.loop import Loop
-from txnbuffer.service.registration import FINAL
-from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.topics import FINAL, Topics
 
 IDLE = 60.0
 """Seconds after the last marker for a topic until its writer is closed: few of many topics are in use at a time."""
@@ -41,50 +40,48 @@ class RemoteTopics:
     """Topics of other shards, `by_name`, that get markers from this shard."""
 
     def __init__(self, loop: Loop, broker: Broker, coordinator: Coordinator, appends: Appends) -> None:
-        self.by_name: dict[str, ServiceTopic] = {}
+        self.by_name: dict[str, SharedTopic] = {}
+        self._loop = loop
         self._broker = broker
         self._coordinator = coordinator
         self._appends = appends
-        self._marker_writers = MarkerWriters(loop, broker, appends, self.opened)
-        self._run = loop.run
-        self._now = loop.now
-        self._wake = loop.wake
         self._stopped: set[str] = set()
         self._used: dict[str, float] = {}
 
-    def topic(self, name: str) -> ServiceTopic:
+    def topic(self, name: str) -> SharedTopic:
         """Return the entry of a topic, to append markers to it."""
         found = self.by_name.get(name)
         if found is None:
-            found = self.by_name[name] = SharedTopic(name, self._marker_writers)
-        self._used[name] = self._now()
+            found = SharedTopic(name, self._loop, self._broker, self._appends, self._opened)
+            self.by_name[name] = found
+        self._used[name] = self._loop.now()
         return found
 
     def tick(self) -> None:
         """Close the writers of idle topics and forget them."""
-        before = self._now() - IDLE
+        before = self._loop.now() - IDLE
         for name in [name for name, used in self._used.items() if used < before]:
-            if name not in self.by_name or self._marker_writers.close_idle(self.by_name[name]):
+            if name not in self.by_name or self.by_name[name].close_if_idle():
                 self.by_name.pop(name, None)
                 del self._used[name]
 
-    def opened(self, topic: ServiceTopic, error: Error | None) -> None:
+    def _opened(self, topic: SharedTopic, error: Error | None) -> None:
         """Handle the result of opening a writer: a deleted topic needs no markers."""
-        name = topic.name
+        name, now = topic.name, self._loop.now()
         if self.by_name.get(name) is not topic:
             return
         if error is None:
             if name in self._stopped:
                 self._stopped.discard(name)
-                self._coordinator.topic_resumed(name, self._now())
+                self._coordinator.topic_resumed(name, now)
         elif isinstance(error, TopicNotFound):
             del self.by_name[name]
             self._appends.fail(topic, error)  # the next tick appends its markers again if they are still wanted
-            self._run(self._check_deleted(name))
+            self._loop.run(self._check_deleted(name))
         elif not error.retryable and name not in self._stopped:
             self._stopped.add(name)
-            self._coordinator.topic_stopped(name, error, self._now())
-        self._wake()
+            self._coordinator.topic_stopped(name, error, now)
+        self._loop.wake()
 
     async def _check_deleted(self, name: str) -> None:
         try:
@@ -92,8 +89,8 @@ class RemoteTopics:
         except Error:
             return  # the next attempt to write a marker checks again
         if not there:
-            self._coordinator.topic_deleted(name, self._now())
-            self._wake()
+            self._coordinator.topic_deleted(name, self._loop.now())
+            self._loop.wake()
 
 
 MAX_WAIT = 30.0
@@ -114,32 +111,34 @@ MAX_IDS = 10_000
 
 
 class ShardMessages:
-    """Sends and receives messages of shards; a service without other shards has none."""
+    """Sends and receives messages of shards; a service without other shards has none.
+
+    `queued`: what `send` appends, by shard and field. `awaited`: by topic, transactions whose end other shards await.
+    """
 
     def __init__(
         self, loop: Loop, coordinator: Coordinator, topics: Topics, remote_topics: RemoteTopics, appends: Appends
     ) -> None:
-        shard, writers = topics.shard, MarkerWriters(loop, topics.broker, appends)
         self.sent = self.received = 0
-        self.inboxes = {other.number: SharedTopic(other.topic(SHARD_MESSAGES), writers) for other in shard.others()}
-        self._shard = shard
+        self.inboxes = {
+            other.number: SharedTopic(other.topic(SHARD_MESSAGES), loop, topics.broker, appends)
+            for other in topics.shard.others()
+        }
+        self.queued: dict[int, dict[str, list[Any]]] = {}
+        self.awaited: dict[str, set[TxnId]] = {}
+        self._shard = topics.shard
         self._coordinator = coordinator
         self._topics = topics
         self._remote_topics = remote_topics
         self._appends = appends
-        self._run = loop.run
-        self._ask = loop.ask
-        self._floor = coordinator.consumer_groups.floor
-        self._now = now = loop.now
-        self._wake = loop.wake
-        self._out: dict[int, dict[str, list[Any]]] = {}
+        self._loop = loop
+        self._now = loop.now
         self._registering: dict[str, float] = {}
         self._serving: set[tuple[int, str]] = set()
-        self._awaited: dict[str, set[TxnId]] = {}
         self._number = 0
         self._floors: dict[int, dict[int, int]] = {}
         self._ticks = KNOWN_TICKS - 1
-        self._last_heard = dict.fromkeys(self.inboxes, now())
+        self._last_heard = dict.fromkeys(self.inboxes, loop.now())
 
     # Requests to other shards
 
@@ -171,7 +170,7 @@ class ShardMessages:
             for _ in range(int(MAX_WAIT)):
                 for other in self.inboxes.keys() - answers:
                     self._queue(other, "floors_wanted", (topic, number))
-                self._wake()
+                self._loop.wake()
                 await self._answered(answers, 1.0)
                 if len(answers) == len(self.inboxes):
                     return min((ledger for ledger in answers.values() if ledger >= 0), default=None)
@@ -184,11 +183,9 @@ class ShardMessages:
 
     def applied(self, topic: str, ended: Iterable[TxnId]) -> None:
         """Report transactions that have ended in a local topic to the shards that wait for them."""
-        awaited = self._awaited.get(topic)
-        if awaited:
-            done = awaited.intersection(ended)
-            awaited -= done
-            self._report_applied(topic, done)
+        done = self.awaited[topic].intersection(ended)
+        self.awaited[topic] -= done
+        self._report_applied(topic, done)
 
     def missing(self, topic: str) -> None:
         """Report that a local topic was deleted or created again; shards that miss this message ask later."""
@@ -208,16 +205,16 @@ class ShardMessages:
                 self._queue(self._owner(topic), "register", topic)
         if self._ticks % KNOWN_TICKS == 0:
             for number in self.inboxes:
-                self._out.setdefault(number, {})  # an empty message shows that this shard is alive
-            self._awaited.clear()
+                self.queued.setdefault(number, {})  # an empty message shows that this shard is alive
+            self.awaited.clear()
             for topic in self._coordinator.topics():
                 if not self._shard.owns(topic):
                     self._queue(self._owner(topic), "known", topic)
 
     def send(self) -> None:
         """Append the messages for other shards."""
-        out, self._out = self._out, {}
-        for number, rows in out.items():
+        queued, self.queued = self.queued, {}
+        for number, rows in queued.items():
             if rows and self._is_silent(number):
                 rows = {name: found for name, found in rows.items() if name not in REPEATED}
                 if not rows:
@@ -230,8 +227,7 @@ class ShardMessages:
                 ]
                 self.sent += len(messages)
                 # The answers show whether a message arrived.
-                self._appends.add(inbox, MessagesPart(messages, nothing, nothing))
-            inbox.open_writer()
+                self._appends.add(inbox, AppendPart(Batch.of(messages), lambda: None, lambda _: None))
 
     # Messages from other shards
 
@@ -250,7 +246,7 @@ class ShardMessages:
         for topic in message.register:
             if (sender, topic) not in self._serving:
                 self._serving.add((sender, topic))
-                self._run(self._register_for(sender, topic))
+                self._loop.run(self._register_for(sender, topic))
         for topic in message.known:
             if not (self._shard.owns(topic) and self._coordinator.is_registered(topic)):
                 self._queue(sender, "missing", topic)
@@ -262,7 +258,7 @@ class ShardMessages:
         for topic, ids in message.awaited:
             self._await(topic, {TxnId(sender, least) for least in ids})
         if message.floors_wanted:
-            self._run(self._report_floors(sender, message.floors_wanted))
+            self._loop.run(self._report_floors(sender, message.floors_wanted))
 
     def _handle_answers(self, message: ShardMessage) -> None:
         now, coordinator, sender = self._now(), self._coordinator, message.sender
@@ -302,16 +298,16 @@ class ShardMessages:
                 self._queue(sender, "final", name)
         else:
             self._queue(sender, "registered", name)
-        self._wake()
+        self._loop.wake()
 
     async def _report_floors(self, sender: int, wanted: Iterable[tuple[str, int]]) -> None:
         """Report floors, but not after losing ownership: the next owner may have groups unknown here."""
         with contextlib.suppress(Error):
-            await self._ask(lambda request: self._coordinator.prove_ownership(request, self._now()))
+            await self._loop.ask(lambda request: self._coordinator.prove_ownership(request, self._now()))
             for topic, number in wanted:
-                floor = self._floor(topic)
+                floor = self._coordinator.consumer_groups.floor(topic)
                 self._queue(sender, "floors", (topic, number, -1 if floor is None else floor))
-            self._wake()
+            self._loop.wake()
 
     async def _registered(self, name: str) -> Result:
         """The coordinator's answer to a registration. Raises on an invalid name or a stopped topic."""
@@ -319,7 +315,7 @@ class ShardMessages:
         topic = self._topics.get(name)
         if topic is not None and topic.problem is not None and not topic.missing:
             raise topic.problem
-        return await self._ask(lambda request: self._coordinator.register_for_shard(request, name, self._now()))
+        return await self._loop.ask(lambda request: self._coordinator.register_for_shard(request, name, self._now()))
 
     def _await(self, topic: str, txns: set[TxnId]) -> None:
         known = self._topics.get(topic)
@@ -329,7 +325,7 @@ class ShardMessages:
         done = {txn for txn in txns if buffer.has_ended(txn)}
         self._report_applied(topic, done)
         if len(done) < len(txns):
-            self._awaited.setdefault(topic, set()).update(txns - done)
+            self.awaited.setdefault(topic, set()).update(txns - done)
 
     def _report_applied(self, topic: str, done: set[TxnId]) -> None:
         for number in {txn.most for txn in done}:
@@ -349,4 +345,4 @@ class ShardMessages:
         return shard_of(topic, self._shard.of)
 
     def _queue(self, number: int, field: str, row: Any) -> None:
-        self._out.setdefault(number, {}).setdefault(field, []).append(row)
+        self.queued.setdefault(number, {}).setdefault(field, []).append(row)

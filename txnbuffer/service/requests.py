@@ -1,14 +1,23 @@
-"""The request handler: checks client frames and passes them to the coordinator and the append queues."""
+"""The request handler: checks client frames and passes them to the coordinator and the append queues.
+
+The transaction of each record that a client sends must be open and owned by the session, its sequence number must be
+the next one, and its size must be allowed. A violation rejects the records of the transaction concerned; the rest of
+the send is appended.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
+
+from broker_io.batch import Batch, Labels
 from broker_io.environment import current
-from broker_io.errors import Error, InvalidTopicName, TopicNotFound
-from snapshots.shards import Shard
+from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, TopicNotFound
+from broker_io.port import MAX_PROPERTIES
 from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
@@ -19,14 +28,138 @@ from txnbuffer.errors import (
     LogRestored,
     UnknownSession,
 )
-from txnbuffer.model import TxnId
-from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello
-from txnbuffer.service.appends import Appends, SendPart, Sends, UnsettledSends
-from txnbuffer.service.connection import Limits, SessionConnection
-from txnbuffer.service.registration import TopicRegistrar
-from txnbuffer.service.topic import Topics, check_owned
+from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
+from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
+from txnbuffer.rpc.frames import ClientFrame, Send, SessionHello
+from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
+from txnbuffer.service.connection import SessionConnection
+from txnbuffer.service.topics import Topics, check_owned
 
-Named = TypeVar("Named", NamedRequest, Deletion)
+TRANSACTIONAL = {VERSION, TXN, SEQ}
+
+
+class CheckedSend(NamedTuple):
+    """`batch`: the records to append, None if there are none; `least`: the transactions in it."""
+
+    batch: Batch | None
+    least: list[int]
+    failures: list[tuple[TxnId | None, Error]]
+
+
+class Sends:
+    """Checks sends.
+
+    `written`: the last sequence number that each open transaction, by `least`, sent to each topic since this process
+    began; `failed`: the errors that force transactions to abort.
+    """
+
+    def __init__(self, coordinator: Coordinator, max_message_bytes: int) -> None:
+        self.written: dict[int, dict[str, int]] = {}
+        self.failed: dict[int, Error] = {}
+        self._coordinator = coordinator
+        self._limit = max_message_bytes
+
+    def check(self, session: str, topic: ServiceTopic, batch: Batch) -> CheckedSend:
+        """Return which records of a send may be appended."""
+        try:
+            self._check_messages(batch)
+            reserved = {name for name in batch.properties if name.startswith(RESERVED)}
+            if not reserved:
+                return CheckedSend(batch, [], [])
+            return self._check_transactions(session, topic, batch, reserved)
+        except Error as error:
+            return CheckedSend(None, [], [(None, error)])
+
+    def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
+        """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
+        return least not in self.failed and self.written.get(least, {}).get(topic.name, 0) > highest
+
+    def sweep(self) -> None:
+        """Forget transactions that have ended."""
+        has_ended = self._coordinator.has_ended
+        for known in (self.written, self.failed):
+            for least in [least for least in known if has_ended(least)]:
+                del known[least]
+
+    def _check_messages(self, batch: Batch) -> None:
+        if len(batch.properties) > MAX_PROPERTIES:
+            raise InvalidMessage(
+                f"a send has {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
+            )
+        if _upper_bound(batch) <= self._limit:
+            return
+        sizes = batch.sizes()
+        largest = int(sizes.argmax())
+        if sizes[largest] > self._limit:
+            raise MessageTooLarge(
+                f"message {largest} of the send has {sizes[largest]} bytes, the limit is {self._limit}: split it; "
+                "nothing of the send was appended"
+            )
+
+    def _check_transactions(self, session: str, topic: ServiceTopic, batch: Batch, reserved: set[str]) -> CheckedSend:
+        count = len(batch)
+        if reserved != TRANSACTIONAL:
+            strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
+            raise InvalidRequest(f"properties that begin with {RESERVED} are reserved ({strange}): use other names")
+        codes, table = transaction_codes(batch.properties[TXN], count)
+        seqs = numbers(batch.properties[SEQ], count, MAX_LEAST)
+        current = texts_equal(batch.properties[VERSION], count, str(PROTOCOL_VERSION))
+        if not current.all() or int(seqs.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
+            raise InvalidRequest(f"a send has an invalid {VERSION}, {TXN} or {SEQ}: give each record valid ones")
+        if topic.followed is None:
+            raise topic.refusal()
+        begins = np.ones(count, np.bool_)
+        begins[1:] = (codes[1:] != codes[:-1]) | (seqs[1:] != seqs[:-1] + 1)
+        starts = np.flatnonzero(begins)
+        sizes = np.diff(starts, append=count).tolist()
+        rows = codes[starts]
+        ids = map(TxnId, table.most[rows].tolist(), table.least[rows].tolist())
+        slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
+        return self._check_slices(session, topic, batch, [*slices])
+
+    def _check_slices(
+        self, session: str, topic: ServiceTopic, batch: Batch, slices: list[tuple[TxnId, int, int, int]]
+    ) -> CheckedSend:
+        """`slices`: transaction, first row, number of rows, first sequence number."""
+        refusal, name = self._coordinator.refusal, topic.name
+        dropped: list[tuple[int, int]] = []
+        failures: dict[TxnId, Error] = {}
+        accepted: list[int] = []
+        for txn, start, size, seq in slices:
+            least = txn.least
+            error = refusal(session, txn) or self.failed.get(least)
+            if error is None:
+                written = self.written.setdefault(least, {})
+                last = written.get(name, 0)
+                known = last - seq + 1
+                if known < 0:
+                    text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
+                    error = self.failed[least] = InvalidRequest(text)
+                else:
+                    if known > 0:
+                        dropped.append((start, min(known, size)))
+                    if known < size:
+                        written[name] = seq + size - 1
+                        accepted.append(least)
+            if error is not None:
+                failures[txn] = error
+                dropped.append((start, size))
+        if dropped:
+            keep = np.ones(len(batch), np.bool_)
+            for start, size in dropped:
+                keep[start : start + size] = False
+            batch = batch.take(keep)
+        return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()])
+
+
+def _upper_bound(batch: Batch) -> int:
+    """An upper bound on the size of each message; cheaper to compute than the sizes."""
+    bound = len(batch.keys.data) + len(batch.values.data)
+    for name, column in batch.properties.items():
+        longest = max(map(len, column.values), default=0) if isinstance(column, Labels) else 20
+        bound += 4 * (len(name) + longest)
+    return bound
+
 
 OPEN_REQUEST = 0
 """The request number that opens a session; clients' numbers begin with 1."""
@@ -47,8 +180,8 @@ MAX_BACKLOG = 64
 class RequestHandler:
     """Handles the frames of all clients.
 
-    `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. Without
-    `takes_records` clients write to the cluster themselves.
+    `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. `unsettled_bytes`:
+    clients' records that are not durable yet; `records`: those that were appended.
     """
 
     def __init__(
@@ -57,24 +190,16 @@ class RequestHandler:
         topics: Topics,
         appends: Appends,
         sends: Sends,
-        registrar: TopicRegistrar,
-        limits: Limits,
         owners: Mapping[int, OwnerEpoch],
-        *,
-        takes_records: bool,
     ) -> None:
         self.connections: dict[str, SessionConnection] = {}
-        self.account = UnsettledSends()
+        self.unsettled_bytes = self.records = 0
         self.draining = False
-        self._randomness = current().randomness
         self.owners = owners
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
         self._sends = sends
-        self._limits = limits
-        self._open_topic = registrar.open
-        self._takes_records = takes_records
         self._backlogs: dict[SessionConnection, list[ClientFrame]] = {}
 
     def handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
@@ -116,7 +241,7 @@ class RequestHandler:
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
             )
-        name = self._session_of(hello.session) or self._randomness.token(16).hex()
+        name = self._session_of(hello.session) or current().randomness.token(16).hex()
         older = self.connections.pop(name, None)
         if older is not None:
             older.close(UnknownSession("another connection has resumed this session: this one is closed"))
@@ -147,13 +272,9 @@ class RequestHandler:
 
     def _adopt(self, txn: TxnId) -> None:
         """Find the records that a transaction wrote before this process began."""
-        found = [
-            (topic.name, entry.highest)
-            for topic in self._topics.by_name.values()
-            if topic.followed is not None and (entry := topic.followed.buffer.ongoing.get(txn)) is not None
-        ]
-        if found:
-            self._sends.adopt(txn, found)
+        for topic in self._topics.by_name.values():
+            if topic.followed is not None and (entry := topic.followed.buffer.ongoing.get(txn)) is not None:
+                self._sends.written.setdefault(txn.least, {}).setdefault(topic.name, entry.highest)
 
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
@@ -161,14 +282,15 @@ class RequestHandler:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
             coordinator.lease(name, request, count, now)
-        self._handle_names(connection, frame, now)
+        if frame.open_names or frame.delete_names or frame.joins or frame.members:
+            self._handle_names(connection, frame, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
         for send in frame.sends:
             self._send(connection, send)
         coordinator.commit_many(name, frame.commits, now)
         for request, txn, topics in frame.aborts:
-            coordinator.abort(name, request, txn, (*topics, *self._sends.topics_of(txn)), now)
+            coordinator.abort(name, request, txn, (*topics, *self._sends.written.get(txn.least, ())), now)
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
         for first, size in frame.returned:
@@ -179,17 +301,22 @@ class RequestHandler:
 
     def _handle_names(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         """Handle the requests of named producers and of consumer groups."""
-        coordinator, name, shard = self._coordinator, connection.session, self._topics.shard
-        for request, producer in _valid(connection, shard, "producer", frame.open_names):
-            coordinator.open_name(name, request, producer, now)
-        for request, producer, over in _owned(connection, shard, "producer", frame.delete_names):
-            coordinator.delete_name(name, request, producer, now, over=over)
-        for request, group in _valid(connection, shard, "group", frame.joins):
-            coordinator.join_group(name, request, group, now)
+        coordinator, name = self._coordinator, connection.session
+        for request, producer in frame.open_names:
+            if self._is_owned(connection, request, "producer", producer) and _is_valid(
+                connection, request, "producer", producer
+            ):
+                coordinator.open_name(name, request, producer, now)
+        for deletion in frame.delete_names:
+            if self._is_owned(connection, deletion.request, "producer", deletion.name):
+                coordinator.delete_name(name, deletion.request, deletion.name, now, over=deletion.over)
+        for request, group in frame.joins:
+            if self._is_owned(connection, request, "group", group) and _is_valid(connection, request, "group", group):
+                coordinator.join_group(name, request, group, now)
         for part in frame.members:
             called = ("group", part.group), ("member", part.member)
-            fits = all(_is_valid(connection, kind, part.request, text) for kind, text in called)
-            if fits and _is_owned(connection, shard, "group", part.request, part.group):
+            fits = all(_is_valid(connection, part.request, kind, text) for kind, text in called)
+            if fits and self._is_owned(connection, part.request, "group", part.group):
                 coordinator.heartbeat(name, part, now)
 
     def _register(self, connection: SessionConnection, request: int, name: str, now: float) -> None:
@@ -207,7 +334,7 @@ class RequestHandler:
     def _send(self, connection: SessionConnection, send: Send) -> None:
         connection.sends += 1
         number = connection.sends
-        if not self._takes_records:
+        if not self._topics.takes_records:
             connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
             connection.settle(number, 0)
             return
@@ -220,44 +347,43 @@ class RequestHandler:
                 connection.fail(number, refusal)
                 connection.settle(number, 0)
                 return
-            self._open_topic(topic)
         batch, least, failures = self._sends.check(connection.session, topic, send.batch)
         for txn, error in failures:
             connection.fail(number, error, txn)
         if batch is None:
             connection.settle(number, 0)
-        else:
-            part = SendPart(batch, connection, number, least, self._sends, self.account)
-            self._appends.add(topic, part)
+            return
+        durable = partial(self._send_durable, connection, number, batch)
+        failed = partial(self._send_failed, connection, number, batch, least)
+        part = AppendPart(batch, durable, failed, reserved=False)
+        self.unsettled_bytes += part.size
+        connection.unsettled += part.size
+        self._appends.add(topic, part)
 
-    def over_limit(self) -> bool:
-        """Whether all clients together have more unacknowledged bytes than allowed."""
-        return self.account.bytes > self._limits.total_bytes
+    def _send_durable(self, connection: SessionConnection, number: int, batch: Batch) -> None:
+        self.unsettled_bytes -= batch.weight
+        self.records += len(batch)
+        connection.settle(number, batch.weight)
+
+    def _send_failed(
+        self, connection: SessionConnection, number: int, batch: Batch, least: list[int], error: Error
+    ) -> None:
+        self.unsettled_bytes -= batch.weight
+        self._sends.failed.update(dict.fromkeys(least, error))
+        connection.fail(number, error)
+        connection.settle(number, batch.weight)
+
+    def _is_owned(self, connection: SessionConnection, request: int, kind: str, name: str) -> bool:
+        """Whether a producer or group belongs to this shard; otherwise answer with an error."""
+        try:
+            check_owned(self._topics.shard, kind, name)
+        except ForeignTopic as error:
+            connection.answer([(request, error)])
+            return False
+        return True
 
 
-def _owned(connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[Named]) -> Iterator[Named]:
-    """Yield requests for producers or groups of this shard; answer the others with an error."""
-    return (one for one in asked if _is_owned(connection, shard, kind, one.request, one.name))
-
-
-def _is_owned(connection: SessionConnection, shard: Shard, kind: str, request: int, name: str) -> bool:
-    try:
-        check_owned(shard, kind, name)
-    except ForeignTopic as error:
-        connection.answer([(request, error)])
-        return False
-    return True
-
-
-def _valid(
-    connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[NamedRequest]
-) -> Iterator[NamedRequest]:
-    """Yield requests with a valid name of this shard; answer the others with an error."""
-    owned = _owned(connection, shard, kind, asked)
-    return (one for one in owned if _is_valid(connection, kind, one.request, one.name))
-
-
-def _is_valid(connection: SessionConnection, kind: str, request: int, name: str) -> bool:
+def _is_valid(connection: SessionConnection, request: int, kind: str, name: str) -> bool:
     """Whether a name is valid; otherwise answer with an error."""
     if name and name.isprintable() and len(name.encode()) <= MAX_NAME:
         return True

@@ -20,6 +20,7 @@ from broker_io.port import Ledger
 from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
+from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.follow import visible_records
 from txnbuffer.mutations.batch import MutationBatch
@@ -35,7 +36,7 @@ from txnbuffer.mutations.manager import (
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.service.topic import Topics
+from txnbuffer.service.topics import Topics
 from txnbuffer.service.upkeep import SnapshotScheduler
 from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
@@ -219,19 +220,16 @@ InfoOf = Callable[[str], Awaitable[tuple[FollowedTopic, TopicInfo]]]
 class Cursors:
     """Durable cursors of all topics. `info` registers a topic if needed and describes it.
 
-    `limit`: the maximum number of cursors of a topic. `max_bytes`: a cursor that keeps more data than this from being
-    trimmed is dropped, 0 means never. `dropped`: the number of dropped cursors.
+    `dropped`: the number of cursors that were dropped because they kept too much data from being trimmed.
     """
 
-    def __init__(
-        self, topics: Topics, scheduler: SnapshotScheduler, info: InfoOf, *, limit: int, max_bytes: int
-    ) -> None:
+    def __init__(self, topics: Topics, scheduler: SnapshotScheduler, info: InfoOf, config: StreamsConfig) -> None:
         self.dropped = 0
         self._topics = topics
         self._scheduler = scheduler
         self._info = info
-        self._limit = limit
-        self._max_bytes = max_bytes
+        self._limit = config.max_cursors
+        self._max_bytes = config.cursor_bytes
 
     async def add(self, topic: str, name: object, at: CursorPosition | str) -> int:
         """Create a cursor after a seqno or token, at "beginning" or "now"; durable when this returns.
@@ -299,7 +297,7 @@ class Cursors:
     def floor(self, topic: str, ledgers: Sequence[Ledger], wanted: int) -> int | None:
         """The lowest ledger that a cursor of a topic needs, if retention keeps those from `wanted` on anyway.
 
-        Cursors that keep more than `max_bytes` from being trimmed are dropped first.
+        Cursors that keep more than the configured bytes from being trimmed are dropped first.
         """
         found = self._topics.get(topic)
         if found is None or (followed := found.followed) is None:

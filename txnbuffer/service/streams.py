@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +34,8 @@ from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.stream_topic import Cursors, Feed, SeqnoAnchor, message_of, oldest_seqno
-from txnbuffer.service.topic import Topics
-from txnbuffer.service.upkeep import SnapshotScheduler
+from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, message_of, oldest_seqno
+from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
     ClientMessage,
     CloseCursor,
@@ -313,32 +312,18 @@ LINGER = 30.0
 """Seconds that a feed stays open after its last stream, for a client that reconnects."""
 LEAST_NOOP = 1.0
 
-Register = Callable[[str], Awaitable[None]]
-
 
 class Streams:
-    """All connections and feeds. `register` registers a topic, which gives it seqnos. Runs on the engine's loop."""
+    """All connections and feeds. Runs on the engine's loop."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        scheduler: SnapshotScheduler,
-        register: Register,
-        config: StreamsConfig,
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, topics: Topics, config: StreamsConfig, now: Callable[[], float]) -> None:
         self.now = now
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: set[StreamConnection] = set()
-        scheduler.before_capture.append(self.persist)
-        self.cursors = Cursors(
-            topics, scheduler, self._cursor_topic, limit=config.max_cursors, max_bytes=config.cursor_bytes
-        )
         self.backfills = Backfills(topics, config.readers, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
-        self._register = register
         self._config = config
         self._server = ServerConfig(
             max_streams=config.max_streams, slow_after=config.slow_after, min_noop_interval=LEAST_NOOP
@@ -394,6 +379,11 @@ class Streams:
         self.backfills.close()
         for feed in self.feeds.values():
             feed.followed.on_sequenced = None
+
+    async def cursor_topic(self, name: str) -> tuple[FollowedTopic, TopicInfo]:
+        """A topic for its durable cursors; it is registered if needed. Raises the error that prevents streaming it."""
+        followed = await self._followed_topic(name)
+        return followed, await self._topic_info(followed, name)
 
     # For connections
 
@@ -508,7 +498,7 @@ class Streams:
             self._topics.check(name)
             if name not in await self._topics.work(self._topics.broker.topics):
                 raise await self._missing(name)
-            await self._register(name)
+            await self._topics.register(name)
             topic = self._topics.get(name)
         if topic is None or topic.followed is None:
             problem = None if topic is None else topic.problem
@@ -531,10 +521,6 @@ class Streams:
         feed.manager.trim(facts.trimmed_seqno + 1)
         has_memory = self.budget.account.bytes <= self.budget.budget
         return replace(facts, high_seqno=feed.manager.high, has_memory=has_memory)
-
-    async def _cursor_topic(self, name: str) -> tuple[FollowedTopic, TopicInfo]:
-        followed = await self._followed_topic(name)
-        return followed, await self._topic_info(followed, name)
 
     async def _topic_info(self, followed: FollowedTopic, name: str) -> TopicInfo:
         broker = self._topics.broker

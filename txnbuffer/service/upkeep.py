@@ -20,8 +20,9 @@ from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
+from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.topic import ServiceTopic, Topics
+from txnbuffer.service.topics import Topics
 
 SNAPSHOT_PAUSE = 0.1
 """Seconds between two checks for due snapshots."""
@@ -33,13 +34,13 @@ AFTER_FAILURE = 5.0
 class SnapshotScheduler:
     """`problem`: the error of the last round, which is retried.
 
-    Each of `before_capture` is called with the names of the topics before their state is captured.
+    `before_capture` is called with the names of topics before their state is captured.
     """
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, before_capture: Callable[[list[str]], None]) -> None:
         self.problem: Error | None = None
         self.written = 0
-        self.before_capture: list[Callable[[list[str]], None]] = []
+        self._before_capture = before_capture
         self._topics = topics
         self._unsequenced: Error | None = None
 
@@ -58,8 +59,7 @@ class SnapshotScheduler:
         async with topics.snapshot_lock:
             try:
                 await topics.work(manager.settle)
-                for prepare in self.before_capture:
-                    prepare(names)
+                self._before_capture(names)
                 captured = await topics.exclusively(names, manager.begin, names)
                 await topics.work(manager.write, captured)
                 await topics.exclusively(names, manager.finish, captured)
@@ -139,7 +139,7 @@ class LogRetention:
             await self._catch(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
-                    if topic.problem is None and topic.exists:
+                    if topic.problem is None and (topic.followed is not None or topic.writer is not None):
                         await self._catch(self.check(topic))
 
     async def check(self, topic: ServiceTopic) -> None:
