@@ -19,7 +19,7 @@ from txnbuffer.client.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown
-from txnbuffer.service.embedded import EmbeddedMode
+from txnbuffer.service.topics import EmbeddedTopics
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -257,7 +257,7 @@ def test_record_that_exceeds_the_timeout_on_an_embedded_log(
     on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler of a sync client blocks until the service has aborted its transaction, as its time is really up."""
-    monkeypatch.setattr(EmbeddedMode, "config", CoordinatorConfig(transaction_timeout=0.3))
+    monkeypatch.setattr(EmbeddedTopics, "config", CoordinatorConfig(transaction_timeout=0.3))
     calls = 0
     with connect(f"file:{tmp_path / 'log'}") as client:
 

@@ -26,9 +26,10 @@ from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import reset_decisions
 from txnbuffer.service import cluster as beside_module
 from txnbuffer.service import takeover as standby_module
+from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import Shutdown
-from txnbuffer.service.takeover import Standby, as_log_deleted
+from txnbuffer.service.takeover import Standby
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.upkeep import LogRetention
+from txnbuffer.service.retention import LogRetention
 
 
 async def fill(client: Client, broker: MemoryBroker, first: int, last: int) -> None:

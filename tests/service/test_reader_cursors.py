@@ -23,7 +23,7 @@ from txnbuffer.errors import (
     UnknownCursor,
 )
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.upkeep import LogRetention
+from txnbuffer.service.retention import LogRetention
 
 
 async def trim(engine: Engine) -> None:

@@ -18,8 +18,8 @@ from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, NamedRequest
-from txnbuffer.service import upkeep
-from txnbuffer.service.upkeep import LogRetention
+from txnbuffer.service import retention
+from txnbuffer.service.retention import LogRetention
 
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):
@@ -153,7 +153,7 @@ async def test_topics_without_transactions_are_kept_short_too(broker):
 
 @on_a_loop
 async def test_the_decision_log_is_compacted(broker, monkeypatch):
-    monkeypatch.setattr(upkeep, "COMPACT_BYTES", 1)
+    monkeypatch.setattr(retention, "COMPACT_BYTES", 1)
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a", "b")
         await session.write(("a", transactional(ids[:20])), ("b", transactional(ids[:20])))

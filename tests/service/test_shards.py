@@ -39,7 +39,7 @@ from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import check
 from txnbuffer.service.remote_shards import ShardMessages
-from txnbuffer.service.upkeep import LogRetention
+from txnbuffer.service.retention import LogRetention
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)

@@ -26,8 +26,9 @@ from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort
 from txnbuffer.service import takeover as standing_module
+from txnbuffer.service.decision_log import DecisionLog, newest_owner
 from txnbuffer.service.process import advertised, check
-from txnbuffer.service.takeover import DecisionLog, Standby, StandbyState, newest_owner
+from txnbuffer.service.takeover import Standby, StandbyState
 
 
 @pytest.fixture

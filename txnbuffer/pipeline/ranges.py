@@ -156,12 +156,9 @@ class _Log(NamedTuple):
         if index < 0:
             return 0
         ledger_slice = self.slices[index]
-        inside = (
-            ledger_slice.entries
-            if position.ledger > ledger_slice.ledger
-            else min(position.entry, ledger_slice.high) - ledger_slice.low
-        )
-        return ledger_slice.before + ledger_slice.bytes * max(inside, 0) // ledger_slice.entries
+        high = ledger_slice.high if position.ledger > ledger_slice.ledger else min(position.entry, ledger_slice.high)
+        inside = max(high - ledger_slice.low, 0)
+        return ledger_slice.before + ledger_slice.bytes * inside // ledger_slice.entries
 
     def end_before(self, boundary: Position) -> Position:
         """The boundary; at the start of a ledger the end of the previous one, where a reader stops earlier."""

@@ -34,9 +34,10 @@ from txnbuffer.protocol import encode_marker
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.appends import Appends, ServiceTopic
+from txnbuffer.service.decision_log import newest_owner
 from txnbuffer.service.log_readers import OWN_BATCH_DELAY, LogReader, LogReaders
 from txnbuffer.service.loop import Loop
-from txnbuffer.service.takeover import MAX_SHARDS, OwnedLog, newest_owner
+from txnbuffer.service.takeover import MAX_SHARDS, OwnedLog
 from txnbuffer.service.topics import T, TopicEvents, Topics, close_quietly
 
 CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)

@@ -29,14 +29,16 @@ from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends, ServiceTopic
 from txnbuffer.service.cluster import ClusterTopics
 from txnbuffer.service.connection import Limits, SessionConnection
+from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.effects import EffectExecutor
 from txnbuffer.service.loop import Loop
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler, Sends
+from txnbuffer.service.retention import LogRetention, TrimFloors
 from txnbuffer.service.stream_topic import Cursors
 from txnbuffer.service.streams import Streams
-from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, as_log_deleted, check_shard, take_over
+from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_shard, take_over
 from txnbuffer.service.topics import EmbeddedTopics, Topics
-from txnbuffer.service.upkeep import LogRetention, LogVerification, PolicyChecks, SnapshotScheduler, TrimFloors
+from txnbuffer.service.upkeep import LogVerification, PolicyChecks, SnapshotScheduler
 
 TICK = 1.0
 """Seconds between two ticks of the timers."""

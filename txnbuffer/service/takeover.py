@@ -1,4 +1,4 @@
-"""Takeover: wait for the decision log, acquire it, read it, recover the buffers and create the coordinator.
+"""Takeover: wait for the decision log, acquire it, recover the buffers of all topics and create the coordinator.
 
 The functions here block on the broker. The first service of a namespace also creates the partitions of the internal
 topics, one per shard; their number can't change later.
@@ -6,12 +6,6 @@ topics, one per shard; their number can't change later.
 A standby waits until the owner of the decision log is gone, and keeps reading the log meanwhile. It never fences: the
 cluster decides that the owner is gone and gives the exclusive writer to one of the waiting processes. The other
 standbys keep waiting; a service without `--standby` ends.
-
-The decision log is read in two parts: the compacted part first, then the raw log. Compaction may drop a delete together
-with the entry that it deletes; a reader that saw the entry earlier would then keep it forever. So after the end that
-was found first the raw log is read, from which nothing is dropped. Where only silence showed the end of the compacted
-part (`broker_io.compacted`), the new owner, once it has written its own entry, checks what follows the last compacted
-entry that it read.
 """
 
 from __future__ import annotations
@@ -21,12 +15,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from broker_io.batch import Batch, PlacedBatch
-from broker_io.compacted import CompactedReader
+from broker_io.batch import Batch
 from broker_io.environment import Clock, current
-from broker_io.errors import ClusterRefused, Damaged, Error, PositionTrimmed, StillHeld, TopicNotFound
+from broker_io.errors import Damaged, Error, StillHeld
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker, PolicyBroker, Writer, open_or_make
-from broker_io.position import EARLIEST, Position
+from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
 from snapshots.shard_count import record_shard_count, recorded_shard_count
@@ -34,8 +27,8 @@ from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
 from txnbuffer.buffer.buffer import SEGMENT_SIZE
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.decisions import OWNER_KEY, Owner, OwnerAddress, OwnerEpoch, decode, encode_owner_address
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import OwnerAddress, OwnerEpoch, encode_owner_address
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
@@ -45,11 +38,12 @@ from txnbuffer.coordinator.takeover import (
     initial_low_water_mark,
     missing_owner_evidence,
 )
-from txnbuffer.errors import DecisionsLost, InvalidConfiguration, LogDeleted
+from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.service.decision_log import DecisionLog, as_log_deleted
 
 INTERNAL_TOPICS = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES)
 
@@ -113,98 +107,6 @@ def _check_partitions(shards: int, found: dict[str, int]) -> None:
         f"the internal topics have different numbers of partitions: {facts}; one was not created by a service: delete "
         "it with `pulsar-admin topics delete` or `delete-partitioned-topic`, if no service wrote to it"
     )
-
-
-_OWNER = OWNER_KEY.encode()
-
-
-class DecisionLog:
-    """`history`: the state of the log up to `at`; the constructor reads up to the end that it finds."""
-
-    def __init__(self, broker: Broker, topic: str = DECISIONS) -> None:
-        self.history = History()
-        self.topic = topic
-        self._broker = broker
-        end = broker.last_position(topic)
-        self._end = EARLIEST if end is None else end
-        # Opened before the compacted part is read, so that trimming after this point is noticed.
-        try:
-            self._raw = CompactedReader(broker, topic, self._end, compacted=False)
-        except PositionTrimmed as error:
-            raise DecisionsLost(topic, str(error)) from None
-        with CompactedReader(broker, topic) as compacted:
-            for placed in compacted.read_to_end(end, lambda: missing_owner_evidence(self.history) is None):
-                self._apply(placed)
-        self._unproven = compacted.unproven
-
-    @property
-    def at(self) -> Position:
-        """The position up to which the log was read."""
-        return self._raw.at
-
-    def read(self, timeout: float) -> bool:
-        """Read new entries; return whether any came within `timeout` seconds. Raises as `Reader.read`."""
-        placed = self._raw.read(timeout)
-        if placed is None:
-            return False
-        self._apply(placed)
-        return True
-
-    def read_to(self, own: Position) -> int:
-        """Read up to this owner's own entry; return the highest epoch of other owners' entries before it."""
-        highest = self._read_raw(own)
-        if self._unproven is not None and self._was_cut_short(self._unproven, own):
-            highest = max(highest, self._read_again(own))
-        self._unproven = None
-        return highest
-
-    def close(self) -> None:
-        self._raw.close()
-
-    def _read_raw(self, own: Position) -> int:
-        highest = 0
-        for placed in self._raw.read_to(own):
-            before = placed.take(slice(0, placed.positions.search(own)))
-            self._apply(before)
-            highest = max(highest, newest_owner(before) or 0)
-        return highest
-
-    def _was_cut_short(self, unproven: Position, own: Position) -> bool:
-        """Whether the compacted part has more entries, up to the end found first, than were read."""
-        with CompactedReader(self._broker, self.topic, unproven) as left:
-            return next(left.read_to(own)).positions.first <= self._end
-
-    def _read_again(self, own: Position) -> int:
-        """Read the whole log again; return the highest epoch of other owners' entries before `own`."""
-        self._raw.close()
-        self.history = History()
-        self._raw = CompactedReader(self._broker, self.topic, self._end, compacted=False)
-        with CompactedReader(self._broker, self.topic) as whole:
-            for placed in whole.read_to(own):
-                self._apply(placed.take(slice(0, placed.positions.search(self._end, right=True))))
-        return max(self.history.epoch, self._read_raw(own))
-
-    def _apply(self, placed: PlacedBatch) -> None:
-        for message in placed.messages:
-            self.history.apply(message)
-
-
-def newest_owner(placed: PlacedBatch) -> int | None:
-    """The highest epoch of the `owner` entries in a batch; None if there are none."""
-    if _OWNER not in bytes(placed.messages.keys.data):
-        return None
-    entries = (decode(message) for message in placed.messages if message.key == _OWNER)
-    return max((entry.epoch for entry in entries if isinstance(entry, Owner)), default=None)
-
-
-NOT_FOUND = 404
-"""The HTTP status of the admin interface for a missing topic."""
-
-
-def as_log_deleted(error: Error) -> Error:
-    """LogDeleted for an error in cluster mode that says that an internal topic is missing; other errors as they are."""
-    gone = isinstance(error, TopicNotFound) or (isinstance(error, ClusterRefused) and error.status == NOT_FOUND)
-    return LogDeleted(str(error)) if gone else error
 
 
 AT_ONCE = 16
