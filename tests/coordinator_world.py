@@ -91,7 +91,7 @@ class World:
         drawn = md5(f"{name}{seen}".encode()).hexdigest()
         before = History.read(self.decisions)
         last = before.highest_id if seen else None  # as on an embedded log
-        acquisition = Acquisition(name, seen, owner_id=drawn, owners=before.owners, last=last)
+        acquisition = Acquisition(name, seen + 1, owner_id=drawn, known=before.owners, last=last)
         self.decisions.append(acquisition.entry())
         assert acquisition.read(seen, before.owners, last)
         messages = self.compacted() if compact else self.decisions

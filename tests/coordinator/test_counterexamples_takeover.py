@@ -203,7 +203,7 @@ class TestH6LowWaterMark:
 
 class TestH12OneEpoch:
     def test_an_owner_that_finds_its_own_epoch_before_its_entry_writes_a_higher_one(self) -> None:
-        acquisition = Acquisition("new", 5)
+        acquisition = Acquisition("new", 6)
         assert decode(acquisition.entry()) == Owner(6, "new")
         assert not acquisition.read(6)
         assert decode(acquisition.entry()) == Owner(7, "new")
@@ -211,14 +211,14 @@ class TestH12OneEpoch:
         assert acquisition.epoch == 7
 
     def test_an_undisturbed_owner_writes_once(self) -> None:
-        acquisition = Acquisition("new", 5)
+        acquisition = Acquisition("new", 6)
         assert acquisition.read(5)
         assert acquisition.epoch == 6
 
 
 def test_an_owner_entry_lists_all_owners_before_it_also_a_late_one() -> None:
     known = {4: OwnerEpoch(4, "c"), 5: OwnerEpoch(5, "d", 7, 90)}
-    acquisition = Acquisition("new", 5, owner_id="e", owners=known)
+    acquisition = Acquisition("new", 6, owner_id="e", known=known)
     assert acquisition.owners == (*known.values(), OwnerEpoch(6, "e"))
     late = known | {6: OwnerEpoch(6, "1a7e")}
     assert not acquisition.read(6, late), "it is told of before anything is answered"
@@ -233,7 +233,7 @@ class TestSkippedIds:
     """Each owner of an embedded log leases ids far above its predecessor's: an older copy may have been restored."""
 
     def test_an_owner_sees_leases_that_became_durable_late(self) -> None:
-        acquisition = Acquisition("new", 5, owner_id="ff", last=20)
+        acquisition = Acquisition("new", 6, owner_id="ff", last=20)
         assert acquisition.owners[-1] == OwnerEpoch(6, "ff", 21, 21 + 0xFF)
         assert not acquisition.read(0, {}, 30)
         assert acquisition.owners[-1] == OwnerEpoch(7, "ff", 31, 31 + 0xFF)

@@ -348,7 +348,7 @@ def test_the_lowest_of_what_has_ended_is_written_down_and_what_was_stays_covered
 
 def test_an_owner_entry_lists_as_many_owners_as_a_message_holds() -> None:
     older = {epoch: OwnerEpoch(epoch, f"{epoch:032}", 2**62, 2**63) for epoch in range(1, 900)}
-    entry = Acquisition("o" * 100, 899, "h" * 200, "a" * 32, older, LIMIT, last=2**62).entry()
+    entry = Acquisition("o" * 100, 900, "h" * 200, "a" * 32, older, LIMIT, last=2**62).entry()
     assert size(entry) <= LIMIT
     owner = decode(entry)
     assert isinstance(owner, Owner)

@@ -201,7 +201,7 @@ class Coordinator:
         """The topic and its messages are gone."""
         if self._enter(now):
             self._core.markers.forget_topic(topic)
-            self._takeover.topic_deleted(topic)
+            self._takeover.awaited_markers.discard(topic)
             self._completion.topic_deleted(topic)
             self._registration.topic_deleted(topic)
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_io.errors import MessageTooLarge
@@ -157,18 +158,16 @@ TRANSITIONS = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A member of a group. `heard`: the time of its last heartbeat; `away`: the time when its connection broke."""
 
-    __slots__ = ("away", "heard", "name", "partitions", "session", "topics")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.session = ""
-        self.partitions: dict[str, str] = {}
-        self.topics: frozenset[str] = frozenset()
-        self.heard = 0.0
-        self.away: float | None = None
+    name: str
+    session: str = ""
+    partitions: dict[str, str] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
+    heard: float = 0.0
+    away: float | None = None
 
 
 class Members:
@@ -197,9 +196,7 @@ class Members:
 
     def heartbeat(self, heartbeat: GroupHeartbeat, session: str, now: float) -> None:
         """A member joins or stays, and reports which partitions it can read."""
-        member = self.by_name.get(heartbeat.member)
-        if member is None:
-            member = self.by_name[heartbeat.member] = Member(heartbeat.member)
+        member = self.by_name.setdefault(heartbeat.member, Member(heartbeat.member))
         member.session, member.heard, member.away = session, now, None
         partitions = dict(zip(heartbeat.partitions, heartbeat.topics, strict=True))
         if not member.partitions or partitions != member.partitions:
@@ -280,19 +277,19 @@ MAX_PARTITIONS = 10_000
 """Limits of one group."""
 
 
+@dataclass
 class ConsumerGroups:
     """The consumer groups of a coordinator.
 
     Positions include what is on its way to the decision log: all later entries follow it there.
     """
 
-    def __init__(self, core: Core, states: dict[str, ConsumersState]) -> None:
-        self._core = core
-        self._states = states
-        self._members: dict[str, Members] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}
-        """How many positions a group had when its entry was measured, and the bytes."""
-        self._waiting: dict[str, list[tuple[str, int, str]]] = {}
+    _core: Core
+    _states: dict[str, ConsumersState]
+    _members: dict[str, Members] = field(default_factory=dict)
+    _sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many positions a group had when its entry was measured, and the bytes."""
+    _waiting: dict[str, list[tuple[str, int, str]]] = field(default_factory=dict)
 
     def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
         """The name, generation, and positions by topic of each group."""
@@ -317,11 +314,9 @@ class ConsumerGroups:
             self._core.answer(session, request, refusal)
             return
         state = self._states.setdefault(group, ConsumersState())
-        state.generation += 1
-        state.group = 0
+        joined = Joined(state.generation + 1, tuple(state.positions.items()))
+        self._next_generation(group, lambda: self._core.answer(session, request, joined))
         self.members(group).fence(state.generation)
-        joined = Joined(state.generation, tuple(state.positions.items()))
-        self._core.journal.put(self._entry(group, state), lambda: self._core.answer(session, request, joined))
 
     def forget(self, request: int, group: str, topic: str | None) -> None:
         """Delete a group's positions on a topic and its partitions, or on all. Answered with Done, or an error."""
@@ -338,10 +333,18 @@ class ConsumerGroups:
             self._sizes.pop(group, None)
             for name in gone:
                 del state.positions[name]
-            state.generation += 1
-            state.group = 0
+            self._next_generation(group, lambda: self._core.answer("", request, Done()))
             self.members(group).fence(state.generation)
-            self._core.journal.put(self._entry(group, state), lambda: self._core.answer("", request, Done()))
+
+    def _next_generation(self, group: str, on_durable: Callable[[], None]) -> None:
+        """Start the group's next generation: write it with all positions."""
+        self._states[group].generation += 1
+        self._write(group, on_durable)
+
+    def _write(self, group: str, on_durable: Callable[[], None] | None = None) -> None:
+        state = self._states[group]
+        state.group = 0
+        self._core.journal.put(Consumers(group, state.generation, tuple(state.positions.items())), on_durable)
 
     def refusal(self, positions: tuple[ConsumerPosition, ...]) -> Error | None:
         """Why a transaction that consumed these can't commit; None if it can."""
@@ -375,19 +378,17 @@ class ConsumerGroups:
             state.positions[topic] = end
             state.group = number
 
-    def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
-        """Whether the positions that only this group of decisions has fit into other entries."""
-        return all(self._too_large(name) is None for name in self._recorded_only_in(group, consumers))
+    def repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
+        """Before a group of decisions is deleted from the log, write positions that only it has to other entries.
 
-    def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
-        """Before a group of decisions is deleted from the log, write positions that only it has to other entries."""
-        for name in self._recorded_only_in(group, consumers):
-            state = self._states[name]
-            state.group = 0
-            self._core.journal.put(self._entry(name, state))
-
-    def _recorded_only_in(self, group: int, consumers: tuple[str, ...]) -> list[str]:
-        return [name for name in consumers if name in self._states and self._states[name].group == group]
+        Return False, and write nothing, if they don't fit.
+        """
+        names = [name for name in consumers if name in self._states and self._states[name].group == group]
+        if any(self._too_large(name) is not None for name in names):
+            return False
+        for name in names:
+            self._write(name)
+        return True
 
     # Members
 
@@ -460,16 +461,12 @@ class ConsumerGroups:
 
     def _set_initial_positions(self, heartbeat: GroupHeartbeat) -> bool:
         """Set the group's position on topics that it has not consumed before. True: there are such topics."""
+        if not heartbeat.ends:
+            return False
         state = self._states.setdefault(heartbeat.group, ConsumersState())
-        known = {
-            topic for topic, name in zip(heartbeat.topics, heartbeat.partitions, strict=True) if name in state.positions
-        }
-        ends = heartbeat.ends or (EARLIEST,) * len(heartbeat.partitions)
-        begun = {
-            name: end
-            for topic, name, end in zip(heartbeat.topics, heartbeat.partitions, ends, strict=True)
-            if topic not in known and heartbeat.ends
-        }
+        rows = list(zip(heartbeat.topics, heartbeat.partitions, heartbeat.ends, strict=True))
+        known = {topic for topic, name, _ in rows if name in state.positions}
+        begun = {name: end for topic, name, end in rows if topic not in known}
         state.positions |= begun
         return bool(begun)
 
@@ -483,12 +480,10 @@ class ConsumerGroups:
         members = self._members[group]
         state = self._states.setdefault(group, ConsumersState())
         if members.rebalance(state.generation + 1) or changed:
-            state.generation += 1
-            state.group = 0
             members.pending_generations += 1
-            self._core.journal.put(self._entry(group, state), lambda: self._written(group))
+            self._next_generation(group, lambda: self._generation_durable(group))
 
-    def _written(self, group: str) -> None:
+    def _generation_durable(self, group: str) -> None:
         self._members[group].pending_generations -= 1
         self._answer_waiting(group)
 
@@ -505,6 +500,3 @@ class ConsumerGroups:
             # A member that was removed while it waited joins again, and gets its assignment then.
             unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
             self._core.answer(session, request, MemberAssignments(state.generation, assignments, unsettled))
-
-    def _entry(self, name: str, state: ConsumersState) -> Consumers:
-        return Consumers(name, state.generation, tuple(state.positions.items()))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from broker_io.position import Position
 from txnbuffer.coordinator.decisions import (
+    ENDED_KEY,
     Consumers,
     EndedIds,
-    Entry,
     Group,
     Lease,
     LowWaterMark,
@@ -109,14 +110,9 @@ class History:
         return gaps if end <= last + 1 else [*gaps, (last + 1, end - 1)]
 
     def apply(self, message: Message) -> None:
-        entry = decode(message)
-        if entry is None:
-            self._forget((message.key or b"").decode())
-        else:
-            self._apply_entry(entry)
-
-    def _apply_entry(self, entry: Entry) -> None:
-        match entry:
+        match entry := decode(message):
+            case None:
+                self._forget((message.key or b"").decode())
             case Owner(epoch=epoch, owners=owners):
                 self.epoch, self.owned = max(self.epoch, epoch), True
                 self.owners.update({one.epoch: one for one in owners})
@@ -178,20 +174,13 @@ class History:
 
     def _forget(self, key: str) -> None:
         kind, _, rest = key.partition("-")
-        if kind in ("group", "mark", "lease") and not rest.isdecimal():
+        numbered: dict[str, dict[int, Any]] = {"group": self.groups, "mark": self.marks, "lease": self.leases}
+        named: dict[str, dict[str, Any]] = {"topic": self.topics, "name": self.names, "consumers": self.consumers}
+        if kind in numbered and not rest.isdecimal():
             raise UnreadableDecision(f"decision log: {key!r} is not a key of a {kind}; restore the log from a backup")
-        match kind:
-            case "group":
-                self.groups.pop(int(rest), None)
-            case "mark":
-                self.marks.pop(int(rest), None)
-            case "ended":
-                self.ended = BitMap64()
-            case "lease":
-                self.leases.pop(int(rest), None)
-            case "topic":
-                self.topics.pop(rest, None)
-            case "name":
-                self.names.pop(rest, None)
-            case "consumers":
-                self.consumers.pop(rest, None)
+        if kind in numbered:
+            numbered[kind].pop(int(rest), None)
+        elif kind in named:
+            named[kind].pop(rest, None)
+        elif kind == ENDED_KEY:
+            self.ended = BitMap64()

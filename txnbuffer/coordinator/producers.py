@@ -13,6 +13,8 @@ begin. So a late participant gets an error, instead of leaving a transaction ope
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import Name
 from txnbuffer.coordinator.history import NameState
@@ -42,10 +44,9 @@ class NamedProducers:
         """Make the session the holder; the caller has aborted the `attempts` of the former holder."""
         state = self._states.setdefault(name, NameState())
         state.epoch += 1
-        state.group = 0
         state.deleted = False
         opened = NameOpened(state.epoch, state.committed)
-        self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
+        self._write(name, state, lambda: self._core.answer(session, request, opened))
 
     def delete(self, session: str, request: int, name: str, over: int) -> None:
         """Delete the name and fence its holder; its numbers up to `over` count as finished."""
@@ -55,14 +56,14 @@ class NamedProducers:
             return
         self._states[name] = state
         state.epoch += 1
-        state.committed, state.group = over, 0
+        state.committed = over
         state.deleted = True
 
         def deleted() -> None:
             self._note_deleted(name, state)
             self._core.answer(session, request, Done())
 
-        self._core.journal.put(self._entry(name, state), deleted)
+        self._write(name, state, deleted)
 
     def _note_deleted(self, name: str, state: NameState) -> None:
         core = self._core
@@ -132,8 +133,7 @@ class NamedProducers:
         for name in names:
             state = self._states.get(name)
             if state is not None and state.group == group:
-                state.group = 0
-                self._core.journal.put(self._entry(name, state))
+                self._write(name, state)
 
     def forgettable(self, oldest_group: int) -> list[str]:
         """The keys of deleted names that no group from `oldest_group` on mentions."""
@@ -146,8 +146,9 @@ class NamedProducers:
                     keys.append(f"name-{name}")
         return keys
 
-    def _entry(self, name: str, state: NameState) -> Name:
-        return Name(name, state.epoch, state.committed, state.deleted)
+    def _write(self, name: str, state: NameState, on_durable: Callable[[], None] | None = None) -> None:
+        state.group = 0
+        self._core.journal.put(Name(name, state.epoch, state.committed, state.deleted), on_durable)
 
 
 def _remove(known: dict[str, dict[int, TransactionState]], name: str, transaction: TransactionState) -> None:

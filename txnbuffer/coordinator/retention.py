@@ -81,14 +81,13 @@ class OutcomeRetention:
     def _forget_groups(self) -> None:
         """Delete groups that are settled and no longer remembered, and whose ids a durable entry covers."""
         core, keys = self._core, []
-        kept: deque[GroupRecord] = deque()
+        kept: list[GroupRecord] = []
         uncovered = False
         while self._groups and self._groups[0].decided_at + core.config.remember <= core.now:
             record = self._groups.popleft()
             covered = record.unsettled == 0 and self._covered(record)
-            if covered and self._consumer_groups.may_repeat(record.number, record.consumers):
+            if covered and self._consumer_groups.repeat(record.number, record.consumers):
                 self._producers.repeat(record.number, record.names)
-                self._consumer_groups.repeat(record.number, record.consumers)
                 keys.append(f"group-{record.number}")
             else:
                 kept.append(record)

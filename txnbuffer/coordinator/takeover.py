@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
@@ -35,14 +36,15 @@ from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import ENDED_STATE, LARGEST_LIMIT, State, WriteEpochMarker
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
-from txnbuffer.coordinator.transaction import GroupRecord, TransactionState, bitmap_of, within
+from txnbuffer.coordinator.transaction import TransactionState, bitmap_of, within
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 
 
 class TakeOver:
     """Finishes the transactions of older owners.
 
-    `horizon` is the highest id that an older owner leased. `ready`: the takeover is complete.
+    `horizon` is the highest id that an older owner leased. `ready`: the takeover is complete. `awaited_markers` has the
+    topics whose log is not applied up to our epoch marker yet.
     """
 
     def __init__(
@@ -61,11 +63,9 @@ class TakeOver:
         self._one_phase_outcomes = (BitMap64(), BitMap64())
         self._unsettled: set[int] = set()
         self._waiting: list[Callable[[], None]] = []
-        self._awaited_markers = {topic for topic, one_phase in history.topics.items() if one_phase}
+        self.awaited_markers = {topic for topic, one_phase in history.topics.items() if one_phase}
         self._load(history)
-        core.effects += [
-            WriteEpochMarker(topic, core.markers.epoch_marker()) for topic in sorted(self._awaited_markers)
-        ]
+        core.effects += [WriteEpochMarker(topic, core.markers.epoch_marker()) for topic in sorted(self.awaited_markers)]
         self.ready = False
         self.advance()
 
@@ -79,17 +79,14 @@ class TakeOver:
 
     def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
         """The topic's log is applied up to our epoch marker, and these ids had ended there."""
-        if topic in self._awaited_markers:
-            self._awaited_markers.discard(topic)
+        if topic in self.awaited_markers:
+            self.awaited_markers.discard(topic)
             self._one_phase_outcomes[Outcome.COMMIT].update(committed)
             self._one_phase_outcomes[Outcome.ABORT].update(aborted)
 
-    def topic_deleted(self, topic: str) -> None:
-        self._awaited_markers.discard(topic)
-
     def advance(self) -> None:
         """Complete the takeover if all its steps are done."""
-        if self._awaited_markers:
+        if self.awaited_markers:
             return
         self._unsettled = {least for least in self._unsettled if self._completion.can_complete(least)}
         if self._unsettled:
@@ -126,46 +123,37 @@ class TakeOver:
         for mark in history.marks.values():
             core.outcomes.update(mark.aborted, Outcome.ABORT, mark.raised_at / 1000)
             core.outcomes.update(mark.committed, Outcome.COMMIT, mark.raised_at / 1000)
-        unsettled = [pair for group in history.groups.values() for pair in self._load_group(group)]
+        unsettled = [transaction for group in history.groups.values() for transaction in self._load_group(group)]
         for lease in history.leases.values():
             self._sessions.load(lease, core.now)
-        for record, transaction in unsettled:
-            self._load_unsettled(record, transaction)
+        for transaction in unsettled:
+            transaction.block = self._sessions.locate(transaction.txn.least)
+            core.live[transaction.txn.least] = transaction
+            self._unsettled.add(transaction.txn.least)
+            if transaction.state is State.ABORTED:
+                transaction.reason = "it had ended before"
+            self._completion.publish(transaction)
         taken = self._sessions.used_unleased = core.progress.settled.bitmap() | bitmap_of(core.live)
         taken.remove_range(0, self.horizon + 1)
 
-    def _load_group(self, group: Group) -> list[tuple[GroupRecord, TransactionState]]:
+    def _load_group(self, group: Group) -> list[TransactionState]:
         """Remember the decisions of a group; returns its transactions that are not settled."""
-        core, unsettled = self._core, []
-        decided_at = group.decided_at / 1000
-        record = group_record(group, 0)
-        self._retention.add(record)
+        core = self._core
         aborted, committed, rows = group.rows.split(core.progress)
+        record = group_record(group, len(rows))
+        self._retention.add(record)
+        unsettled = []
         for least, outcome, topics, records in rows:
-            transaction = TransactionState(TxnId(core.shard, least), None, None)
-            transaction.topics, transaction.records = topics, records
-            transaction.state = ENDED_STATE[outcome]
-            unsettled.append((record, transaction))
-        retired = BitMap64()
+            transaction = TransactionState(TxnId(core.shard, least), None, None, ENDED_STATE[outcome])
+            transaction.topics, transaction.records, transaction.group = topics, records, record
+            unsettled.append(transaction)
         for first, count in group.retired:
-            retired.add_range(first, first + count)
+            aborted.add_range(first, first + count)
         for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
-            core.outcomes.update(ids, outcome, decided_at)
+            core.outcomes.update(ids, outcome, record.decided_at)
             core.progress.settled.update(ids)
-        core.outcomes.update(retired, Outcome.ABORT, decided_at)
-        core.progress.settled.update(retired)
         core.progress.settled.drop_up_to(core.progress.low_water_mark)
         return unsettled
-
-    def _load_unsettled(self, record: GroupRecord, transaction: TransactionState) -> None:
-        transaction.block = self._sessions.locate(transaction.txn.least)
-        transaction.group = record
-        record.unsettled += 1
-        self._core.live[transaction.txn.least] = transaction
-        self._unsettled.add(transaction.txn.least)
-        if transaction.state is State.ABORTED:
-            transaction.reason = "it had ended before"
-        self._completion.publish(transaction)
 
 
 MAX_OWNERS = 1000
@@ -176,47 +164,38 @@ SKIP_BITS = 24
 """An owner skips up to 1 / 2**24 of the remaining ids: after 2**24 owners, three fifths remain."""
 
 
+@dataclass
 class Acquisition:
     """How a new owner finds its epoch: append `entry()`, read the log up to it, call `read`, until that returns True.
 
-    `highest_epoch` is the highest epoch in the log so far, or 0. `address` is where clients connect to the owner.
-    `owner_id` is its random id. `owners` has the owners in the log, by epoch; the entry lists the newest of them, as
-    many as fit into `max_bytes`. `last` is the highest transaction id that they are known to have leased, if owners of
-    a lost part of the log may have leased higher ones; None otherwise.
+    `epoch` is above the highest epoch in the log so far. `address` is where clients connect to the owner. `owner_id` is
+    its random id. `known` has the owners in the log, by epoch; the entry lists the newest of them, as many as fit into
+    `max_bytes`. `last` is the highest transaction id that they are known to have leased, if owners of a lost part of
+    the log may have leased higher ones; None otherwise.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        highest_epoch: int,
-        address: str = "",
-        owner_id: str = "",
-        owners: Mapping[int, OwnerEpoch] | None = None,
-        max_bytes: int = LARGEST_LIMIT,
-        last: int | None = None,
-    ) -> None:
-        self._owner = owner
-        self._address = address
-        self.epoch = highest_epoch + 1
-        self._id = owner_id
-        self._owners = dict(owners or {})
-        self._max_bytes = max_bytes
-        self._last = last
+    owner: str
+    epoch: int
+    address: str = ""
+    owner_id: str = ""
+    known: Mapping[int, OwnerEpoch] = field(default_factory=dict)
+    max_bytes: int = LARGEST_LIMIT
+    last: int | None = None
 
     def entry(self) -> Message:
-        return encode(Owner(self.epoch, self._owner, self._address, self.owners))
+        return encode(Owner(self.epoch, self.owner, self.address, self.owners))
 
     @property
     def owners(self) -> tuple[OwnerEpoch, ...]:
         """The newest owners, this one the last."""
-        if not self._id:
+        if not self.owner_id:
             return ()
-        own = OwnerEpoch(self.epoch, self._id)
-        if self._last is not None:
-            own = own._replace(skipped=self._last + 1, first=first_transaction_id(self._last, self._id))
-        older = sorted(one for one in self._owners.values() if one.epoch < self.epoch)
+        own = OwnerEpoch(self.epoch, self.owner_id)
+        if self.last is not None:
+            own = own._replace(skipped=self.last + 1, first=first_transaction_id(self.last, self.owner_id))
+        older = sorted(one for one in self.known.values() if one.epoch < self.epoch)
         kept = [*older[1 - MAX_OWNERS :], own]
-        while len(kept) > 1 and len(json.dumps(kept)) > self._max_bytes - ENTRY_BYTES:
+        while len(kept) > 1 and len(json.dumps(kept)) > self.max_bytes - ENTRY_BYTES:
             del kept[: len(kept) // 8 + 1]
         return tuple(kept)
 
@@ -225,11 +204,13 @@ class Acquisition:
 
         False: append another entry.
         """
-        others = {at: one for at, one in (owners or {}).items() if one.id != self._id and self._owners.get(at) != one}
-        if highest < self.epoch and not others and last == self._last:
+        others = {
+            at: one for at, one in (owners or {}).items() if one.id != self.owner_id and self.known.get(at) != one
+        }
+        if highest < self.epoch and not others and last == self.last:
             return True
-        self._last = last
-        self._owners |= others
+        self.last = last
+        self.known = {**self.known, **others}
         self.epoch = max(highest, self.epoch) + 1
         return False
 

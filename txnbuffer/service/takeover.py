@@ -285,7 +285,7 @@ def acquire_decisions(
     history = log.history
     drawn = current().randomness.token(16).hex()
     acquisition = Acquisition(
-        identity.owner, history.epoch, identity.address, drawn, history.owners, max_bytes, last(history)
+        identity.owner, history.epoch + 1, identity.address, drawn, history.owners, max_bytes, last(history)
     )
     while True:
         at = writer.append(Batch.of([acquisition.entry()])).result().first
