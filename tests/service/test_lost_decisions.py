@@ -18,7 +18,18 @@ from snapshots.shards import ONLY
 from tests.cluster_app import cluster_engine
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import CoordinatorState
-from txnbuffer.coordinator.decisions import TOPIC, EndedIds, Group, Lease, LowWaterMark, Owner, Retired, Row, encode
+from txnbuffer.coordinator.decisions import (
+    TOPIC,
+    DecisionRows,
+    EndedIds,
+    Group,
+    Lease,
+    LowWaterMark,
+    Owner,
+    Retired,
+    Row,
+    encode,
+)
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.takeover import ID_MARGIN, data_loss_evidence, recovery_entries
@@ -40,7 +51,7 @@ def told(
 WHOLE = [
     encode(Owner(3, "a")),
     encode(Lease(11, 10, "s", 0)),
-    encode(Group(7, 3, 0, [Row(40, Outcome.ABORT, (), ())], (Retired(50, 2),))),
+    encode(Group(7, 3, 0, DecisionRows.of([Row(40, Outcome.ABORT, (), ())]), (Retired(50, 2),))),
     encode(EndedIds(BitMap64([60]))),
     encode(LowWaterMark(1, 10, 0, BitMap64(), BitMap64())),
 ]
