@@ -59,8 +59,8 @@ def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> Non
     log.trim(mine.first_ledger)
     differences = diff_states(mine, log)
     assert differences == [], differences
-    assert owner.sequencer(topic).next_seqno == sequencer.next_seqno
-    assert owner.sequencer(topic).first_seqnos == sequencer.first_seqnos
+    assert owner.followed(topic).numbered.next_seqno == sequencer.next_seqno
+    assert owner.followed(topic).numbered.first_seqnos == sequencer.first_seqnos
 
 
 def put(broker: MemoryBroker, *messages: Message, topic: str = SNAPSHOT_TOPIC) -> list[Position]:

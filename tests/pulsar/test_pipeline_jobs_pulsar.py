@@ -50,4 +50,4 @@ def test_jobs_on_a_cluster(
     with SnapshotManager(again) as manager:
         manager.recover()
         assert manager.problems == {}
-        assert manager.sequencer("orders").next_seqno == rows[0]["visible_records"] + 1
+        assert manager.followed("orders").numbered.next_seqno == rows[0]["visible_records"] + 1

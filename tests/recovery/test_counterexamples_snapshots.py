@@ -66,12 +66,12 @@ def test_h15_seqnos_are_the_same_after_every_recovery():
         owner.pump()
         owner.snapshot(T)
         owner = manager_on(broker)
-        assert owner.sequencer(T).next_seqno == 3
+        assert owner.followed(T).numbered.next_seqno == 3
         assert owner.trim(T, 10**6) == broker.ledgers(T)[0].ledger
     assert broker.first_position(T) == Position(broker.ledgers(T)[0].ledger, 0)
     writer.commit(1)
     owner = manager_on(broker)
-    assert owner.sequencer(T).next_seqno == 3 + 1 + 3 + 7
+    assert owner.followed(T).numbered.next_seqno == 3 + 1 + 3 + 7
     assert_true(owner, broker, T)
 
 

@@ -72,7 +72,7 @@ def test_a_snapshot_of_nothing_but_an_open_transaction(broker: Broker, restarts:
         assert [(record.seqno, record.value) for record in batch] == [(5, b"e"), (6, b"f")]
     owner.pump()
     owner.snapshot(T)
-    assert owner.sequencer(T).next_seqno == 7
+    assert owner.followed(T).numbered.next_seqno == 7
     assert load(broker, T).sequencer.next_seqno == 7
     owner.close()
 
@@ -86,7 +86,7 @@ def test_what_outgrows_memory_is_read_again_from_the_ledger_that_is_left(broker:
     writer.commit(2)
     owner.pump()
     assert owner.problems == {}
-    assert owner.sequencer(T).next_seqno == 7
+    assert owner.followed(T).numbered.next_seqno == 7
     owner.close()
 
 

@@ -57,4 +57,4 @@ def test_golden_directory_is_taken_over_by_an_owner(directory):
                 assert owner.problems == {}
                 assert owner.notes == []
                 for topic in TOPICS:
-                    check(topic, broker, owner.buffer(topic), owner.sequencer(topic).next_seqno)
+                    check(topic, broker, owner.buffer(topic), owner.followed(topic).numbered.next_seqno)

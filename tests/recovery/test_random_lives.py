@@ -129,6 +129,6 @@ def test_snapshots_always_lead_to_what_the_log_says(life):
     assert set(before[1]) <= set(after[1])  # what trimmed ledgers needed may be dropped only later
     if not one.trimmed:
         assert after[0].differences(before[0]) == []
-    assert successor.sequencer(T).next_seqno == one.owner.sequencer(T).next_seqno
+    assert successor.followed(T).numbered.next_seqno == one.owner.followed(T).numbered.next_seqno
     loaded = load(one.broker, T)
     assert set(loaded.buffer.aborted.ids()) <= set(after[1])

@@ -55,7 +55,7 @@ def test_a_rebuilt_snapshot_equals_the_log(seed: int, lost: bool) -> None:
             assert manager.topics == [*before]
             for one in found:
                 assert len(manager.buffer(one.topic).aborted) == one.aborts
-                assert manager.sequencer(one.topic).next_seqno - 1 == one.visible_records
+                assert manager.followed(one.topic).numbered.next_seqno - 1 == one.visible_records
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -58,12 +58,12 @@ def test_a_life_on_any_broker(broker):
     assert first == broker.ledgers(T)[0].ledger == broker.ledgers(T)[-3].ledger
     assert set(owner.buffer(T).aborted.ids()) < set(mask)
     kept = owner.buffer(T).snapshot_state()
-    numbers = owner.sequencer(T).snapshot_state()
+    numbers = owner.followed(T).numbered.snapshot_state()
     owner.close()
     broker.compact(SNAPSHOT_TOPIC)
     again = manager_on(broker)
     assert again.buffer(T).snapshot_state().differences(kept) == []
-    assert again.sequencer(T).next_seqno == numbers.next_seqno
+    assert again.followed(T).numbered.next_seqno == numbers.next_seqno
     again.close()
 
 
@@ -73,7 +73,7 @@ def test_registering_makes_the_first_snapshot_durable(broker):
     owner.register(T)
     assert entries(broker, T).end is not None
     assert owner.buffer(T).applied == broker.last_position(T)
-    assert owner.sequencer(T).next_seqno == 3
+    assert owner.followed(T).numbered.next_seqno == 3
     last = broker.last_position(SNAPSHOT_TOPIC)
     owner.register(T)
     assert broker.last_position(SNAPSHOT_TOPIC) == last
@@ -254,7 +254,7 @@ def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
         writer.plain("b", "c")
         owner.pump()
         assert owner._followed[T].decided._held_bytes <= 1000
-    assert owner.sequencer(T).next_seqno == 2
+    assert owner.followed(T).numbered.next_seqno == 2
     writer.commit(500)
     owner.pump()
     assert_true(owner, broker, T)

@@ -33,10 +33,10 @@ def test_undecided_messages_read_again_are_sequenced_later():
     owner.pump()
     writer.commit(1)
     owner.pump()
-    assert owner.sequencer(T).next_seqno == 4
+    assert owner.followed(T).numbered.next_seqno == 4
     writer.commit(2)
     owner.pump()
-    assert owner.sequencer(T).next_seqno == 7
+    assert owner.followed(T).numbered.next_seqno == 7
     assert_true(owner, broker, T)
 
 
@@ -55,7 +55,7 @@ def test_sequencing_that_has_caught_up_needs_no_older_ledgers():
         owner.snapshot(T)
         assert owner.trim(T, 10**6) == broker.ledgers(T)[-1].ledger
     assert owner.problems == {}
-    assert owner.sequencer(T).next_seqno == 9
+    assert owner.followed(T).numbered.next_seqno == 9
 
 
 def test_segments_that_wait_to_be_written_are_not_dropped():
@@ -66,7 +66,7 @@ def test_segments_that_wait_to_be_written_are_not_dropped():
     writer.plain("p")
     owner.pump()
     followed = owner._followed[T]
-    followed.plan(owner.epoch)
+    followed.capture(owner.epoch)
     assert len(followed.writer.waiting) == 2
     assert not drop_segments(broker, SNAPSHOT_TOPIC, followed, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 7

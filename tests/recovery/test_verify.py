@@ -173,7 +173,7 @@ def test_states_are_compared_to_the_last_id():
     assert "aborted, only in the first: 1" in diff_states(one, two)[0]
     one.suppressed.add(Position(10**6, 0), Position(10**6, 1))
     assert "suppressed, only in the first" in diff_states(one, two)[1]
-    assert numbers.next_seqno == owner.sequencer(T).next_seqno
+    assert numbers.next_seqno == owner.followed(T).numbered.next_seqno
 
 
 @pytest.mark.parametrize("snapshotted", [True, False])

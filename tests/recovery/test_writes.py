@@ -35,7 +35,7 @@ def before_the_write(**options):
     abort_some(writer, *range(20, 11, -1))  # not in the order of their numbers
     writer.plain("p")
     owner.pump()
-    plan, _ = owner._followed[T].plan(owner.epoch)
+    plan = owner._followed[T].capture(owner.epoch).plan
     return broker, owner, plan
 
 

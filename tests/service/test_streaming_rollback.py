@@ -98,7 +98,7 @@ def test_a_rebuilt_topic_continues_with_its_history() -> None:
     log.records(9, "more")
     log.commit(9)
     manager.pump()
-    assert manager.sequencer("t").next_seqno == 9
+    assert manager.followed("t").numbered.next_seqno == 9
 
 
 def test_where_a_ledger_is_missing_in_the_middle_history_branches_before_it() -> None:
@@ -110,7 +110,7 @@ def test_where_a_ledger_is_missing_in_the_middle_history_branches_before_it() ->
     again.rebuild("t")
     assert [version.seqno for version in versions(again)] == [4, 0]
     assert again.followed("t").cursors == {"cache": 4, "slow": 1}
-    assert again.sequencer("t").next_seqno == 6
+    assert again.followed("t").numbered.next_seqno == 6
 
 
 def test_a_log_that_was_cut_branches_where_it_ends() -> None:

@@ -115,7 +115,7 @@ def test_p6_a_zombie_write_is_refused_or_ignored():
         writer.records(txn, "x")
         writer.abort(txn)
     zombie.pump()
-    plan, _ = zombie._followed["t"].plan(zombie.epoch)
+    plan = zombie._followed["t"].capture(zombie.epoch).plan
     owner = manager_on(broker)
     owner.snapshot("t")
     with pytest.raises(OwnershipLost):

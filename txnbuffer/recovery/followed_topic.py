@@ -31,7 +31,7 @@ from txnbuffer.recovery.codec import (
     decode_segment,
     encode_state,
 )
-from txnbuffer.recovery.restore import Restored, version_of
+from txnbuffer.recovery.restore import LoadedTopic, version_of
 from txnbuffer.streams.failover import FailoverLog
 
 ASSUMED_REPLAY_RATE = 200_000.0
@@ -106,7 +106,7 @@ class FollowedTopic(LogFollower):
     """
 
     def __init__(
-        self, broker: Broker, restored: Restored, writer: SnapshotWriter, policy: SnapshotPolicy, clock: Clock
+        self, broker: Broker, restored: LoadedTopic, writer: SnapshotWriter, policy: SnapshotPolicy, clock: Clock
     ) -> None:
         super().__init__(
             broker,
@@ -171,15 +171,12 @@ class FollowedTopic(LogFollower):
             self._following = (applied, _following(applied, self._broker.ledgers(self.topic)))
         return self._following[1]
 
-    def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
-        """Plan a snapshot of the current state."""
+    def capture(self, epoch: int) -> CapturedSnapshot:
+        """Plan a snapshot of the current state, and count what it covers."""
         self.writer.add(map(BufferSegmentPayload, self.buffer.take_sealed()))
         state = self.state()
-        return self.writer.plan(epoch, encode_state(state)), state
-
-    def capture(self, epoch: int) -> CapturedSnapshot:
-        """Plan a snapshot, and count what it covers."""
-        return CapturedSnapshot(self, *self.plan(epoch), self.due.messages, self.due.changes)
+        plan = self.writer.plan(epoch, encode_state(state))
+        return CapturedSnapshot(self, plan, state, self.due.messages, self.due.changes)
 
     def written(self, state: TopicState, messages: int, changes: int) -> None:
         """A snapshot is durable; `messages` and `changes`: how many it covers since the one before."""

@@ -25,7 +25,6 @@ from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotPlan, SnapshotWriter, acquire, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import Effect
-from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import (
     DEFAULT_POLICY,
@@ -36,80 +35,17 @@ from txnbuffer.recovery.followed_topic import (
 )
 from txnbuffer.recovery.restore import (
     LOST,
-    Restored,
+    LoadedTopic,
     deletion_complete,
     exists,
     fresh,
     holds_transactions,
-    incarnation_written,
     kept_history,
+    readable_end,
     restore,
     restored_topics,
     topic_deleted,
 )
-
-
-class FollowedTopicFactory:
-    """Creates followed topics. `entries`: all entries of a topic in the snapshot topic, valid or not."""
-
-    def __init__(
-        self, broker: Broker, clock: Clock, policy: SnapshotPolicy, segment_size: int, max_entry_bytes: int
-    ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._policy = policy
-        self._segment_size = segment_size
-        self._max_entry_bytes = max_entry_bytes
-
-    def whole(self, topic: str, entries: TopicEntries, epoch: int) -> FollowedTopic:
-        """From the start of the log. Raises TopicNotFound."""
-        return self._whole(topic, entries, epoch, self._broker.ledgers(topic))
-
-    def begun(self, topic: str, epoch: int, deleted: str | None) -> FollowedTopic:
-        """A topic without a snapshot, applied up to the end of its log; the topic is created if missing.
-
-        Raises SnapshotMissing if the log holds transactions, unless it is the incarnation that was `deleted`.
-        """
-        self._broker.create_topic(topic)
-        ledgers = self._broker.ledgers(topic)
-        followed = self._whole(topic, TopicEntries(), epoch, ledgers)
-        try:
-            if any(ledger.entries for ledger in ledgers):
-                followed.catch_up()
-            if followed.buffer.transactional and deleted != followed.writer.incarnation:
-                raise SnapshotMissing(topic, LOST)
-        except Error:
-            followed.close()
-            raise
-        return followed
-
-    def _whole(self, topic: str, entries: TopicEntries, epoch: int, ledgers: list[Ledger]) -> FollowedTopic:
-        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos start again: older ones cannot be continued
-        incarnation = self._broker.incarnation(topic)
-        return self.restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
-
-    def keep_history(self, followed: FollowedTopic, former: TopicEntries) -> None:
-        """Let readers of a topic whose log was folded again resume where its history is unchanged."""
-        incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
-        uuid = followed.failover.current.uuid
-        kept = kept_history(followed.topic, incarnation, former, ledgers, followed.numbered, uuid)
-        if kept is not None:
-            followed.failover, followed.cursors = kept
-
-    def restored(self, restored: Restored, entries: TopicEntries) -> FollowedTopic:
-        """From the end of a snapshot."""
-        writer = self.writer(restored.topic, restored.incarnation, entries)
-        if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
-            writer.add(map(BufferSegmentPayload, restored.rewrite))
-        return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
-
-    def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
-        """The writer of the topic's next snapshots."""
-        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
-        writer.found(entries)
-        return writer
-
 
 T = TypeVar("T")
 
@@ -132,31 +68,6 @@ class TopicGone(NamedTuple):
     """The topic was deleted, perhaps re-created since, or its deletion was interrupted."""
 
     why: Error
-
-
-def replay_topic(
-    broker: Broker,
-    table: SnapshotTable,
-    snapshot_topic: str,
-    follow: Callable[[Restored, TopicEntries], FollowedTopic],
-    topic: str,
-) -> ReplayedTopic | TopicGone | Error:
-    """Restore and replay a topic with entries. An error stops only this topic, so it is returned."""
-    try:
-        restored = restore(broker, table, topic, snapshot_topic=snapshot_topic)
-    except (SnapshotMissing, TopicNotFound) as error:
-        return TopicGone(error)
-    except Error as error:
-        return error
-    try:
-        followed = follow(restored, table.topics[topic])
-    except Error as error:
-        return error
-    try:
-        return ReplayedTopic(followed, followed.catch_up(), restored.notes)
-    except Error as error:
-        followed.close()
-        return error
 
 
 Floor = Callable[[str], "int | None"]
@@ -188,7 +99,9 @@ class SnapshotManager:
         self._broker = broker
         self._clock = clock or current().clock
         self._snapshot_topic = snapshot_topic
-        self._make = FollowedTopicFactory(broker, self._clock, policy, segment_size, max_entry_bytes)
+        self._policy = policy
+        self._segment_size = segment_size
+        self._max_entry_bytes = max_entry_bytes
         self._floor = floor
         self._each = each
         self._ownership: SnapshotOwnership | None = None
@@ -212,10 +125,16 @@ class SnapshotManager:
 
     def buffer(self, topic: str) -> TransactionBuffer:
         """Raises NotRegistered, or the error that stopped the topic."""
-        return self._followed_topic(topic).buffer
+        return self.followed(topic).buffer
 
-    def sequencer(self, topic: str) -> Sequencer:
-        return self._followed_topic(topic).numbered
+    def followed(self, topic: str) -> FollowedTopic:
+        """Raises NotRegistered, or the error that stopped the topic."""
+        self._owned()
+        if topic in self.problems:
+            raise self.problems[topic]
+        if topic not in self._followed:
+            raise NotRegistered(f"topic {topic} is not followed here: register it first")
+        return self._followed[topic]
 
     # Actions
 
@@ -230,8 +149,7 @@ class SnapshotManager:
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
         topics = restored_topics(table)
-        read = partial(replay_topic, self._broker, table, self._snapshot_topic, self._make.restored)
-        for topic, state in zip(topics, self._each(read, topics), strict=True):
+        for topic, state in zip(topics, self._each(partial(self._replayed, table), topics), strict=True):
             if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
         for followed in self._followed.values() if owner else ():
@@ -258,7 +176,7 @@ class SnapshotManager:
         as `snapshot`: then it is not registered.
         """
         if topic in self._followed or topic in self.problems:
-            self._followed_topic(topic)
+            self.followed(topic)
             return
         followed = prepared or self.prepare(topic)
         try:
@@ -271,12 +189,25 @@ class SnapshotManager:
         self._follow(followed)
 
     def prepare(self, topic: str) -> FollowedTopic:
-        """Query the broker for what `register` needs; may run in any thread.
+        """Create a topic if it is missing, and replay its log, for `register`; may run in any thread.
 
-        Raises InvalidTopicName, and SnapshotMissing if the log holds transactions whose snapshot was lost.
+        Raises InvalidTopicName, and SnapshotMissing if the log holds transactions, unless its snapshot was deleted.
         """
         check_data_topic(topic)
-        return self._make.begun(topic, self._owned().epoch, self._deleted.get(topic))
+        self._owned()
+        deleted = self._deleted.get(topic)
+        self._broker.create_topic(topic)
+        ledgers = self._broker.ledgers(topic)
+        followed = self._whole(topic, TopicEntries(), ledgers)
+        try:
+            if any(ledger.entries for ledger in ledgers):
+                followed.catch_up()
+            if followed.buffer.transactional and deleted != followed.writer.incarnation:
+                raise SnapshotMissing(topic, LOST)
+        except Error:
+            followed.close()
+            raise
+        return followed
 
     def rebuild(self, topic: str) -> None:
         """Replace the snapshot of a topic, however damaged, by the state that its log still gives.
@@ -287,7 +218,7 @@ class SnapshotManager:
         entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
         if (followed := self._followed.pop(topic, None)) is not None:
             followed.close()
-        self._begin(self._make.whole(topic, entries, self.epoch), entries)
+        self._begin(self._whole(topic, entries, self._broker.ledgers(topic)), entries)
 
     def recreate(self, topic: str) -> None:
         """Follow a topic that was missing: the same one from its snapshot, a re-created one from the start of its log.
@@ -300,14 +231,13 @@ class SnapshotManager:
         table = scan(self._broker, self._snapshot_topic, topic)
         entries = table.topics.get(topic, TopicEntries())
         try:
-            followed = self._make.restored(
-                restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic), entries
-            )
+            restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
+            followed = self._restored(restored, entries)
         except SnapshotMissing:
             found_missing = topic in self._recreated or isinstance(self.problems.get(topic), TopicNotFound)
             if not entries and not found_missing and holds_transactions(self._broker, topic):
                 raise SnapshotMissing(topic, LOST) from None
-            followed = self._make.whole(topic, entries, self.epoch)
+            followed = self._whole(topic, entries, self._broker.ledgers(topic))
         self._begin(followed)
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
@@ -329,10 +259,6 @@ class SnapshotManager:
         followed = self._followed.get(topic)
         return None if followed is None else self._guarded(topic, partial(followed.apply, placed))
 
-    def followed(self, topic: str) -> FollowedTopic:
-        """The followed topic. Raises NotRegistered, or the error that stopped the topic."""
-        return self._followed_topic(topic)
-
     def stop(self, topic: str, error: Error) -> None:
         """Stop following a topic; `problems` gets the error."""
         self.problems[topic] = stopped_by(topic, error)
@@ -346,14 +272,14 @@ class SnapshotManager:
 
     def snapshot(self, topic: str) -> None:
         """Write a snapshot now. Raises OwnershipLost and errors of the broker; then the next one covers the same."""
-        self._write([self._followed_topic(topic)])
+        self._write([self.followed(topic)])
 
     def trim(self, topic: str, first_ledger: int) -> int:
         """Drop the ledgers below `first_ledger` that nothing needs; return the first ledger that still exists.
 
         Segments whose markers were all trimmed leave the snapshot. Raises as `snapshot`.
         """
-        followed = self._followed_topic(topic)
+        followed = self.followed(topic)
         self._write([followed])
         other = None if self._floor is None else self._floor(topic)
         self._broker.trim(topic, min(first_ledger, followed.floor(), first_ledger if other is None else other))
@@ -364,7 +290,7 @@ class SnapshotManager:
 
     def delete(self, topic: str) -> None:
         """Delete a topic's snapshot. While the data topic exists, which the caller deletes, one entry records this."""
-        followed = self._followed_topic(topic)
+        followed = self.followed(topic)
         self.settle()
         self._delete_keys(followed.writer)
         followed.close()
@@ -405,14 +331,6 @@ class SnapshotManager:
             raise OwnershipLost(self._snapshot_topic, self._ownership.epoch)
         return self._ownership
 
-    def _followed_topic(self, topic: str) -> FollowedTopic:
-        self._owned()
-        if topic in self.problems:
-            raise self.problems[topic]
-        if topic not in self._followed:
-            raise NotRegistered(f"topic {topic} is not followed here: register it first")
-        return self._followed[topic]
-
     def _guarded(self, topic: str, work: Callable[[], T]) -> T | None:
         """Call a function for one topic; an error stops only this topic."""
         try:
@@ -423,16 +341,36 @@ class SnapshotManager:
             self.stop(topic, error)
             return None
 
+    def _replayed(self, table: SnapshotTable, topic: str) -> ReplayedTopic | TopicGone | Error:
+        """Restore and replay a topic with entries; may run in any thread. An error stops only it, so it is returned."""
+        try:
+            restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
+        except (SnapshotMissing, TopicNotFound) as error:
+            return TopicGone(error)
+        except Error as error:
+            return error
+        try:
+            followed = self._restored(restored, table.topics[topic])
+        except Error as error:
+            return error
+        try:
+            return ReplayedTopic(followed, followed.catch_up(), restored.notes)
+        except Error as error:
+            followed.close()
+            return error
+
     def _recovered(self, entries: TopicEntries, topic: str, state: ReplayedTopic | TopicGone | Error) -> list[Effect]:
         if isinstance(state, Error):
             raise state
         if isinstance(state, TopicGone):
-            if not deletion_complete(self._broker, topic, entries):
-                self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
-                self._recreated.add(topic)
-                self.notes.append(f"topic {topic}: removed the rest of its snapshot ({state.why})")
-            else:
-                self._deleted[topic] = incarnation_written(topic, entries)
+            end = readable_end(topic, entries)
+            incarnation = "" if end is None else end.incarnation
+            if deletion_complete(self._broker, topic, entries):
+                self._deleted[topic] = incarnation
+                return []
+            self._delete_keys(self._writer(topic, incarnation, entries))
+            self._recreated.add(topic)
+            self.notes.append(f"topic {topic}: removed the rest of its snapshot ({state.why})")
             return []
         self.notes += state.notes
         self._fallen_back += [topic] if state.notes else []
@@ -505,16 +443,42 @@ class SnapshotManager:
             self.notes.append(note)
 
     def _begin(self, followed: FollowedTopic, former: TopicEntries | None = None) -> None:
-        """Follow a topic once its snapshot is durable. It continues the history in the entries `former`."""
+        """Follow a topic once its snapshot is durable.
+
+        `former`: if the topic was followed from the start of its log again, its entries until now: its readers can
+        resume where the history did not change.
+        """
         try:
             followed.catch_up()
             if former is not None:
-                self._make.keep_history(followed, former)
+                incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
+                uuid = followed.failover.current.uuid
+                kept = kept_history(followed.topic, incarnation, former, ledgers, followed.numbered, uuid)
+                if kept is not None:
+                    followed.failover, followed.cursors = kept
             self._write([followed])
         except BaseException:
             followed.close()
             raise
         self._follow(followed)
+
+    def _whole(self, topic: str, entries: TopicEntries, ledgers: list[Ledger]) -> FollowedTopic:
+        """A topic from the start of its log; `entries`: all that it has in the snapshot topic, valid or not."""
+        branch = f"{self.epoch}-{self._clock.now_ms()}"  # seqnos start again: older ones cannot be continued
+        incarnation = self._broker.incarnation(topic)
+        return self._restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
+
+    def _restored(self, restored: LoadedTopic, entries: TopicEntries) -> FollowedTopic:
+        writer = self._writer(restored.topic, restored.incarnation, entries)
+        if restored.snapshot is not None:
+            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
+            writer.add(map(BufferSegmentPayload, restored.rewrite))
+        return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
+
+    def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
+        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
+        writer.found(entries)
+        return writer
 
     def _follow(self, followed: FollowedTopic) -> None:
         self.problems.pop(followed.topic, None)

@@ -35,7 +35,7 @@ from txnbuffer.recovery.codec import (
     encode_state,
 )
 from txnbuffer.recovery.restore import LoadedTopic, fresh, kept_history, load
-from txnbuffer.recovery.verify import diff_states, from_start, rebuild
+from txnbuffer.recovery.verify import diff_states, rebuild
 
 _ANY_EPOCH = 1
 """The epoch of encoded segments until the owner writes them with its own."""
@@ -70,23 +70,15 @@ class FoldedLog:
 
 
 def fold_log(broker: Broker, topic: str) -> FoldedLog:
-    """Fold the log of a topic. Raises TopicNotFound, ProtocolStopped, PositionTrimmed, Damaged."""
+    """Fold the log of a topic. Raises as `verify.rebuild`, and TopicNotFound."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
-    end = broker.last_position(topic)
-    loaded, problem = from_snapshot(broker, topic)
-    end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
-    segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
-    with from_start(broker, topic, segment_size, keeps_sealed=True) as log:
-        if end is not None:
-            log.replay(end, exactly=True)
-        log.sequence_all()
-    buffer, sequencer, segments = log.buffer, log.numbered, log.buffer.take_sealed()
-    state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
-    written = encode_state(state), tuple(_encoded(topic, segment) for segment in segments)
+    loaded, problem, buffer, sequencer = _read_both(broker, topic, keeps_sealed=True)
+    segments = tuple(_encoded(topic, segment) for segment in buffer.take_sealed())
+    state = encode_state(TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin))
     differences, trimmed = _differences(broker, loaded, buffer)
     return FoldedLog(
         topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
-        len(buffer.ongoing), sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
+        len(buffer.ongoing), sequencer.next_seqno - 1, state, segments, problem, tuple(differences), trimmed,
     )  # fmt: skip
 
 
@@ -95,13 +87,20 @@ def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, l
 
     The log after the snapshot is applied to it, so that both states are as of one position even while a service writes.
     """
-    loaded, problem = from_snapshot(broker, topic)
-    segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
-    until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
-    rebuilt, sequencer = rebuild(broker, topic, segment_size=segment_size, until=until)
+    loaded, problem, rebuilt, sequencer = _read_both(broker, topic)
     if loaded is None:
         return rebuilt, sequencer, [problem], False
     return rebuilt, sequencer, *_differences(broker, loaded, rebuilt)
+
+
+def _read_both(
+    broker: Broker, topic: str, *, keeps_sealed: bool = False
+) -> tuple[LoadedTopic | None, str, TransactionBuffer, Sequencer]:
+    """The result of `from_snapshot`, and buffer and sequencer by the log alone, as of the same position."""
+    loaded, problem = from_snapshot(broker, topic)
+    segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
+    until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
+    return loaded, problem, *rebuild(broker, topic, segment_size=segment_size, until=until, keeps_sealed=keeps_sealed)
 
 
 def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:

@@ -68,13 +68,15 @@ class StoredSnapshot:
     buffer: TransactionBuffer
 
 
-@dataclass(slots=True)
-class Restored:
-    """One topic as its snapshot has it.
+@dataclass(slots=True, eq=False)
+class LoadedTopic:
+    """One topic as its snapshot has it, or one without a snapshot, whose whole log is to be replayed.
 
-    The log is applied after `resume` and sequenced after `sequenced`, both exclusive. `snapshot` is None if the
-    whole log has to be replayed. `rewrite` has its segments if some are not live any more: they have to be written
-    again before an end entry names them. `notes` are messages for operators.
+    Apply the log to `buffer` after `resume`, and sequence it after `sequenced` (both exclusive). `buffer` knows at
+    once what is decided up to `resume`; the rest once it is applied up to the end of the log. The snapshot covers the
+    ledgers from `origin_ledger` on; the log still has those from `first_ledger` on. `rewrite` has the segments of the
+    snapshot if some are not live any more: they have to be written again before an end entry names them. `notes` are
+    messages for operators.
     """
 
     topic: str
@@ -82,6 +84,7 @@ class Restored:
     snapshot: StoredSnapshot | None
     buffer: TransactionBuffer
     sequencer: Sequencer
+    first_ledger: int
     origin_ledger: int
     following_ledger: int
     resume: Position
@@ -91,6 +94,27 @@ class Restored:
     cursors: dict[str, int] = field(default_factory=dict)
     rewrite: list[BufferSegment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def registered(self) -> bool:
+        """Whether it has a snapshot. Without one it has no transactions, and its records have no seqnos yet."""
+        return self.snapshot is not None
+
+    def anchor(self, start: Position) -> tuple[int | None, Position]:
+        """The nearest position at or before `start` whose seqno is known: `(seqno, position)`.
+
+        The first visible record after `position` (exclusive) has that seqno. If none is known, the seqno is None and
+        `position` is right before `start`.
+        """
+        lowest = before_ledger(self.first_ledger)
+        known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
+        if self.registered:
+            known.append((self.sequenced, self.sequencer.next_seqno))
+        usable = [(at, seqno) for at, seqno in known if at == lowest or lowest < at < start]
+        if not usable:
+            return None, max(lowest, Position(start.ledger, start.entry - 1))
+        at, seqno = max(usable)
+        return seqno, at
 
 
 def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
@@ -149,7 +173,7 @@ def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -
 
 def restore(
     broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, fall_back: bool = True
-) -> Restored:
+) -> LoadedTopic:
     """Restore one topic from a scan; the log is not read yet.
 
     Raises SnapshotMissing (also if the topic was re-created since), SnapshotDamaged, UnsupportedSnapshot,
@@ -172,17 +196,18 @@ def restore(
         return restored
 
 
-def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> Restored:
+def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> LoadedTopic:
     snapshot = read_snapshot(topic, entries)
     if snapshot.end.incarnation != incarnation:
         raise SnapshotMissing(topic, "the topic was deleted and re-created since")
     resume, sequenced = resume_positions(topic, snapshot.state, ledgers)
-    return Restored(
+    return LoadedTopic(
         topic,
         incarnation,
         snapshot,
         snapshot.buffer,
         Sequencer.restore(snapshot.state.sequencer),
+        ledgers[0].ledger,
         snapshot.state.origin_ledger,
         snapshot.state.following_ledger,
         resume,
@@ -195,13 +220,13 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
 
 def fresh(
     topic: str, incarnation: str, ledgers: Sequence[Ledger], segment_size: int = SEGMENT_SIZE, branch: str = ""
-) -> Restored:
+) -> LoadedTopic:
     """A topic from the start of its log, without a snapshot; `branch` distinguishes the histories of one topic."""
     origin = ledgers[0].ledger
     start = before_ledger(origin)
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     log = FailoverLog.initial(version_of(topic, incarnation, branch))
-    return Restored(topic, incarnation, None, buffer, sequencer, origin, origin, start, start, log)
+    return LoadedTopic(topic, incarnation, None, buffer, sequencer, origin, origin, origin, start, start, log)
 
 
 def kept_history(
@@ -213,11 +238,8 @@ def kept_history(
     version `uuid` begins. None if no end entry can be read or the start of the log is trimmed: then older seqnos are
     invalid.
     """
-    try:
-        state = _origin(topic, incarnation, entries)
-    except (SnapshotError, BadRecord):
-        return None
-    if state.origin_ledger != ledgers[0].ledger:
+    state = _readable_state(topic, incarnation, entries)
+    if state is None or state.origin_ledger != ledgers[0].ledger:
         return None
     common = sequencer.next_seqno - 1
     for ledger, first in zip(state.sequencer.ledgers.tolist(), state.sequencer.first_seqnos.tolist(), strict=True):
@@ -252,7 +274,7 @@ def _from_older(
     older: Iterable[TopicEntries],
     ledgers: Sequence[Ledger],
     live: Mapping[int, Stored],
-) -> Restored | None:
+) -> LoadedTopic | None:
     for entries in older:
         try:
             restored = _restored(topic, incarnation, entries, ledgers)
@@ -269,12 +291,10 @@ def _from_older(
 
 def _from_start(
     topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
-) -> Restored | None:
+) -> LoadedTopic | None:
     """A replay of the whole log, if a readable end entry proves that the log was never trimmed."""
     for entries in older:
-        try:
-            state = _origin(topic, incarnation, entries)
-        except (SnapshotError, BadRecord):
+        if (state := _readable_state(topic, incarnation, entries)) is None:
             continue
         if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
             return None
@@ -286,13 +306,15 @@ def _from_start(
     return None
 
 
-def _origin(topic: str, incarnation: str, entries: TopicEntries) -> TopicState:
-    if entries.end is None:
-        raise SnapshotMissing(topic, "no end entry")
-    end = decode_end(topic, entries.end)
-    if end.incarnation != incarnation or end.deleted:
-        raise SnapshotMissing(topic, "of another incarnation")
-    return decode_state(state_bytes(topic, end, entries.overflow))
+def _readable_state(topic: str, incarnation: str, entries: TopicEntries) -> TopicState | None:
+    """The state in the end entry; None if that is unreadable, marked as deleted, or of another incarnation."""
+    end = readable_end(topic, entries)
+    if end is None or end.deleted or end.incarnation != incarnation:
+        return None
+    try:
+        return decode_state(state_bytes(topic, end, entries.overflow))
+    except (SnapshotError, BadRecord):
+        return None
 
 
 def restored_topics(table: SnapshotTable) -> list[str]:
@@ -300,18 +322,22 @@ def restored_topics(table: SnapshotTable) -> list[str]:
     return sorted(topic for topic, entries in table.topics.items() if entries)
 
 
+def readable_end(topic: str, entries: TopicEntries) -> EndEntry | None:
+    """The end entry; None if there is no readable one."""
+    if entries.end is None:
+        return None
+    try:
+        return decode_end(topic, entries.end)
+    except SnapshotError:
+        return None
+
+
 def deletion_complete(broker: Broker, topic: str, entries: TopicEntries) -> bool:
     """Whether a deletion is complete: only the `deleted` end entry of the existing topic is left."""
-    end = _end(topic, entries)
+    end = readable_end(topic, entries)
     if end is None or not end.deleted or entries.segments or entries.overflow:
         return False
     return exists(broker, topic, end.incarnation)
-
-
-def incarnation_written(topic: str, entries: TopicEntries) -> str:
-    """The incarnation in the end entry; empty if there is no readable one."""
-    end = _end(topic, entries)
-    return "" if end is None else end.incarnation
 
 
 def exists(broker: Broker, topic: str, incarnation: str) -> bool:
@@ -320,15 +346,6 @@ def exists(broker: Broker, topic: str, incarnation: str) -> bool:
         return broker.incarnation(topic) == incarnation
     except TopicNotFound:
         return False
-
-
-def _end(topic: str, entries: TopicEntries) -> EndEntry | None:
-    if entries.end is None:
-        return None
-    try:
-        return decode_end(topic, entries.end)
-    except SnapshotError:
-        return None
 
 
 LOST = "its log holds transactions, so it had one"
@@ -358,60 +375,20 @@ ATTEMPTS = 5
 """Attempts to read a snapshot whose entries do not belong together."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedTopic:
-    """One topic as a reader starts with it.
-
-    Apply the log to `buffer` after `resume`, and sequence it after `sequenced` (both exclusive). `buffer` knows at
-    once what is decided up to `resume`; the rest once it is applied up to the end of the log. `registered` is False
-    for a topic without a snapshot, which has no transactions: its whole log is to be applied, and its records have no
-    seqnos yet. The snapshot covers the ledgers from `origin_ledger` on; the log still has those from `first_ledger` on.
-    """
-
-    topic: str
-    incarnation: str
-    buffer: TransactionBuffer
-    sequencer: Sequencer
-    resume: Position
-    sequenced: Position
-    first_ledger: int
-    origin_ledger: int
-    registered: bool
-    failover: FailoverLog
-
-    def anchor(self, start: Position) -> tuple[int | None, Position]:
-        """The nearest position at or before `start` whose seqno is known: `(seqno, position)`.
-
-        The first visible record after `position` (exclusive) has that seqno. If none is known, the seqno is None and
-        `position` is right before `start`.
-        """
-        lowest = before_ledger(self.first_ledger)
-        known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
-        if self.registered:
-            known.append((self.sequenced, self.sequencer.next_seqno))
-        usable = [(at, seqno) for at, seqno in known if at == lowest or lowest < at < start]
-        if not usable:
-            return None, max(lowest, Position(start.ledger, start.entry - 1))
-        at, seqno = max(usable)
-        return seqno, at
-
-
 def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> LoadedTopic:
     """One topic as its newest snapshot has it; writes nothing. `snapshot_topic`: that of the topic's shard if None.
 
     Raises TopicNotFound, SnapshotDamaged, UnsupportedSnapshot, AppliedPositionTrimmed.
     """
-    snapshot_topic = snapshot_topic or snapshot_topic_of(broker, topic)
     for attempt in range(1, ATTEMPTS + 1):
-        try:
-            restored = _attempt(broker, topic, snapshot_topic)
-        except UnsupportedSnapshot:
-            raise
-        except (SnapshotError, PositionTrimmed):
-            if attempt == ATTEMPTS:
+        with SnapshotLoader(broker, [topic]) as snapshots:
+            try:
+                return snapshots.attempt(topic, snapshot_topic or snapshot_topic_of(broker, topic))
+            except UnsupportedSnapshot:
                 raise
-        else:
-            return _loaded(broker, restored)
+            except (SnapshotError, PositionTrimmed):
+                if attempt == ATTEMPTS:
+                    raise
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -432,31 +409,39 @@ class SnapshotLoader:
             return load(self._broker, topic)
         snapshot_topic = snapshot_topic_of(self._broker, topic)
         try:
-            return _loaded(self._broker, self._attempt(topic, snapshot_topic))
+            return self.attempt(topic, snapshot_topic)
         except UnsupportedSnapshot:
             raise
         except SnapshotError:
             return load(self._broker, topic, snapshot_topic=snapshot_topic)
         except PositionTrimmed:
-            self._close_scan(snapshot_topic)
+            if (running := self._scans.pop(snapshot_topic, None)) is not None:
+                running.close()
             return load(self._broker, topic, snapshot_topic=snapshot_topic)
         finally:
             self._wanted.discard(topic)
             for running in self._scans.values():
                 running.table.topics.pop(topic, None)
 
-    def _attempt(self, topic: str, snapshot_topic: str) -> Restored:
-        self._broker.incarnation(topic)  # as below
+    def attempt(self, topic: str, snapshot_topic: str) -> LoadedTopic:
+        """Load a topic from the scan as it is now. Raises as `load`, and PositionTrimmed if the scan is too slow."""
+        broker = self._broker
+        broker.incarnation(topic)  # a missing data topic is distinguished from a missing snapshot topic
         if snapshot_topic not in self._scans:
             try:
-                self._scans[snapshot_topic] = Scan(self._broker, snapshot_topic, self._wanted)
+                self._scans[snapshot_topic] = Scan(broker, snapshot_topic, self._wanted)
             except TopicNotFound:
-                return _fresh(self._broker, topic)
-        return _of_scan(self._broker, topic, snapshot_topic, self._scans[snapshot_topic])
-
-    def _close_scan(self, snapshot_topic: str) -> None:
-        if (running := self._scans.pop(snapshot_topic, None)) is not None:
-            running.close()
+                return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
+        running = self._scans[snapshot_topic]
+        running.read_to_end()
+        try:
+            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+        except SnapshotError:
+            running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
+        try:
+            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+        except SnapshotMissing:
+            return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
 
     def __enter__(self) -> Self:
         return self
@@ -464,48 +449,5 @@ class SnapshotLoader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for snapshot_topic in [*self._scans]:
-            self._close_scan(snapshot_topic)
-
-
-def _attempt(broker: Broker, topic: str, snapshot_topic: str) -> Restored:
-    broker.incarnation(topic)  # a missing data topic is distinguished from a missing snapshot topic
-    try:
-        running = Scan(broker, snapshot_topic, frozenset({topic}))
-    except TopicNotFound:
-        return _fresh(broker, topic)
-    try:
-        return _of_scan(broker, topic, snapshot_topic, running)
-    finally:
-        running.close()
-
-
-def _of_scan(broker: Broker, topic: str, snapshot_topic: str, running: Scan) -> Restored:
-    running.read_to_end()
-    try:
-        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
-    except SnapshotError:
-        running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
-    try:
-        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
-    except SnapshotMissing:
-        return _fresh(broker, topic)
-
-
-def _fresh(broker: Broker, topic: str) -> Restored:
-    return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), SEGMENT_SIZE)
-
-
-def _loaded(broker: Broker, restored: Restored) -> LoadedTopic:
-    return LoadedTopic(
-        restored.topic,
-        restored.incarnation,
-        restored.buffer,
-        restored.sequencer,
-        restored.resume,
-        restored.sequenced,
-        broker.ledgers(restored.topic)[0].ledger,
-        restored.origin_ledger,
-        restored.snapshot is not None,
-        restored.failover,
-    )
+        for running in self._scans.values():
+            running.close()

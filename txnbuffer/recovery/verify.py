@@ -271,29 +271,29 @@ def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Findin
 
 
 def rebuild(
-    broker: Broker, topic: str, *, segment_size: int = SEGMENT_SIZE, until: Position | None = None
+    broker: Broker,
+    topic: str,
+    *,
+    segment_size: int = SEGMENT_SIZE,
+    until: Position | None = None,
+    keeps_sealed: bool = False,
 ) -> tuple[TransactionBuffer, Sequencer]:
     """Fold the log from its first ledger up to a position (None: an empty state), and sequence it.
 
     Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
     """
     first = broker.ledgers(topic)[0].ledger
-    with from_start(broker, topic, segment_size) as log:
+    start = before_ledger(first)
+    buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
+    with LogFollower(
+        broker, topic, buffer, start, decided_after=start, sequencer=sequencer, keeps_sealed=keeps_sealed
+    ) as log:
         if until is not None:
             if not reaches(broker.last_position(topic), until):
                 raise AppliedPositionTrimmed(topic, until, first)
             log.replay(until, exactly=True)
         log.sequence_all()
-        return log.buffer, log.numbered
-
-
-def from_start(broker: Broker, topic: str, segment_size: int, *, keeps_sealed: bool = False) -> LogFollower:
-    """A follower that builds the state of a topic from its log alone."""
-    start = before_ledger(broker.ledgers(topic)[0].ledger)
-    buffer = TransactionBuffer(segment_size)
-    return LogFollower(
-        broker, topic, buffer, start, decided_after=start, sequencer=Sequencer(), keeps_sealed=keeps_sealed
-    )
+    return buffer, sequencer
 
 
 def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:
