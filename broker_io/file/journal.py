@@ -32,6 +32,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import google_crc32c
@@ -48,7 +50,6 @@ _FILE_HEAD = struct.Struct("<7sBQ8s4x")
 _HEAD = struct.Struct("<8sQQII4x")
 _HEAD_BYTES = 40
 _ROW = struct.Struct("<QQQQQ")
-_CRC = struct.Struct("<I")
 
 
 class Placed(NamedTuple):
@@ -79,7 +80,7 @@ class Replay(NamedTuple):
 
 
 def _with_crc(head: bytes) -> bytes:
-    return head + _CRC.pack(google_crc32c.value(head))
+    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
 
 
 def encode_file_head(number: int, mark: bytes) -> bytes:
@@ -99,7 +100,16 @@ def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, Enc
 
 def read_journal(data: bytes, number: int, path: str) -> Replay:
     """The content of a journal. Raises Damaged or UnsupportedFormat that names the file."""
-    mark = _check_file_head(data, number, path)
+    head = data[:FILE_HEAD_BYTES]
+    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+        raise Damaged(path, 0, "the head of the journal is damaged")
+    magic, version, found, mark = _FILE_HEAD.unpack_from(head)
+    if magic != _FILE_MAGIC or found != number:
+        raise Damaged(path, 0, f"this is not journal {number}")
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
+        )
     blocks: list[JournalBlock] = []
     at, sequence = FILE_HEAD_BYTES, 1
     while at < len(data):
@@ -112,21 +122,6 @@ def read_journal(data: bytes, number: int, path: str) -> Replay:
         blocks += record
         at, sequence = end, sequence + 1
     return Replay(mark, blocks, at, len(data))
-
-
-def _check_file_head(data: bytes, number: int, path: str) -> bytes:
-    """The mark of the journal."""
-    head = data[:FILE_HEAD_BYTES]
-    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
-        raise Damaged(path, 0, "the head of the journal is damaged")
-    magic, version, found, mark = _FILE_HEAD.unpack_from(head)
-    if magic != _FILE_MAGIC or found != number:
-        raise Damaged(path, 0, f"this is not journal {number}")
-    if version != VERSION:
-        raise UnsupportedFormat(
-            f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
-        )
-    return bytes(mark)
 
 
 def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
@@ -166,25 +161,24 @@ def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bo
     """
     found = data.find(mark, at)
     while found >= 0:
-        try:
+        with suppress(BadBlock):
             if _read_head(data, found, mark)[0] > sequence:
                 return True
-        except BadBlock:
-            pass
         found = data.find(mark, found + 1)
     return False
 
 
+@dataclass(slots=True, eq=False)
 class Journal:
-    """A journal that is open for appends; every call may raise OSError."""
+    """A journal that is open for appends, without records at first; every call may raise OSError."""
 
-    def __init__(self, file: File, path: str, number: int, mark: bytes) -> None:
-        self.path = path
-        self.number = number
-        self._mark = mark
-        self.size = FILE_HEAD_BYTES
-        self._file = file
-        self._sequence = 1
+    file: File
+    path: str
+    number: int
+    mark: bytes
+    size: int = FILE_HEAD_BYTES
+    sequence: int = 1
+    """The sequence of the next record."""
 
     @classmethod
     def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
@@ -199,22 +193,17 @@ class Journal:
             raise
         return cls(file, path, number, mark)
 
-    @classmethod
-    def open_empty(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
-        """A journal that was found to have no records."""
-        return cls(disk.open(path, write=True), path, number, mark)
-
     def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
         """Write one record and return once it is durable."""
-        chunks = encode_record(self._mark, self._sequence, blocks)
-        self._file.write(self.size, chunks)
-        self._file.sync()
+        chunks = encode_record(self.mark, self.sequence, blocks)
+        self.file.write(self.size, chunks)
+        self.file.sync()
         self.size += sum(map(len, chunks))
-        self._sequence += 1
+        self.sequence += 1
 
     def cut(self) -> None:
         """Cut off what a failed append may have left."""
-        self._file.truncate(self.size)
+        self.file.truncate(self.size)
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()

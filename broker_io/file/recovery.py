@@ -221,7 +221,7 @@ def _start_journal(
     disk, number = environment.disk, manifest.journal
     if not recovered.changed:
         path = layout.journal_path(directory, number)
-        return manifest, Journal.open_empty(disk, path, number, recovered.mark)
+        return manifest, Journal(disk.open(path, write=True), path, number, recovered.mark)
     number += 1
     journal = Journal.create(disk, layout.journal_path(directory, number), number, environment.randomness.token(8))
     disk.sync_directory(directory)

@@ -139,5 +139,5 @@ def test_appends_and_a_cut() -> None:
     made.append(RECORDS[2])
     made.close()
     assert disk.content(PATH) == journal()[0]
-    empty = Journal.open_empty(disk, PATH, 5, MARK)
+    empty = Journal(disk.open(PATH, write=True), PATH, 5, MARK)
     assert empty.size == FILE_HEAD_BYTES

@@ -12,12 +12,9 @@ The class attributes of `Base` describe the backend where the port leaves a choi
 """
 
 from broker_io.testing.contract.base import Base
-from broker_io.testing.contract.compacting import CompactingContract
-from broker_io.testing.contract.contents import ContentsContract
-from broker_io.testing.contract.owning import OwningContract
-from broker_io.testing.contract.reading import FollowingContract, ReadingContract
-from broker_io.testing.contract.topics import TopicsContract
-from broker_io.testing.contract.trimming import LedgersContract, TrimmingContract
+from broker_io.testing.contract.ledgers import CompactingContract, LedgersContract, TrimmingContract
+from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
+from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
 __all__ = ["BrokerContract"]
 
