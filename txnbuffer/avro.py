@@ -25,22 +25,12 @@ def encode(parsed: Schema, record: Mapping[str, Any]) -> bytes:
 def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
     """Return the record of a payload. Raises ValueError if the payload is not exactly one record."""
     source = BytesIO(payload)
-    record = _read(parsed, source)
-    if source.tell() != len(payload):
-        raise ValueError(f"{len(payload) - source.tell()} bytes follow the Avro record")
-    return record
-
-
-def decode_first(parsed: Schema, payload: bytes) -> dict[str, Any]:
-    """Return the record at the start of a payload; bytes after it are ignored. Raises ValueError."""
-    return _read(parsed, BytesIO(payload))
-
-
-def _read(parsed: Schema, source: BytesIO) -> dict[str, Any]:
     try:
         record = schemaless_reader(source, parsed, None)
     except Exception as error:  # the decoder raises errors of many classes
         raise ValueError(f"not an Avro record of this schema: {type(error).__name__} {error}".strip()) from None
     if not isinstance(record, dict):
         raise ValueError("the schema is not of a record")  # noqa: TRY004
+    if source.tell() != len(payload):
+        raise ValueError(f"{len(payload) - source.tell()} bytes follow the Avro record")
     return record

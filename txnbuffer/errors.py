@@ -380,8 +380,8 @@ class ProtocolStopped(StorageError):
 class UndecodableMarker(ProtocolStopped):
     """A marker can't be decoded: which transactions it ends is unknown, so nothing after it is visible."""
 
-    def __init__(self, position: Position, reason: str, topic: str | None = None) -> None:
-        super().__init__(position, f"the marker can't be decoded ({reason}); inspect the message there", topic)
+    def __init__(self, position: Position, reason: str) -> None:
+        super().__init__(position, f"the marker can't be decoded ({reason}); inspect the message there")
 
 
 class UnsupportedProtocol(ProtocolStopped):
@@ -389,10 +389,8 @@ class UnsupportedProtocol(ProtocolStopped):
 
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, position: Position, version: str, topic: str | None = None) -> None:
-        super().__init__(
-            position, f"the message has protocol version {version}; read the topic with a newer release", topic
-        )
+    def __init__(self, position: Position, version: str) -> None:
+        super().__init__(position, f"the message has protocol version {version}; read the topic with a newer release")
 
 
 class OutOfOrder(ProtocolStopped):
@@ -400,8 +398,8 @@ class OutOfOrder(ProtocolStopped):
 
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, position: Position, applied: Position, topic: str | None = None) -> None:
-        super().__init__(position, f"the log is already applied up to {applied}; continue after that position", topic)
+    def __init__(self, position: Position, applied: Position) -> None:
+        super().__init__(position, f"the log is already applied up to {applied}; continue after that position")
 
 
 class UndecodableRecordSet(StorageError):

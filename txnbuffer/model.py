@@ -94,10 +94,6 @@ class RecordSlice(NamedTuple):
     first_seq: int
     size: int
 
-    @property
-    def last_seq(self) -> int:
-        return self.first_seq + self.size - 1
-
 
 class Undecodable(NamedTuple):
     """Records whose transaction id cannot be decoded, from `first` to `last`; they are suppressed and counted."""

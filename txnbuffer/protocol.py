@@ -155,11 +155,13 @@ def number(text: str, limit: int) -> int:
 def transaction_codes(column: PropertyColumn | None, count: int) -> tuple[NDArray[np.int32], IdTable]:
     """Return int32[count], the row of each text in a table of the distinct ids (-1, the last row, without a text)."""
     if column is None:
-        return np.full(count, -1, np.int32), IdTable.of(())
-    if isinstance(column, Numbers):  # a number has no colon
-        return np.where(present(column, count), 0, -1).astype(np.int32), IdTable.of(("",))
-    labels = used(_labels(column))
-    return labels.codes, IdTable.of(labels.values)
+        labels = Labels(np.full(count, -1, np.int32), ())
+    elif isinstance(column, Numbers):  # a number has no colon
+        labels = Labels(np.where(present(column, count), 0, -1).astype(np.int32), ("",))
+    else:
+        labels = used(_labels(column))
+    most, least = ids(labels.values)
+    return labels.codes, IdTable(np.append(most, ABSENT), np.append(least, ABSENT))
 
 
 class IdTable(NamedTuple):
@@ -168,22 +170,15 @@ class IdTable(NamedTuple):
     most: NDArray[np.int64]
     least: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> IdTable:
-        most, least = ids(texts)
-        return cls(np.append(most, ABSENT), np.append(least, ABSENT))
-
 
 def ids(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return two int64[k]: most and least of k texts, both UNREADABLE if a text is not a transaction id."""
     lines = "\n".join(texts)
-    pairs: list[tuple[int, int]]
     if _PLAIN_IDS.fullmatch(lines + "\n") and lines.count(":") == len(texts):
         flat = np.array([*map(int, lines.replace(":", "\n").split("\n"))], np.int64)
         most, least = flat[0::2], flat[1::2]
         return np.where(least > 0, most, UNREADABLE), np.where(least > 0, least, UNREADABLE)
-    pairs = [_pair(text) for text in texts]
-    table = np.array(pairs, np.int64).reshape(-1, 2)
+    table = np.array([_pair(text) for text in texts], np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 

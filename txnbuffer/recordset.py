@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
+from broker_io.batch import Batch, Labels, Message, PlacedBatch
 from broker_io.block import HEADER_BYTES, BadBlock, check_columns, decode_blocks, encode_block, open_block, parse_header
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.errors import UndecodableRecordSet
@@ -180,13 +180,12 @@ def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
 
 def _slim(records: Batch) -> Batch:
     """Return the records without properties and texts that none of them has."""
-    columns = ((name, _slim_column(column)) for name, column in records.properties.items())
-    properties = {name: column for name, column in columns if present(column, len(records)).any()}
+    properties = {
+        name: column.fitted() if isinstance(column, Labels) else column
+        for name, column in records.properties.items()
+        if present(column, len(records)).any()
+    }
     return Batch(records.keys, records.values, properties, records.event_times)
-
-
-def _slim_column(column: PropertyColumn) -> PropertyColumn:
-    return column.fitted() if isinstance(column, Labels) else column
 
 
 def _expanded(placed: PlacedBatch, row: int) -> PlacedBatch:

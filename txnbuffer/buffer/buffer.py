@@ -106,24 +106,19 @@ def decode(placed: PlacedBatch) -> list[Item]:
 def decode_rows(placed: PlacedBatch) -> list[Item]:
     """`decode`, row by row."""
     items: list[Item] = []
-    joinable = False
+    run: RecordSlice | None = None  # the last item, if it has no record set
     for position, _, message in placed:
         item = _row(position, message)
-        single = isinstance(item, RecordSlice) and RECORDS not in message.properties
-        last = items[-1] if items else None
-        if (
-            joinable
-            and single
-            and isinstance(last, RecordSlice)
-            and isinstance(item, RecordSlice)
-            and _follows(last, item)
-        ):
-            items[-1] = last._replace(last=item.last, size=last.size + 1)
+        if RECORDS in message.properties or not isinstance(item, RecordSlice):
+            items.append(item)
+            run = None
+            if isinstance(item, ProtocolStopped):
+                break
+        elif run and run.txn == item.txn and (run.txn is None or item.first_seq == run.first_seq + run.size):
+            items[-1] = run = run._replace(last=item.last, size=run.size + 1)
         else:
             items.append(item)
-        if isinstance(item, ProtocolStopped):
-            break
-        joinable = single
+            run = item
     return items
 
 
@@ -208,10 +203,6 @@ def _with_odd(
         if isinstance(item, ProtocolStopped):
             return items[: at + 1]
     return items
-
-
-def _follows(run: RecordSlice, item: RecordSlice) -> bool:
-    return run.txn == item.txn and (run.txn is None or item.first_seq == run.last_seq + 1)
 
 
 def _row(position: Position, message: Message) -> Item:
@@ -369,16 +360,17 @@ class BufferSegments:
 class TransactionBuffer:
     """What is visible in one topic, as of the last message applied.
 
-    `segment_size` is the number of aborts and suppressed ranges in a sealed segment.
+    `segment_size` is the number of aborts and suppressed ranges in a sealed segment. `applied` is the end of the last
+    applied message; None before the first.
     """
 
     __slots__ = (
-        "_applied",
-        "_counters",
         "_stopped",
         "_until",
         "aborted",
+        "applied",
         "coordinators",
+        "counters",
         "damage",
         "first_ledger",
         "ongoing",
@@ -394,8 +386,8 @@ class TransactionBuffer:
         self.segments = BufferSegments(segment_size)
         self.first_ledger = 0
         self.damage: list[Damage] = []
-        self._counters = Counters()
-        self._applied: Position | None = None
+        self.counters = Counters()
+        self.applied: Position | None = None
         self._until: Position | None = None
         self._stopped: ProtocolStopped | None = None
 
@@ -411,8 +403,8 @@ class TransactionBuffer:
         buffer.coordinators = coordinator_states(state.coordinators)
         buffer.first_ledger = state.first_ledger
         buffer.damage = list(state.damage)
-        buffer._counters = state.counters
-        buffer._applied = state.applied
+        buffer.counters = state.counters
+        buffer.applied = state.applied
         expected = iter(buffer.segments.summaries)
         for segment in segments:
             if segment.summary != next(expected, None):
@@ -430,23 +422,18 @@ class TransactionBuffer:
         """A copy of all but the sealed segments; it names those that `take_sealed` has not returned yet, too."""
         return BufferState(
             segment_size=self.segments.segment_size,
-            applied=self._applied,
+            applied=self.applied,
             max_read=self.decided_position,
             first_ledger=self.first_ledger,
             ongoing=self.ongoing.columns(),
             coordinators=coordinator_columns(self.coordinators),
             segments=self.segments.columns(),
             unsealed=self.segments.unsealed(),
-            counters=self._counters,
+            counters=self.counters,
             damage=tuple(self.damage),
         )
 
     # Queries
-
-    @property
-    def applied(self) -> Position | None:
-        """The end of the last applied message; None before the first."""
-        return self._applied
 
     @property
     def max_read_position(self) -> Position | None:
@@ -457,21 +444,17 @@ class TransactionBuffer:
     def decided_position(self) -> Position | None:
         """`max_read_position`, also during a replay."""
         oldest = self.ongoing.oldest()
-        return self._applied if oldest is None else oldest.before
+        return self.applied if oldest is None else oldest.before
 
     @property
     def replaying(self) -> bool:
         """Whether the end given to `replay_until` is not reached yet."""
-        return self._until is not None and (self._applied is None or self._applied < self._until)
-
-    @property
-    def counters(self) -> Counters:
-        return self._counters
+        return self._until is not None and (self.applied is None or self.applied < self._until)
 
     @property
     def transactional(self) -> bool:
         """Whether any applied message belongs to a transaction, even if it can't be decoded."""
-        return bool(self.coordinators or len(self.ongoing) or self._counters.undecodable)
+        return bool(self.coordinators or len(self.ongoing) or self.counters.undecodable)
 
     def is_aborted(self, txn: TxnId) -> bool:
         return txn in self.aborted
@@ -501,8 +484,8 @@ class TransactionBuffer:
         effects: list[Effect] = []
         if not len(placed):
             return effects
-        if self._applied is not None and placed.positions.first <= self._applied:
-            raise OutOfOrder(placed.positions.first, self._applied)
+        if self.applied is not None and placed.positions.first <= self.applied:
+            raise OutOfOrder(placed.positions.first, self.applied)
         for item in decode(placed):
             if isinstance(item, RecordSlice):
                 self._apply_run(item, placed.positions, effects)
@@ -510,7 +493,7 @@ class TransactionBuffer:
                 self._apply_marker(item.position, item.marker, effects)
             elif isinstance(item, Undecodable):  # rule 7
                 self._suppress(Reason.UNDECODABLE, None, item.first, item.last, 1, effects)
-                self._applied = item.last
+                self.applied = item.last
             else:
                 item.effects = tuple(effects)
                 self._stopped = item
@@ -549,7 +532,7 @@ class TransactionBuffer:
                 if coordinator is not None and coordinator.has_ended(txn.least):  # rule 1
                     self._suppress(Reason.LATE, txn, first, last, size, effects)
                 else:
-                    self.ongoing.open(OpenTxn(txn, first, self._applied, first_seq + size - 1, size))
+                    self.ongoing.open(OpenTxn(txn, first, self.applied, first_seq + size - 1, size))
             else:
                 repeated = min(size, entry.highest - first_seq + 1)
                 if repeated > 0:  # rule 2
@@ -558,7 +541,7 @@ class TransactionBuffer:
                 if repeated < size:
                     entry.highest = first_seq + size - 1
                     entry.accepted += size - max(repeated, 0)
-        self._applied = last
+        self.applied = last
 
     def _apply_marker(self, position: Position, marker: Marker, effects: list[Effect]) -> None:
         state = self.coordinators.get(marker.coordinator)
@@ -573,7 +556,7 @@ class TransactionBuffer:
         if marker.epoch > state.epoch:
             state.epoch = marker.epoch
             effects.append(EpochRaised(marker.coordinator, marker.epoch, position))
-        self._applied = position
+        self.applied = position
 
     def _end(self, marker: Marker, state: CoordinatorState, position: Position, effects: list[Effect]) -> None:
         committed: set[int] = set()
@@ -608,7 +591,7 @@ class TransactionBuffer:
         self, reason: Reason, txn: TxnId | None, first: Position, last: Position, size: int, effects: list[Effect]
     ) -> None:
         self._count(**{_COUNTER_OF[reason]: size})
-        longer = self.segments.add_range(first, last, self._applied)
+        longer = self.segments.add_range(first, last, self.applied)
         if first.ledger >= self.first_ledger:
             if longer:
                 self.suppressed.extend(last)
@@ -623,8 +606,8 @@ class TransactionBuffer:
         effects.append(damage)
 
     def _count(self, **more: int) -> None:
-        counted = {name: getattr(self._counters, name) + count for name, count in more.items()}
-        self._counters = self._counters._replace(**counted)
+        counted = {name: getattr(self.counters, name) + count for name, count in more.items()}
+        self.counters = self.counters._replace(**counted)
 
     def _load(self, items: Items) -> None:
         self.aborted.update(items.most, items.least)

@@ -14,7 +14,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -194,8 +194,8 @@ def _plain(name: str, value: object) -> dict[str, object]:
         return {name: value.tolist()}
     if is_dataclass(value):
         plain: dict[str, object] = {}
-        for field in fields(value):
-            plain |= _plain(f"{name}.{field.name}" if name else field.name, getattr(value, field.name))
+        for each in fields(value):
+            plain |= _plain(f"{name}.{each.name}" if name else each.name, getattr(value, each.name))
         return plain
     return {name: value}
 
@@ -269,18 +269,16 @@ class EpochRaised(NamedTuple):
 Effect: TypeAlias = Suppressed | TransactionEnded | Ignored | Void | Damage | EpochRaised
 
 
+@dataclass(slots=True, eq=False)
 class OpenTxn:
     """One ongoing transaction: its first record here, the position before that, and what was accepted of it."""
 
-    __slots__ = ("accepted", "before", "ended", "first", "highest", "txn")
-
-    def __init__(self, txn: TxnId, first: Position, before: Position | None, highest: int, accepted: int) -> None:
-        self.txn = txn
-        self.first = first
-        self.before = before
-        self.highest = highest
-        self.accepted = accepted
-        self.ended = False
+    txn: TxnId
+    first: Position
+    before: Position | None
+    highest: int
+    accepted: int
+    ended: bool = False
 
 
 class Ongoing:
@@ -352,6 +350,7 @@ class Ongoing:
         return ongoing
 
 
+@dataclass(slots=True, eq=False)
 class CoordinatorState:
     """What one topic's log says of one coordinator.
 
@@ -359,19 +358,10 @@ class CoordinatorState:
     here, by outcome. Trimming the log never changes this.
     """
 
-    __slots__ = ("aborted", "committed", "epoch", "low_water_mark")
-
-    def __init__(
-        self,
-        low_water_mark: int = 0,
-        epoch: int = 0,
-        committed: BitMap64 | None = None,
-        aborted: BitMap64 | None = None,
-    ) -> None:
-        self.low_water_mark = low_water_mark
-        self.epoch = epoch
-        self.committed = BitMap64() if committed is None else committed
-        self.aborted = BitMap64() if aborted is None else aborted
+    low_water_mark: int = 0
+    epoch: int = 0
+    committed: BitMap64 = field(default_factory=BitMap64)
+    aborted: BitMap64 = field(default_factory=BitMap64)
 
     def has_ended(self, least: int) -> bool:
         """Whether a transaction without open records here has ended."""

@@ -12,7 +12,7 @@ may be before the buffer's applied position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -120,30 +120,25 @@ class Sequenced(NamedTuple):
     first_seqno: int
 
 
+@dataclass(slots=True, eq=False)
 class Sequencer:
     """`position`: the end of the last sequenced message, or the start of the next ledger; None before the first.
 
     `first_seqnos` has ledgers in ascending order, with the seqno of the first visible record from each one's start on.
     """
 
-    __slots__ = ("first_seqnos", "next_seqno", "position")
-
-    def __init__(self, position: Position | None = None, next_seqno: int = 1) -> None:
-        self.position = position
-        self.next_seqno = next_seqno
-        self.first_seqnos: dict[int, int] = {}
+    position: Position | None = None
+    next_seqno: int = 1
+    first_seqnos: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def restore(cls, state: SequencerState) -> Sequencer:
-        sequencer = cls(state.position, state.next_seqno)
-        sequencer.first_seqnos = dict(zip(state.ledgers.tolist(), state.first_seqnos.tolist(), strict=True))
-        return sequencer
+        first_seqnos = dict(zip(state.ledgers.tolist(), state.first_seqnos.tolist(), strict=True))
+        return cls(state.position, state.next_seqno, first_seqnos)
 
     def snapshot_state(self) -> SequencerState:
-        ledgers = np.array([*self.first_seqnos], np.int64)
-        return SequencerState(
-            self.position, self.next_seqno, ledgers, np.array([*self.first_seqnos.values()], np.int64)
-        )
+        ledgers, seqnos = (np.array([*column], np.int64) for column in (self.first_seqnos, self.first_seqnos.values()))
+        return SequencerState(self.position, self.next_seqno, ledgers, seqnos)
 
     def advance(self, placed: PlacedBatch, buffer: TransactionBuffer) -> Sequenced:
         """Sequence the messages that follow those sequenced so far, up to maxReadPosition of the buffer.
