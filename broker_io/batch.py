@@ -405,6 +405,17 @@ class PlacedBatch:
     publish_times: Int64s
     messages: Batch
 
+    @classmethod
+    def concat(cls, batches: Sequence[PlacedBatch]) -> PlacedBatch:
+        """The messages of consecutive batches, at least one."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            Positions.concat([batch.positions for batch in batches]),
+            np.concatenate([batch.publish_times for batch in batches]),
+            Batch.concat([batch.messages for batch in batches]),
+        )
+
     def __len__(self) -> int:
         return len(self.positions)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -88,6 +88,19 @@ class Positions:
         flat = itertools.chain.from_iterable(positions)
         columns = np.fromiter(flat, np.int64, 3 * len(positions)).reshape(-1, 3).T
         return cls(columns[0].copy(), columns[1].copy(), columns[2].copy())
+
+    @classmethod
+    def concat(cls, parts: Sequence[Positions]) -> Positions:
+        """The positions of all parts; `published` is known if it is the same for all."""
+        if len(parts) == 1:
+            return parts[0]
+        published = {part.published for part in parts}
+        return cls(
+            np.concatenate([part.ledgers for part in parts]),
+            np.concatenate([part.entries for part in parts]),
+            np.concatenate([part.indexes for part in parts]),
+            published.pop() if len(published) == 1 else 0,
+        )
 
     def __len__(self) -> int:
         return len(self.entries)

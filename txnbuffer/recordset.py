@@ -125,13 +125,7 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
         done = row + 1
     if done < len(placed):
         pieces.append(placed.take(slice(done, len(placed))))
-    positions = Positions(
-        np.concatenate([piece.positions.ledgers for piece in pieces]),
-        np.concatenate([piece.positions.entries for piece in pieces]),
-        np.concatenate([piece.positions.indexes for piece in pieces]),
-    )
-    times = np.concatenate([piece.publish_times for piece in pieces])
-    return PlacedBatch(positions, times, Batch.concat([piece.messages for piece in pieces]))
+    return PlacedBatch.concat(pieces)
 
 
 def batch_slices(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:

@@ -95,26 +95,17 @@ class MemoryConnection:
     closed: bool = False
 
 
+@dataclass(eq=False)
 class MemoryReader(Resource):
     """Reads one incarnation of a topic after `cursor`; messages that were trimmed up to `floor` are not missing."""
 
-    def __init__(
-        self,
-        connection: MemoryConnection,
-        topic: str,
-        log: TopicLog,
-        cursor: Position,
-        floor: Position,
-        *,
-        compacted: bool,
-    ) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._log = log
-        self._cursor = cursor
-        self._floor = floor
-        self._compacted = compacted
-        self._closed = False
+    _connection: MemoryConnection
+    _topic: str
+    _log: TopicLog
+    _cursor: Position
+    _floor: Position
+    _compacted: bool
+    _closed: bool = False
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         log = self._connection.log
@@ -349,7 +340,7 @@ class MemoryBroker(Resource):
                 start = max(log.last or EARLIEST, log.lost)
             elif inclusive:
                 start = start._replace(batch=start.batch - 1)  # right below it
-            return MemoryReader(self._connection, topic, log, start, floor, compacted=compacted)
+            return MemoryReader(self._connection, topic, log, start, floor, compacted)
 
     def ledgers(self, topic: str) -> list[Ledger]:
         with self.log.changed:

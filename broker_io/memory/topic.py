@@ -13,7 +13,7 @@ import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch, PlacedMessage
 from broker_io.port import Ledger
-from broker_io.position import EARLIEST, Int64s, Position, Positions
+from broker_io.position import EARLIEST, Position, Positions
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class TopicLog:
         if parts:
             self.last = parts[-1].last
             self.notify()
-        return _concat_positions(parts)
+        return Positions.concat(parts or [Positions.of([])])
 
     def notify(self) -> None:
         waiting, self.waiting = self.waiting, {}
@@ -117,13 +117,7 @@ class TopicLog:
                 break
             gathered.append(batch if len(batch) <= missing else batch.take(slice(0, missing)))
             missing -= len(batch)
-        if len(gathered) < 2:
-            return gathered[0] if gathered else None
-        return PlacedBatch(
-            _concat_positions([batch.positions for batch in gathered]),
-            _concat_times([batch.publish_times for batch in gathered]),
-            Batch.concat([batch.messages for batch in gathered]),
-        )
+        return PlacedBatch.concat(gathered) if gathered else None
 
     def lost_after(self, cursor: Position, *, compacted: bool) -> bool:
         """Whether messages after `cursor` were trimmed that the compacted view does not cover."""
@@ -144,20 +138,3 @@ def _cut(batches: list[PlacedBatch], cursor: Position) -> Iterator[PlacedBatch]:
     for batch in batches[first:]:
         before = batch.positions.search(cursor, right=True)
         yield batch.take(slice(before, len(batch))) if before else batch
-
-
-def _concat_positions(parts: list[Positions]) -> Positions:
-    if not parts:
-        return Positions.of([])
-    if len(parts) == 1:
-        return parts[0]
-    return Positions(
-        np.concatenate([part.ledgers for part in parts]),
-        np.concatenate([part.entries for part in parts]),
-        np.concatenate([part.indexes for part in parts]),
-        parts[0].published if len({part.published for part in parts}) == 1 else 0,
-    )
-
-
-def _concat_times(parts: list[Int64s]) -> Int64s:
-    return np.concatenate(parts)

@@ -60,14 +60,9 @@ class MutationBatch:
     def concat(cls, batches: Sequence[MutationBatch]) -> MutationBatch:
         if len(batches) == 1:
             return batches[0]
-        places = [batch.positions for batch in batches]
         return cls(
             np.concatenate([batch.seqnos for batch in batches]),
-            Positions(
-                np.concatenate([place.ledgers for place in places]),
-                np.concatenate([place.entries for place in places]),
-                np.concatenate([place.indexes for place in places]),
-            ),
+            Positions.concat([batch.positions for batch in batches]),
             np.concatenate([batch.publish_times for batch in batches]),
             Batch.concat([batch.messages for batch in batches]),
         )

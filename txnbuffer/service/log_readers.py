@@ -15,13 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-import numpy as np
-
-from broker_io.batch import Batch, PlacedBatch, Width
+from broker_io.batch import PlacedBatch, Width
 from broker_io.environment import Thread, current
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, NotifyingReader, Reader
-from broker_io.position import Position, Positions
+from broker_io.position import Position
 from broker_io.waits import Backoff
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
@@ -424,15 +422,4 @@ def merged(batches: list[PlacedBatch]) -> list[PlacedBatch]:
             groups.append([placed])
             width = Width()
         width.add(placed.messages.properties, len(placed))
-    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
-
-
-def _joined(group: list[PlacedBatch]) -> PlacedBatch:
-    places = [placed.positions for placed in group]
-    positions = Positions(
-        np.concatenate([one.ledgers for one in places]),
-        np.concatenate([one.entries for one in places]),
-        np.concatenate([one.indexes for one in places]),
-    )
-    times = np.concatenate([placed.publish_times for placed in group])
-    return PlacedBatch(positions, times, Batch.concat([placed.messages for placed in group]))
+    return [PlacedBatch.concat(group) for group in groups]
