@@ -47,7 +47,7 @@ from txnbuffer.streams.messages import (
     StreamRequest,
     end_error,
 )
-from txnbuffer.streams.states import ClientPulse, Consuming, Event, Window, consumed
+from txnbuffer.streams.states import Consuming, Event, Window, next_state
 
 StreamMessage = Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd
 
@@ -55,40 +55,35 @@ _ONCE = RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST | RequestFlag.TO_NOW
 """Flags that only the first request of a stream has, until it is answered."""
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """One stream over all its connections.
 
-    `handle` identifies it for the user; `stream` is its number on the connection, 0 while it has none.
+    `handle` identifies it for the user; `stream` is its number on the connection, 0 while it has none. `high`: newest
+    seqno known.
     """
 
-    __slots__ = (
-        "caught_up", "delay", "end", "flags", "handle", "high", "reopen", "retry_at", "rollback_to", "state", "stream",
-        "token", "window",
-    )  # fmt: skip
-
-    def __init__(
-        self, handle: int, token: ResumeToken, window: Window, end: int, flags: RequestFlag, *, reopen: bool
-    ) -> None:
-        self.handle = handle
-        self.token = token
-        self.window = window
-        self.end = end
-        self.flags = flags
-        self.reopen = reopen
-        self.state = Consuming.WAITING
-        self.stream = 0
-        self.high = token.seqno
-        self.caught_up = False
-        self.rollback_to = 0
-        self.retry_at = self.delay = 0.0
+    handle: int
+    token: ResumeToken
+    high: int
+    window: Window
+    end: int
+    flags: RequestFlag
+    reopen: bool
+    state: Consuming = Consuming.WAITING
+    stream: int = 0
+    caught_up: bool = False
+    rollback_to: int = 0
+    retry_at: float = 0.0
+    delay: float = 0.0
 
     def request(self, stream: int) -> tuple[StreamRequest, Grant] | StreamEnded:
         """Request it under a number, unless it has reached its end."""
         token = self.token
         if token.complete and token.seqno >= self.end and not self.flags & _ONCE:
-            self.state = consumed(self.state, Event.REACHED_END)
+            self.state = next_state(self.state, Event.REACHED_END)
             return StreamEnded(self.handle, None, token)
-        self.state = consumed(self.state, Event.REQUEST)
+        self.state = next_state(self.state, Event.REQUEST)
         self.stream = stream
         end = self.end if token.complete else max(self.end, token.snapshot_end)
         request = StreamRequest(
@@ -118,35 +113,30 @@ class Consumer:
     def rolled_back(self, seqno: int) -> None:
         """The reader's data was rolled back to `seqno`. Raises InvalidRequest if this was not requested."""
         if self.state is not Consuming.ROLLING_BACK or not 0 <= seqno <= self.rollback_to:
-            raise InvalidRequest(
-                f"topic {self.token.topic} was rolled back to seqno {seqno}, but "
-                + (
-                    f"the seqno must be 0 to {self.rollback_to}"
-                    if self.state is Consuming.ROLLING_BACK
-                    else "no rollback was requested"
-                )
-            )
-        self.state = consumed(self.state, Event.ROLLED_BACK)
+            allowed = f"the seqno must be 0 to {self.rollback_to}"
+            why = allowed if self.state is Consuming.ROLLING_BACK else "no rollback was requested"
+            raise InvalidRequest(f"topic {self.token.topic} was rolled back to seqno {seqno}, but {why}")
+        self.state = next_state(self.state, Event.ROLLED_BACK)
         self.token = self.token.rolled_back(seqno)
 
     def disconnected(self) -> list[ClientEvent]:
         """The connection is lost; later messages of it are ignored."""
         on_the_wire = self.state in (Consuming.REQUESTED, Consuming.BETWEEN, Consuming.INSIDE)
-        self.state = consumed(self.state, Event.DISCONNECTED)
+        self.state = next_state(self.state, Event.DISCONNECTED)
         self.stream = 0
         error = end_error(self.token.topic, EndReason.DISCONNECTED)
         return self.fail(error) if on_the_wire and error and not self.reopen else []
 
     def fail(self, error: Error) -> list[ClientEvent]:
         """The stream has failed for good."""
-        self.state = consumed(self.state, Event.FAILED)
+        self.state = next_state(self.state, Event.FAILED)
         self.stream = 0
         return [StreamEnded(self.handle, error, self.token)]
 
     # --- messages ---
 
     def _opened(self, ok: Ok) -> list[ClientEvent]:
-        self.state = consumed(self.state, Event.OK)
+        self.state = next_state(self.state, Event.OK)
         before, token = self.token, self.token
         if token.cluster not in ("", ok.cluster):
             raise ForeignToken(
@@ -171,7 +161,7 @@ class Consumer:
         return events + self._perhaps_caught_up()
 
     def _snapshot_begins(self, begin: SnapshotBegin) -> list[ClientEvent]:
-        self.state = consumed(self.state, Event.SNAPSHOT_BEGIN)
+        self.state = next_state(self.state, Event.SNAPSHOT_BEGIN)
         token = self.token
         if begin.start > token.seqno + 1 or begin.end < (token.seqno + 1 if token.complete else token.snapshot_end):
             raise StreamViolation(f"the snapshot [{begin.start}, {begin.end}] does not follow {token}; report it")
@@ -180,7 +170,7 @@ class Consumer:
         return []
 
     def _mutations(self, mutations: MutationBatch) -> list[ClientEvent]:
-        self.state = consumed(self.state, Event.MUTATIONS)
+        self.state = next_state(self.state, Event.MUTATIONS)
         seqnos, token = mutations.seqnos, self.token
         first, last = int(seqnos[0]), int(seqnos[-1])
         ascending = len(seqnos) == 1 or bool((np.diff(seqnos) > 0).all())
@@ -193,7 +183,7 @@ class Consumer:
         return [Delivered(self.handle, mutations, size, self.token)]
 
     def _snapshot_ends(self, end: SnapshotEnd) -> list[ClientEvent]:
-        self.state = consumed(self.state, Event.SNAPSHOT_END)
+        self.state = next_state(self.state, Event.SNAPSHOT_END)
         if end.seqno != self.token.snapshot_end:
             raise StreamViolation(f"a snapshot ends at {end.seqno}, but {self.token} was announced; report it")
         self.token = self.token.completed(end.seqno)
@@ -206,7 +196,7 @@ class Consumer:
         return [CaughtUp(self.handle, self.token)] if self.caught_up and not was else []
 
     def _rollback(self, seqno: int) -> list[ClientEvent]:
-        self.state = consumed(self.state, Event.ROLLBACK)
+        self.state = next_state(self.state, Event.ROLLBACK)
         if not 0 <= seqno < max(self.token.seqno, len(self.token.versions[:1])):
             raise StreamViolation(f"a rollback to {seqno} undoes nothing of {self.token}; report it")
         self.rollback_to = seqno
@@ -217,7 +207,7 @@ class Consumer:
         error = end_error(self.token.topic, reason)
         if error is not None:
             return self._stopped(Event.ENDED, error)
-        state = consumed(self.state, Event.REACHED_END)
+        state = next_state(self.state, Event.REACHED_END)
         if not self.token.complete or self.token.seqno < self.end:
             raise StreamViolation(f"a stream ends at {self.token}, before seqno {self.end}; report it")
         self.state = state
@@ -227,9 +217,9 @@ class Consumer:
     def _stopped(self, event: Event, error: Error) -> list[ClientEvent]:
         """It was interrupted or refused: open it again if the error is retryable."""
         if not (self.reopen and error.retryable):
-            consumed(self.state, event)
+            next_state(self.state, event)
             return self.fail(error)
-        self.state = consumed(self.state, event)
+        self.state = next_state(self.state, event)
         self.stream = 0
         return [Interrupted(self.handle, error, self.token)]
 
@@ -249,11 +239,14 @@ class ClientConfig:
 
 
 class StreamClient:
-    """All streams of a client, and its current connection."""
+    """All streams of a client, and its current connection.
+
+    `_heard`: the time of the last message of the connection; None while there is no connection.
+    """
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
-        self._pulse: ClientPulse | None = None
+        self._heard: float | None = None
         self._handles = 0
         self._last_stream = 0
         self._consumers: dict[int, Consumer] = {}
@@ -280,7 +273,7 @@ class StreamClient:
             raise InvalidRequest(f"end must be a seqno from 0 to {NO_END}, got {end} for topic {start.topic}")
         window = Window(self._config.window_items, self._config.window_bytes)
         self._handles += 1
-        self._consumers[self._handles] = Consumer(self._handles, start, window, end, flags, reopen=reopen)
+        self._consumers[self._handles] = Consumer(self._handles, start, start.seqno, window, end, flags, reopen)
         self._request_due(now)
         return self._handles
 
@@ -288,8 +281,9 @@ class StreamClient:
         """Close a stream; it has no further events."""
         consumer = self._consumers.pop(handle, None)
         if consumer is not None:
-            consumer.state = consumed(consumer.state, Event.CLOSED)
-            self._leave(consumer)
+            consumer.state = next_state(consumer.state, Event.CLOSED)
+            if self._streams.pop(consumer.stream, None):
+                self._out.append(CloseStream(consumer.stream))
         self._events = [event for event in self._events if isinstance(event, EndConnection) or event.stream != handle]
 
     def consumed(self, handle: int, items: int, size: int) -> None:
@@ -318,13 +312,13 @@ class StreamClient:
         """A new connection is established; notifications of an older one no longer apply."""
         self.disconnected()
         self._last_stream = 0
-        self._pulse = ClientPulse(self._config.noop_interval, now)
+        self._heard = now
         self._out = [StreamHello(self._config.name, self._config.noop_interval)]
         self._request_due(now)
 
     def disconnected(self) -> None:
         """The connection is lost or was closed."""
-        self._pulse = None
+        self._heard = None
         self._out, self._streams = [], {}
         for consumer in [*self._consumers.values()]:
             consumer.retry_at = 0.0
@@ -333,9 +327,9 @@ class StreamClient:
     def receive(self, messages: Iterable[ServerMessage], now: float) -> None:
         """Process messages of the server, in order; they are ignored after the connection was closed."""
         for message in messages:
-            if self._pulse is None:
+            if self._heard is None:
                 return
-            self._pulse.heard(now)
+            self._heard = now
             if isinstance(message, Noop):
                 self._out.append(NoopAnswer())
             elif isinstance(message, Goodbye):
@@ -347,16 +341,16 @@ class StreamClient:
 
     def tick(self, now: float) -> None:
         """Close a silent connection; request interrupted streams again whose delay is over."""
-        if self._pulse is not None and self._pulse.silent(now):
+        if self._heard is not None and now >= self._heard + 2 * self._config.noop_interval:
             self._hang_up(ConnectionSilent("the service was silent for too long; connect again"))
         self._request_due(now)
 
     def next_tick(self) -> float | None:
         """The time of the next call of `tick` at the latest; None while there is no connection."""
-        if self._pulse is None:
+        if self._heard is None:
             return None
         waiting = [one.retry_at for one in self._consumers.values() if one.state is Consuming.WAITING]
-        return min([self._pulse.next_time(), *waiting])
+        return min([self._heard + 2 * self._config.noop_interval, *waiting])
 
     def take_frame(self) -> tuple[ClientMessage, ...]:
         frame, self._out = tuple(self._out), []
@@ -383,7 +377,7 @@ class StreamClient:
                 consumer.retry_at = now + consumer.delay
 
     def _request_due(self, now: float) -> None:
-        if self._pulse is None:
+        if self._heard is None:
             return
         for consumer in [*self._consumers.values()]:
             if consumer.state is Consuming.WAITING and consumer.retry_at <= now:
@@ -400,10 +394,6 @@ class StreamClient:
         for event in events:
             if isinstance(event, StreamEnded):
                 self._consumers.pop(event.stream, None)
-
-    def _leave(self, consumer: Consumer) -> None:
-        if self._streams.pop(consumer.stream, None):
-            self._out.append(CloseStream(consumer.stream))
 
     def _hang_up(self, error: Error) -> None:
         self.disconnected()

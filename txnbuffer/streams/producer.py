@@ -9,6 +9,7 @@ that its own snapshot omitted because newer ones of the same key were to follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from txnbuffer.mutations.batch import MutationBatch
@@ -21,29 +22,34 @@ from txnbuffer.streams.messages import (
     StreamMutations,
     StreamRequest,
 )
-from txnbuffer.streams.states import Allowance, Event, Producing, produced
+from txnbuffer.streams.states import Allowance, Event, Producing, next_state
 
 
+@dataclass(slots=True, eq=False)
 class Producer:
-    """`sent`: last seqno sent; `complete`: seqno at which the client's data is complete; `high`: newest seqno."""
+    """`sent`: last seqno sent; `complete`: seqno at which the client's data is complete; `high`: newest seqno.
 
-    __slots__ = (
-        "allowance", "announced", "complete", "cursor_end", "disk_items", "end", "flags", "high", "last_snap_end",
-        "paused_since", "purge", "request", "sent", "snapshots", "state",
-    )  # fmt: skip
+    `announced`: end of the client's snapshot; `cursor_end`: of that of the cursor.
+    """
 
-    def __init__(self, request: StreamRequest) -> None:
-        self.request = request
-        self.state = Producing.ASKED
-        self.allowance = Allowance()
-        self.end = request.end
-        self.sent = self.complete = self.announced = self.cursor_end = self.high = 0
-        self.flags = SnapshotFlag.NONE
-        self.purge = self.last_snap_end = self.snapshots = self.disk_items = 0
-        self.paused_since: float | None = None
+    request: StreamRequest
+    end: int
+    state: Producing = Producing.ASKED
+    allowance: Allowance = field(default_factory=Allowance)
+    sent: int = 0
+    complete: int = 0
+    announced: int = 0
+    cursor_end: int = 0
+    high: int = 0
+    purge: int = 0
+    flags: SnapshotFlag = SnapshotFlag.NONE
+    last_snap_end: int = 0
+    snapshots: int = 0
+    disk_items: int = 0
+    paused_since: float | None = None
 
     def opened(self, ok: Ok) -> None:
-        self.state = produced(self.state, Event.OK)
+        self.state = next_state(self.state, Event.OK)
         self.sent, self.complete, self.end = ok.start, ok.snapshot_start, ok.end
         self.announced, self.high, self.purge = ok.snapshot_end, ok.high_seqno, ok.purge_seqno
 
@@ -51,17 +57,12 @@ class Producer:
     def finished(self) -> bool:
         return self.state is Producing.BETWEEN and self.complete == self.sent and self.complete >= self.end
 
-    @property
-    def behind(self) -> bool:
-        """Whether there are messages to send."""
-        return self.sent < self.high
-
     def snapshot_begins(self, start: int, end: int, *, disk: bool) -> ServerMessage:
         """The cursor's snapshot `[start, end]` begins. Raises ValueError if it leaves a gap or goes back."""
         if start > self.sent + 1 or end <= self.sent:
             raise ValueError(f"a snapshot [{start}, {end}] does not follow seqno {self.sent}")
         partial = self.sent > self.complete
-        self.state = produced(self.state, Event.SNAPSHOT_BEGIN)
+        self.state = next_state(self.state, Event.SNAPSHOT_BEGIN)
         self.cursor_end = end
         self.announced = max(end, self.announced) if partial else end
         self.high = max(self.high, end)
@@ -77,9 +78,10 @@ class Producer:
             raise ValueError(f"mutations {first} to {last} are not within {self.sent + 1} to {self.cursor_end}")
         if len(mutations) > self.allowance.left()[0]:
             raise ValueError(f"{len(mutations)} mutations exceed the grant of {self.allowance.left()[0]}")
-        self.state = produced(self.state, Event.MUTATIONS)
+        self.state = next_state(self.state, Event.MUTATIONS)
         self.sent = last
-        self.allowance.spend(len(mutations), size)
+        self.allowance.sent_items += len(mutations)
+        self.allowance.sent_bytes += size
         if SnapshotFlag.DISK in self.flags:
             self.disk_items += len(mutations)
         return StreamMutations(self.request.stream, mutations)
@@ -89,14 +91,14 @@ class Producer:
         if self.cursor_end < self.announced:
             self.sent = self.cursor_end
             return None
-        self.state = produced(self.state, Event.SNAPSHOT_END)
+        self.state = next_state(self.state, Event.SNAPSHOT_END)
         self.sent = self.complete = self.last_snap_end = self.announced
         self.snapshots += 1
         return SnapshotEnd(self.request.stream, self.complete, self.high)
 
     def pause(self, now: float) -> None:
         """Update the time since which messages wait for credits."""
-        if not self.behind or self.allowance.left()[0]:
+        if self.sent >= self.high or self.allowance.left()[0]:
             self.paused_since = None
         elif self.paused_since is None:
             self.paused_since = now

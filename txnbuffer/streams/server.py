@@ -57,7 +57,7 @@ from txnbuffer.streams.messages import (
     StreamRequest,
 )
 from txnbuffer.streams.producer import ConnectionStatistics, Producer, of_stream
-from txnbuffer.streams.states import Event, Producing, ServerPulse, produced
+from txnbuffer.streams.states import Event, Producing, Pulse, next_state
 
 Answer: TypeAlias = Ok | RollbackRequired | Refused
 
@@ -81,42 +81,47 @@ class TopicInfo:
 
 def answer(request: StreamRequest, info: TopicInfo) -> Answer:
     """The answer to a request: Ok with the start of the stream, a rollback, or a refusal."""
+    try:
+        return _checked(request, info)
+    except Error as error:
+        return Refused(request.stream, error)
+
+
+def _checked(request: StreamRequest, info: TopicInfo) -> Ok | RollbackRequired:
+    """Raises the error with which the request is refused."""
     stream, topic, start, end = request[:4]
     snapshot_start, snapshot_end, flags = request.snapshot_start, request.snapshot_end, request.flags
+    advice = "start from a resume token"
     if request.cluster not in ("", info.cluster):
-        return Refused(
-            stream,
-            ForeignToken(
-                f"topic {topic} belongs to cluster {info.cluster}, not {request.cluster}: use a token of this cluster"
-            ),
+        raise ForeignToken(
+            f"topic {topic} belongs to cluster {info.cluster}, not {request.cluster}: use a token of this cluster"
         )
     ignores_start = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
     if ignores_start:
         start = info.high_seqno if RequestFlag.FROM_NOW in flags else info.trimmed_seqno
         snapshot_start = snapshot_end = start
     if not 0 <= start <= end:
-        return _out_of_range(stream, topic, f"start {start} is after end {end}")
+        raise SeqnoOutOfRange(f"can't stream topic {topic}: start {start} is after end {end}; {advice}")
     if not 0 <= snapshot_start <= start <= snapshot_end:
-        return _out_of_range(stream, topic, f"start {start} is not within [{snapshot_start}, {snapshot_end}]")
+        snapshot = f"[{snapshot_start}, {snapshot_end}]"
+        raise SeqnoOutOfRange(f"can't stream topic {topic}: start {start} is not within {snapshot}; {advice}")
     point = None if ignores_start else _rollback(request, info)
     if point is not None:
         return RollbackRequired(stream, point)
     if RequestFlag.TO_NOW in flags:
         end = info.high_seqno
     if not start <= min(end, info.high_seqno):
-        return _out_of_range(stream, topic, f"start {start} is after its last mutation, {info.high_seqno}")
+        last = info.high_seqno
+        raise SeqnoOutOfRange(f"can't stream topic {topic}: start {start} is after its last mutation, {last}; {advice}")
     if start < info.trimmed_seqno:
-        return Refused(
-            stream,
-            StreamTrimmed(
-                f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream from {start} would have a "
-                f"gap; start from the oldest mutation"
-            ),
+        raise StreamTrimmed(
+            f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream from {start} would have a "
+            f"gap; start from the oldest mutation"
         )
     if start in (snapshot_start, snapshot_end):
         snapshot_start = snapshot_end = start
     if not info.has_memory:
-        return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again later"))
+        raise StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again later")
     return Ok(
         *(stream, info.log.for_readers, start, snapshot_start, snapshot_end, end, info.high_seqno, info.purge_seqno),
         *(info.cluster, info.incarnation),
@@ -137,10 +142,6 @@ def _rollback(request: StreamRequest, info: TopicInfo) -> int | None:
         known_purge_seqno=request.purge_seqno if same else 0,
         strict=RequestFlag.STRICT in request.flags,
     )
-
-
-def _out_of_range(stream: int, topic: str, what: str) -> Refused:
-    return Refused(stream, SeqnoOutOfRange(f"can't stream topic {topic}: {what}; start from a resume token"))
 
 
 MAX_NAME = 200
@@ -166,7 +167,7 @@ class StreamServer:
         self.name = ""
         self.closed = False
         self._config = config
-        self._pulse: ServerPulse | None = None
+        self._pulse: Pulse | None = None
         self._opened_at = now
         self._streams: dict[int, Producer] = {}
         self._last_stream = 0
@@ -213,25 +214,23 @@ class StreamServer:
                 f"a connection's name must have up to {MAX_NAME} bytes, its noop interval must be {low} to {high} s"
             )
         self.name = hello.name
-        self._pulse = ServerPulse(hello.noop_interval, now)
+        self._pulse = Pulse(hello.noop_interval, now)
 
     def _request(self, request: StreamRequest) -> None:
         stream = request.stream
         if stream in self._streams:
-            self._say(
-                Refused(stream, StreamExists(f"stream {stream} of this connection is already open: use another number"))
-            )
+            exists = StreamExists(f"stream {stream} of this connection is already open: use another number")
+            self._say(Refused(stream, exists))
         elif stream <= self._last_stream:
             raise StreamViolation(f"stream {stream} is requested after stream {self._last_stream}: numbers must ascend")
         elif len(self._streams) >= self._config.max_streams:
             self._last_stream = stream
             limit = self._config.max_streams
-            self._say(
-                Refused(stream, TooManyStreams(f"the connection has its limit of {limit} streams open; close some"))
-            )
+            many = TooManyStreams(f"the connection has its limit of {limit} streams open; close some")
+            self._say(Refused(stream, many))
         else:
             self._last_stream = stream
-            self._streams[stream] = Producer(request)
+            self._streams[stream] = Producer(request, request.end)
             self._effects.append(FindTopic(stream, request.topic))
 
     # --- called for topics ---
@@ -415,7 +414,7 @@ class StreamServer:
         self._forget(producer, event)
 
     def _forget(self, producer: Producer, event: Event) -> None:
-        producer.state = produced(producer.state, event)
+        producer.state = next_state(producer.state, event)
         del self._streams[producer.request.stream]
 
 

@@ -4,14 +4,14 @@ Credits limit the mutations and bytes of a stream in flight, as the receiver gra
 the stream was opened on its connection, so their counts agree even if a grant is lost with the connection or arrives
 twice.
 
-The pulse of a connection detects that the other side is gone; times are seconds of any monotonic clock.
+The server's pulse detects that the client is gone. Times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from txnbuffer.errors import StreamViolation
 from txnbuffer.streams.failover import MAX_SEQNO
@@ -56,100 +56,75 @@ class Event(enum.Enum):
     FAILED = "it fails"
 
 
-S = TypeVar("S", bound=enum.Enum)
+PRODUCER_STEPS: dict[tuple[Producing, Event], Producing] = {
+    (Producing.ASKED, Event.OK): Producing.BETWEEN,
+    (Producing.ASKED, Event.ROLLBACK): Producing.DEAD,
+    (Producing.ASKED, Event.REFUSED): Producing.DEAD,
+    (Producing.ASKED, Event.CLOSED): Producing.DEAD,
+    (Producing.BETWEEN, Event.SNAPSHOT_BEGIN): Producing.INSIDE,
+    (Producing.INSIDE, Event.SNAPSHOT_BEGIN): Producing.INSIDE,
+    (Producing.INSIDE, Event.MUTATIONS): Producing.INSIDE,
+    (Producing.INSIDE, Event.SNAPSHOT_END): Producing.BETWEEN,
+    (Producing.BETWEEN, Event.REACHED_END): Producing.DEAD,
+    (Producing.BETWEEN, Event.ENDED): Producing.DEAD,
+    (Producing.INSIDE, Event.ENDED): Producing.DEAD,
+    (Producing.BETWEEN, Event.CLOSED): Producing.DEAD,
+    (Producing.INSIDE, Event.CLOSED): Producing.DEAD,
+}
+CONSUMER_STEPS: dict[tuple[Consuming, Event], Consuming] = {
+    (Consuming.WAITING, Event.REQUEST): Consuming.REQUESTED,
+    (Consuming.WAITING, Event.REACHED_END): Consuming.DEAD,
+    (Consuming.REQUESTED, Event.OK): Consuming.BETWEEN,
+    (Consuming.REQUESTED, Event.ROLLBACK): Consuming.ROLLING_BACK,
+    (Consuming.REQUESTED, Event.REFUSED_NOW): Consuming.WAITING,
+    (Consuming.REQUESTED, Event.REFUSED): Consuming.DEAD,
+    (Consuming.ROLLING_BACK, Event.ROLLED_BACK): Consuming.WAITING,
+    (Consuming.BETWEEN, Event.SNAPSHOT_BEGIN): Consuming.INSIDE,
+    (Consuming.INSIDE, Event.SNAPSHOT_BEGIN): Consuming.INSIDE,
+    (Consuming.INSIDE, Event.MUTATIONS): Consuming.INSIDE,
+    (Consuming.INSIDE, Event.SNAPSHOT_END): Consuming.BETWEEN,
+    (Consuming.BETWEEN, Event.REACHED_END): Consuming.DEAD,
+    (Consuming.BETWEEN, Event.ENDED): Consuming.WAITING,
+    (Consuming.INSIDE, Event.ENDED): Consuming.WAITING,
+    (Consuming.REQUESTED, Event.DISCONNECTED): Consuming.WAITING,
+    (Consuming.BETWEEN, Event.DISCONNECTED): Consuming.WAITING,
+    (Consuming.INSIDE, Event.DISCONNECTED): Consuming.WAITING,
+    (Consuming.WAITING, Event.DISCONNECTED): Consuming.WAITING,
+    (Consuming.ROLLING_BACK, Event.DISCONNECTED): Consuming.ROLLING_BACK,
+    **{(state, Event.CLOSED): Consuming.DEAD for state in Consuming if state is not Consuming.DEAD},
+    **{(state, Event.FAILED): Consuming.DEAD for state in Consuming if state is not Consuming.DEAD},
+}
+"""The next state for each state and event."""
+_STEPS: dict[tuple[Any, Event], Any] = {**PRODUCER_STEPS, **CONSUMER_STEPS}
+
+S = TypeVar("S", Producing, Consuming)
 
 
-class StreamTransition(NamedTuple, Generic[S]):
-    """A transition from a state to the next."""
-
-    before: S
-    event: Event
-    after: S
-
-
-PRODUCER_STEPS = (
-    StreamTransition(Producing.ASKED, Event.OK, Producing.BETWEEN),
-    StreamTransition(Producing.ASKED, Event.ROLLBACK, Producing.DEAD),
-    StreamTransition(Producing.ASKED, Event.REFUSED, Producing.DEAD),
-    StreamTransition(Producing.ASKED, Event.CLOSED, Producing.DEAD),
-    StreamTransition(Producing.BETWEEN, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
-    StreamTransition(Producing.INSIDE, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
-    StreamTransition(Producing.INSIDE, Event.MUTATIONS, Producing.INSIDE),
-    StreamTransition(Producing.INSIDE, Event.SNAPSHOT_END, Producing.BETWEEN),
-    StreamTransition(Producing.BETWEEN, Event.REACHED_END, Producing.DEAD),
-    StreamTransition(Producing.BETWEEN, Event.ENDED, Producing.DEAD),
-    StreamTransition(Producing.INSIDE, Event.ENDED, Producing.DEAD),
-    StreamTransition(Producing.BETWEEN, Event.CLOSED, Producing.DEAD),
-    StreamTransition(Producing.INSIDE, Event.CLOSED, Producing.DEAD),
-)
-
-CONSUMER_STEPS = (
-    StreamTransition(Consuming.WAITING, Event.REQUEST, Consuming.REQUESTED),
-    StreamTransition(Consuming.WAITING, Event.REACHED_END, Consuming.DEAD),
-    StreamTransition(Consuming.REQUESTED, Event.OK, Consuming.BETWEEN),
-    StreamTransition(Consuming.REQUESTED, Event.ROLLBACK, Consuming.ROLLING_BACK),
-    StreamTransition(Consuming.REQUESTED, Event.REFUSED_NOW, Consuming.WAITING),
-    StreamTransition(Consuming.REQUESTED, Event.REFUSED, Consuming.DEAD),
-    StreamTransition(Consuming.ROLLING_BACK, Event.ROLLED_BACK, Consuming.WAITING),
-    StreamTransition(Consuming.BETWEEN, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
-    StreamTransition(Consuming.INSIDE, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
-    StreamTransition(Consuming.INSIDE, Event.MUTATIONS, Consuming.INSIDE),
-    StreamTransition(Consuming.INSIDE, Event.SNAPSHOT_END, Consuming.BETWEEN),
-    StreamTransition(Consuming.BETWEEN, Event.REACHED_END, Consuming.DEAD),
-    StreamTransition(Consuming.BETWEEN, Event.ENDED, Consuming.WAITING),
-    StreamTransition(Consuming.INSIDE, Event.ENDED, Consuming.WAITING),
-    StreamTransition(Consuming.REQUESTED, Event.DISCONNECTED, Consuming.WAITING),
-    StreamTransition(Consuming.BETWEEN, Event.DISCONNECTED, Consuming.WAITING),
-    StreamTransition(Consuming.INSIDE, Event.DISCONNECTED, Consuming.WAITING),
-    StreamTransition(Consuming.WAITING, Event.DISCONNECTED, Consuming.WAITING),
-    StreamTransition(Consuming.ROLLING_BACK, Event.DISCONNECTED, Consuming.ROLLING_BACK),
-    *(StreamTransition(state, Event.CLOSED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
-    *(StreamTransition(state, Event.FAILED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
-)
-
-_PRODUCER = {(step.before, step.event): step.after for step in PRODUCER_STEPS}
-_CONSUMER = {(step.before, step.event): step.after for step in CONSUMER_STEPS}
-
-
-def produced(state: Producing, event: Event) -> Producing:
-    """The server's next state. Raises StreamViolation if the table has none."""
-    return _next(_PRODUCER, state, event)
-
-
-def consumed(state: Consuming, event: Event) -> Consuming:
-    """The client's next state. Raises StreamViolation if the table has none."""
-    return _next(_CONSUMER, state, event)
-
-
-def _next(table: dict[tuple[S, Event], S], state: S, event: Event) -> S:
-    after = table.get((state, event))
+def next_state(state: S, event: Event) -> S:
+    """The state of a stream after an event. Raises StreamViolation if the table has none."""
+    after: S | None = _STEPS.get((state, event))
     if after is None:
         raise StreamViolation(f"a stream in state {state.value} must not have: {event.value}; close the connection")
     return after
-
-
-def table(steps: Iterable[StreamTransition[S]]) -> str:
-    """A table as Markdown, as the documentation shows it."""
-    rows = [f"| {step.before.name} | {step.event.value} | {step.after.name} |" for step in steps]
-    return "\n".join(["| state | event | next state |", "|---|---|---|", *rows])
 
 
 GRANT_SHARE = 5
 """A grant is sent once it frees this fraction of the window."""
 
 
+@dataclass(slots=True)
 class Allowance:
     """The sender's side: what was granted and sent. The last mutation may exceed the bytes granted.
 
     `window_*`: the most that was granted and unsent at once, an estimate of the receiver's window.
     """
 
-    __slots__ = ("granted_bytes", "granted_items", "sent_bytes", "sent_items", "window_bytes", "window_items")
-
-    def __init__(self) -> None:
-        self.granted_items = self.granted_bytes = 0
-        self.sent_items = self.sent_bytes = 0
-        self.window_items = self.window_bytes = 0
+    granted_items: int = 0
+    granted_bytes: int = 0
+    sent_items: int = 0
+    sent_bytes: int = 0
+    window_items: int = 0
+    window_bytes: int = 0
 
     def grant(self, items: int, size: int) -> None:
         """New totals; lower ones than before are ignored."""
@@ -162,10 +137,6 @@ class Allowance:
         """Mutations and bytes that may still be sent; both 0 if one is used up."""
         items, size = self.granted_items - self.sent_items, self.granted_bytes - self.sent_bytes
         return (items, size) if items > 0 and size > 0 else (0, 0)
-
-    def spend(self, items: int, size: int) -> None:
-        self.sent_items += items
-        self.sent_bytes += size
 
 
 class Window:
@@ -224,8 +195,8 @@ class Window:
         )
 
 
-class ServerPulse:
-    """The server's side: it sends a noop after an interval without messages, and gives up after one more."""
+class Pulse:
+    """Keep-alive at the server: it sends a noop after an interval without messages, and gives up after one more."""
 
     __slots__ = ("_asked", "_heard", "_interval", "_sent", "noops")
 
@@ -260,22 +231,3 @@ class ServerPulse:
         """The time of the next check."""
         heard = self._heard if self._asked is None else self._asked
         return min(heard, self._sent) + self._interval
-
-
-class ClientPulse:
-    """The client's side: it gives up after two intervals without a message."""
-
-    __slots__ = ("_heard", "_interval")
-
-    def __init__(self, interval: float, now: float) -> None:
-        self._interval = interval
-        self._heard = now
-
-    def heard(self, now: float) -> None:
-        self._heard = now
-
-    def silent(self, now: float) -> bool:
-        return now - self._heard >= 2 * self._interval
-
-    def next_time(self) -> float:
-        return self._heard + 2 * self._interval
