@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from txnbuffer import connect
-from txnbuffer.client.loop_thread import LoopThread
+from txnbuffer.client.portal import LoopThread
 from txnbuffer.errors import InvalidRequest
 
 SECONDS = 120.0
@@ -162,6 +162,12 @@ client = connect(sys.argv[1]).open_sync()
 client.send("log", b"v")
 client.transaction().begin().send("log", b"open")
 assert client.reader("log").read(timeout=60) is not None
+with client.transaction() as txn:
+    txn.send("log", b"w")
+stream = client.stream("log", cursor="c")
+while not len(stream.next(timeout=60)):
+    pass
+stream.done()
 print("done")
 """
 

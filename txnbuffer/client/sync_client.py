@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from broker_io.environment import current
 from txnbuffer.checks import check_sync_function, check_sync_result
-from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE
-from txnbuffer.client.cursors import At
-from txnbuffer.client.portal import InCaller, Portal
+from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
+from txnbuffer.client.cursors import DurableCursors
+from txnbuffer.client.portal import InCaller, Portal, SyncObject, blocking
 from txnbuffer.client.reader import CommittedReader, Start
-from txnbuffer.client.send_columns import Batching, EventTime, Key, Properties, Serializer
 from txnbuffer.client.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
-from txnbuffer.model import Outcome, TxnId
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Handled = TypeVar("Handled")
+AsyncHandler: TypeAlias = Callable[[Transaction, Handled], Coroutine[Any, Any, None]]
 
 
 class SyncClient(Portal):
@@ -74,86 +73,26 @@ class SyncClient(Portal):
                 return result
         raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
 
-    def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """Return whether a transaction committed or aborted; None while it is open.
+    outcome = blocking(Client.outcome)
+    """Return whether a transaction committed or aborted, as `Client.outcome`."""
 
-        Raises OutcomeForgotten, UnknownTransaction.
-        """
-        return self.call(self.client.outcome, txn)
+    committed_number = blocking(Client.committed_number)
+    """Return the number of the last committed transaction of a named producer, as `Client.committed_number`."""
 
-    def committed_number(self, name: str) -> int:
-        """Return the number of the last committed transaction of a named producer; 0 if there is none.
+    delete_name = blocking(Client.delete_name)
+    """Delete a producer name, fence its holder and abort its open transactions, as `Client.delete_name`."""
 
-        This opens the name: open transactions under it, of this or any other client, can no longer commit.
-        """
-        return self.call(self.client.committed_number, name)
+    forget_group = blocking(Client.forget_group)
+    """Delete the positions of a consumer group, as `Client.forget_group`."""
 
-    def delete_name(self, name: str, *, last_number: int = 0) -> None:
-        """Delete a producer name, fence its holder and abort its open transactions; see `Client.delete_name`."""
-        self.call(self.client.delete_name, name, last_number=last_number)
+    send = blocking(Client.send)
+    """Send one record outside of a transaction; return when it is durable, as `Client.send`."""
 
-    def forget_group(self, group: str, topic: str | None = None) -> None:
-        """Delete the positions of a consumer group on a topic and its partitions; None: on all topics.
+    send_many = blocking(Client.send_many)
+    """Send records outside of a transaction; return when all are durable, as `Client.send_many`."""
 
-        Raises InvalidRequest if the group has members.
-        """
-        self.call(self.client.forget_group, group, topic)
-
-    def send(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        key: Key = None,
-        ordering_key: str | None = None,
-        event_time: EventTime = None,
-        properties: Properties = None,
-        serializer: Serializer | None = None,
-        batching: Batching | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Send one record outside of a transaction; return when it is durable. Errors as in `Client.send`."""
-        self.call(
-            self.client.send,
-            topic,
-            value,
-            key=key,
-            ordering_key=ordering_key,
-            event_time=event_time,
-            properties=properties,
-            serializer=serializer,
-            batching=batching,
-            partition=partition,
-        )
-
-    def send_many(
-        self,
-        topic: str,
-        values: Sequence[Any],
-        *,
-        keys: Sequence[Key] | None = None,
-        event_times: Sequence[EventTime] | None = None,
-        properties: Sequence[Properties] | None = None,
-        serializer: Serializer | None = None,
-        batching: Batching | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Send records outside of a transaction; return when all are durable. Errors as in `Client.send_many`."""
-        self.call(
-            self.client.send_many,
-            topic,
-            values,
-            keys=keys,
-            event_times=event_times,
-            properties=properties,
-            serializer=serializer,
-            batching=batching,
-            partition=partition,
-        )
-
-    def delete(self, topic: str, key: Key) -> None:
-        """Delete a key outside of a transaction: send a record with this key and no value."""
-        self.call(self.client.delete, topic, key)
+    delete = blocking(Client.delete)
+    """Delete a key outside of a transaction: send a record with this key and no value, as `Client.delete`."""
 
     def reader(
         self,
@@ -188,7 +127,7 @@ class SyncClient(Portal):
     @property
     def cursors(self) -> SyncCursors:
         """The durable cursors of topics. The service does not trim the records after a cursor."""
-        return SyncCursors(self)
+        return SyncCursors(self, self.client.cursors)
 
     def process(
         self,
@@ -206,22 +145,19 @@ class SyncClient(Portal):
 
         The other arguments, the result and the errors are those of `Client.process`.
         """
-        self.check()
-        check_sync_function(handler)
-
-        def work(in_caller: InCaller) -> Coroutine[Any, Any, Processed]:
-            return self.client.process(
+        return self._process(
+            handler,
+            lambda handle: self.client.process(
                 source,
                 group,
-                self._in_caller(in_caller, handler),
+                handle,
                 on_error=on_error,
                 retries=retries,
                 start=start,
                 batch=batch,
                 idle_timeout=idle_timeout,
-            )
-
-        return self.call_with_callbacks(work)
+            ),
+        )
 
     def process_batches(
         self,
@@ -239,71 +175,67 @@ class SyncClient(Portal):
 
         The other arguments, the result and the errors are those of `Client.process_batches`.
         """
-        self.check()
-        check_sync_function(handler)
-
-        def work(in_caller: InCaller) -> Coroutine[Any, Any, Processed]:
-            return self.client.process_batches(
+        return self._process(
+            handler,
+            lambda handle: self.client.process_batches(
                 source,
                 group,
-                self._in_caller(in_caller, handler),
+                handle,
                 on_error=on_error,
                 retries=retries,
                 start=start,
                 batch=batch,
                 idle_timeout=idle_timeout,
-            )
+            ),
+        )
+
+    def _process(
+        self,
+        handler: Callable[[SyncTransaction, Handled], object],
+        process: Callable[[AsyncHandler[Handled]], Coroutine[Any, Any, Processed]],
+    ) -> Processed:
+        """Run `process` with a handler of the asyncio client that calls this one in the waiting thread."""
+        self.check()
+        check_sync_function(handler)
+
+        def work(in_caller: InCaller) -> Coroutine[Any, Any, Processed]:
+            async def handle(txn: Transaction, records: Handled) -> None:
+                sync_txn = SyncTransaction(self, txn)
+                await in_caller(lambda: check_sync_result(handler(sync_txn, records)))
+                await sync_txn.close(RETURNED)
+
+            return process(handle)
 
         return self.call_with_callbacks(work)
 
-    def _in_caller(
-        self, in_caller: InCaller, handler: Callable[[SyncTransaction, Handled], object]
-    ) -> Callable[[Transaction, Handled], Coroutine[Any, Any, None]]:
-        """Return a handler of the asyncio client that calls this one in the waiting thread."""
 
-        async def handle(txn: Transaction, records: Handled) -> None:
-            sync_txn = SyncTransaction(self, txn)
-            await in_caller(lambda: check_sync_result(handler(sync_txn, records)))
-            await sync_txn.close(RETURNED)
-
-        return handle
-
-
-class SyncStream:
+class SyncStream(SyncObject[ChangeStream]):
     """A stream of changes, created by `SyncClient.stream`; iterate it with `for`.
 
     Requesting the next batch acknowledges the previous one. Each method waits for the method of ChangeStream with the
     same name, and raises its errors.
     """
 
-    def __init__(self, portal: Portal, stream: ChangeStream) -> None:
-        self._portal = portal
-        self._stream = stream
+    next = blocking(ChangeStream.next)
+    """Return the next batch or rollback; None at the end. Raises TimeoutError after `timeout` seconds."""
+
+    rolled_back = blocking(ChangeStream.rolled_back)
+    """Confirm the last rollback: the data is now that of `seqno`, at which it was complete."""
+
+    done = blocking(ChangeStream.done)
+    """Acknowledge the last batch now: store its token, and move the durable cursor there."""
+
+    close = blocking(ChangeStream.close)
+    """Close the stream. The last batch is not acknowledged."""
 
     @property
     def caught_up(self) -> bool:
         """Whether there was nothing newer than the last batch."""
-        return self._stream.caught_up
+        return self._target.caught_up
 
     def statistics(self) -> ChangeStatistics:
         """Return the counters of the stream."""
-        return self._stream.statistics()
-
-    def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
-        """Return the next batch or rollback; None at the end. Raises TimeoutError after `timeout` seconds."""
-        return self._portal.call(self._stream.next, timeout)
-
-    def rolled_back(self, seqno: int) -> None:
-        """Confirm the last rollback: the data is now that of `seqno`, at which it was complete."""
-        self._portal.call(self._stream.rolled_back, seqno)
-
-    def done(self) -> None:
-        """Acknowledge the last batch now: store its token, and move the durable cursor there."""
-        self._portal.call(self._stream.done)
-
-    def close(self) -> None:
-        """Close the stream. The last batch is not acknowledged."""
-        self._portal.call(self._stream.close)
+        return self._target.statistics()
 
     def __iter__(self) -> Iterator[ChangeBatch | Rollback]:
         while (item := self.next()) is not None:
@@ -319,24 +251,17 @@ class SyncStream:
             self.close()
 
 
-class SyncCursors:
+class SyncCursors(SyncObject[DurableCursors]):
     """The durable cursors of topics, by name; see `SyncClient.cursors`.
 
     Each method waits for the method of DurableCursors with the same name, and raises its errors.
     """
 
-    def __init__(self, portal: Portal) -> None:
-        self._portal = portal
-        self._cursors = portal.client.cursors
+    add = blocking(DurableCursors.add)
+    """Create a cursor at a seqno, a resume token, "beginning" or "now"; return its seqno."""
 
-    def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
-        """Create a cursor at a seqno, a resume token, "beginning" or "now"; return its seqno."""
-        return self._portal.call(self._cursors.add, topic, cursor, at)
+    advance = blocking(DurableCursors.advance)
+    """Move a cursor forward to a seqno or resume token; return its seqno."""
 
-    def advance(self, topic: str, cursor: str, at: At) -> int:
-        """Move a cursor forward to a seqno or resume token; return its seqno."""
-        return self._portal.call(self._cursors.advance, topic, cursor, at)
-
-    def remove(self, topic: str, cursor: str) -> None:
-        """Remove a cursor."""
-        self._portal.call(self._cursors.remove, topic, cursor)
+    remove = blocking(DurableCursors.remove)
+    """Remove a cursor."""
