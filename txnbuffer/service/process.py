@@ -21,7 +21,7 @@ from broker_io.errors import Error, Fenced, PeerError
 from broker_io.port import Broker
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
-from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
+from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
@@ -41,37 +41,25 @@ class Listeners:
 
     def __init__(self, service: ServiceConfig, limits: Limits) -> None:
         self.engine: Engine | None = None
+        self.grpc = GrpcServer(limits, max_clients=service.max_clients)
+        self.http = HttpServer()
         self._service = service
-        self._grpc = GrpcServer(limits, max_clients=service.max_clients)
-        self._http = HttpServer()
         self._stopped = False
-
-    @property
-    def port(self) -> int:
-        return self._grpc.port
-
-    @property
-    def http_port(self) -> int:
-        return self._http.port
 
     async def start(self, certificate: bytes | None, key: bytes | None) -> None:
         """Start to listen. Raises EnvironmentFault if a port is not available."""
-        await self._grpc.start(self._service.listen, certificate=certificate, key=key)
+        await self.grpc.start(self._service.listen, certificate=certificate, key=key)
         if self._service.http:
-            await self._http.start(self._service.http)
+            await self.http.start(self._service.http)
 
     def waits_for(self, what: str) -> None:
         """Set what the service waits for; answers before `serve` quote it."""
-        self._grpc.waits_for = self._http.waits_for = what
+        self.grpc.waits_for = self.http.waits_for = what
 
     async def serve(self, engine: Engine) -> None:
         """Start to serve an engine."""
-        self.engine = self._http.engine = engine
-        await self._grpc.serve(engine, ServiceAdmin(engine))
-
-    async def drain(self) -> None:
-        """Make health checks fail: no new clients are served."""
-        await self._grpc.drain()
+        self.engine = self.http.engine = engine
+        await self.grpc.serve(engine, ServiceAdmin(engine))
 
     async def stop(self) -> None:
         """Send the last frames, then end; a second call does nothing."""
@@ -82,8 +70,8 @@ class Listeners:
             self.engine.streams.close()
             for connection in self.engine.connections:
                 connection.close()
-        await self._grpc.stop()
-        await self._http.stop()
+        await self.grpc.stop()
+        await self.http.stop()
 
 
 def advertised(service: ServiceConfig, port: int) -> str:
@@ -116,8 +104,8 @@ class Shutdown:
         """Restart the timer with fewer seconds: nothing that the process waits for can arrive."""
         self._timer.cancel()
         self._timer = self._threads.timer(seconds, self._force_exit)
-        self._begun = True
-        self._timer.start()
+        self._begun = False
+        self.begin()
 
     def done(self) -> None:
         """Stop the timer: the process has ended by itself."""
@@ -207,10 +195,6 @@ def coordinator_config(config: TransactionConfig, mode: type[Topics], shards: in
     )
 
 
-def snapshot_policy(config: SnapshotConfig) -> SnapshotPolicy:
-    return SnapshotPolicy(config.changes, config.interval_ms, config.recovery_target)
-
-
 def limits(config: Config) -> Limits:
     service = config.service
     return Limits(
@@ -235,136 +219,159 @@ async def serve(
     `shutdown` is started when the service begins to end.
     """
     check(config, cluster_mode=cluster_mode)
-    certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
-    signals = Signals(shutdown)
-    if not config.service.standby:
-        log("recovering")
-    monotonic = current().clock.monotonic
-    started = monotonic()
-    listeners = Listeners(config.service, limits(config))
-    reporting = asyncio.ensure_future(
-        _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
-    )
-    broker: Broker | None = None
-    try:
-        await listeners.start(certificate, key)
-        broker = await _open(open_broker, signals, for_ever=config.service.standby)
-        if broker is None:
-            return None
-        engine: Engine | None = None
-        while engine is None:
+    return await _Service(config, owner, log, shutdown, cluster_mode=cluster_mode).run(open_broker)
+
+
+class _Service:
+    """A service in this process, from its first line in the log to its last."""
+
+    def __init__(self, config: Config, owner: str, log: Log, shutdown: Shutdown | None, *, cluster_mode: bool) -> None:
+        self._config = config
+        self._service = config.service
+        self._shard = _shard(config.service)
+        self._owner = owner
+        self._log = log
+        self._shutdown = shutdown
+        self._cluster_mode = cluster_mode
+        self._signals = Signals(shutdown)
+        self._listeners = Listeners(config.service, limits(config))
+        self._started = current().clock.monotonic()
+
+    async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
+        """Open the log, serve, and close it."""
+        service, log = self._service, self._log
+        certificate, key = _read(service.tls_cert), _read(service.tls_key)
+        if not service.standby:
+            log("recovering")
+        reporting = asyncio.ensure_future(
+            _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
+        )
+        broker: Broker | None = None
+        try:
+            await self._listeners.start(certificate, key)
+            broker = await self._open(open_broker)
+            engine = None if broker is None else await self._become_owner(broker)
+            return None if engine is None else await self._run_engine(engine)
+        finally:
+            self._begin_shutdown()
+            await self._listeners.stop()
+            if broker is not None:
+                await asyncio.to_thread(broker.close)
+            reporting.cancel()
+            log("stopped")
+
+    async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
+        """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
+        stop = self._signals.first
+        with waiting("the log to be opened") as wait:
+            while not stop.is_set():
+                opening = in_thread(open_broker)
+                await _wait_for_either(stop, opening)
+                if not opening.done():
+                    return None
+                try:
+                    return opening.result()
+                except Error as error:
+                    if not self._service.standby or not error.retryable:
+                        raise
+                    wait.failed(error)
+        return None
+
+    async def _become_owner(self, broker: Broker) -> Engine | None:
+        """Take over the log, as a standby once it is free; None after a signal."""
+        standby = self._service.standby
+        while True:
             standby_state: StandbyState | None = None
             try:
-                if config.service.standby:
-                    standby_state = await _stand_by(broker, _shard(config.service), listeners, signals, log)
-                    started = monotonic()
+                if standby:
+                    standby_state = await self._stand_by(broker)
+                    self._started = current().clock.monotonic()
                     if standby_state is None:
                         return None
-                elif cluster_mode and not config.service.fence:
-                    standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
-                engine = await _take_over(broker, listeners, config, owner, standby_state, cluster_mode=cluster_mode)
+                elif self._cluster_mode and not self._service.fence:
+                    standby_state = await asyncio.to_thread(take_if_free, broker, self._shard)
+                return await self._take_over(broker, standby_state)
             except PeerError as error:
                 # A cluster without storage gives the log to each process that opens it, again and again.
-                if not config.service.standby or not (error.retryable or isinstance(error, Fenced)):
+                if not standby or not (error.retryable or isinstance(error, Fenced)):
                     raise
-                log("problem", what="taking over", error=str(error))
+                self._log("problem", what="taking over", error=str(error))
                 await asyncio.sleep(PAUSE)
-        return await _run_engine(engine, listeners, config, signals, log, started)
-    finally:
-        if shutdown is not None:
-            shutdown.begin()
-        await listeners.stop()
-        if broker is not None:
-            await asyncio.to_thread(broker.close)
-        reporting.cancel()
-        log("stopped")
 
+    async def _stand_by(self, broker: Broker) -> StandbyState | None:
+        listeners, log = self._listeners, self._log
+        listeners.waits_for("standing by: another service serves")
+        log("standing by", port=listeners.grpc.port, http=listeners.http.port)
+        standby = Standby(broker, self._shard)
+        reporting = asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log))
+        try:
+            standby_state = await standby.wait(self._signals.first)
+        finally:
+            reporting.cancel()
+        if standby_state is not None:
+            listeners.waits_for("the predecessor's transactions are being taken over")
+            log("recovering")
+        return standby_state
 
-async def _open(open_broker: Callable[[], Broker], signals: Signals, *, for_ever: bool) -> Broker | None:
-    """Open the broker; None after a signal. `for_ever`: retry temporary errors without a limit."""
-    with waiting("the log to be opened") as wait:
-        while not signals.first.is_set():
-            opening = in_thread(open_broker)
-            await _wait_for_either(signals.first, opening)
-            if not opening.done():
-                return None
-            try:
-                return opening.result()
-            except Error as error:
-                if not for_ever or not error.retryable:
-                    raise
-                wait.failed(error)
-    return None
-
-
-async def _stand_by(
-    broker: Broker, shard: Shard, listeners: Listeners, signals: Signals, log: Log
-) -> StandbyState | None:
-    listeners.waits_for("standing by: another service serves")
-    log("standing by", port=listeners.port, http=listeners.http_port)
-    standby = Standby(broker, shard)
-    reporting = asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log))
-    try:
-        standby_state = await standby.wait(signals.first)
-    finally:
-        reporting.cancel()
-    if standby_state is not None:
-        listeners.waits_for("the predecessor's transactions are being taken over")
-        log("recovering")
-    return standby_state
-
-
-async def _take_over(
-    broker: Broker,
-    listeners: Listeners,
-    config: Config,
-    owner: str,
-    standby_state: StandbyState | None,
-    *,
-    cluster_mode: bool,
-) -> Engine:
-    return await Engine.start(
-        broker,
-        owner=owner,
-        address=advertised(config.service, listeners.port),
-        shard=_shard(config.service),
-        cluster_mode=cluster_mode,
-        standby_state=standby_state,
-        config=coordinator_config(config.transactions, topics_class(cluster_mode=cluster_mode), config.service.shards),
-        limits=limits(config),
-        policy=snapshot_policy(config.snapshots),
-        retention=config.retention,
-        streams=config.streams,
-    )
-
-
-async def _run_engine(
-    engine: Engine, listeners: Listeners, config: Config, signals: Signals, log: Log, started: float
-) -> Error | None:
-    try:
-        _report_recovery(engine, log, current().clock.monotonic() - started)
-        await listeners.serve(engine)
-        log(
-            "serving",
-            address=f"txnbuf://{advertised(config.service, listeners.port)}",
-            port=listeners.port,
-            http=listeners.http_port,
+    async def _take_over(self, broker: Broker, standby_state: StandbyState | None) -> Engine:
+        config, snapshots = self._config, self._config.snapshots
+        mode = topics_class(cluster_mode=self._cluster_mode)
+        return await Engine.start(
+            broker,
+            owner=self._owner,
+            address=advertised(self._service, self._listeners.grpc.port),
+            shard=self._shard,
+            cluster_mode=self._cluster_mode,
+            standby_state=standby_state,
+            config=coordinator_config(config.transactions, mode, self._service.shards),
+            limits=limits(config),
+            policy=SnapshotPolicy(snapshots.changes, snapshots.interval_ms, snapshots.recovery_target),
+            retention=config.retention,
+            streams=config.streams,
         )
-        engine.run(_watch_problems(engine, log))
-        await _wait_for_either(signals.first, engine.ended)
-        if engine.ended.done():
-            error = engine.ended.result()
-            log("failed", error=str(error), kind=type(error).__name__)
-            signals.ends(hurry=isinstance(error, LogDeleted))
-            return error
-        seconds = config.service.drain_seconds
-        log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
-        await listeners.drain()
-        await engine.drain(seconds)
-        return None
-    finally:
-        await listeners.stop()
-        await engine.stop()
+
+    async def _run_engine(self, engine: Engine) -> Error | None:
+        listeners, log, stop = self._listeners, self._log, self._signals.first
+        try:
+            self._report_recovery(engine)
+            await listeners.serve(engine)
+            log(
+                "serving",
+                address=f"txnbuf://{advertised(self._service, listeners.grpc.port)}",
+                port=listeners.grpc.port,
+                http=listeners.http.port,
+            )
+            engine.run(_watch_problems(engine, log))
+            await _wait_for_either(stop, engine.ended)
+            if engine.ended.done():
+                error = engine.ended.result()
+                log("failed", error=str(error), kind=type(error).__name__)
+                if self._shutdown is not None and isinstance(error, LogDeleted):
+                    self._shutdown.hurry(HURRY)
+                return error
+            seconds = self._service.drain_seconds
+            log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
+            await listeners.grpc.drain()
+            await engine.drain(seconds)
+            return None
+        finally:
+            self._begin_shutdown()
+            await listeners.stop()
+            await engine.stop()
+
+    def _report_recovery(self, engine: Engine) -> None:
+        log, topics = self._log, engine.topics.by_name
+        seconds = round(current().clock.monotonic() - self._started, 3)
+        log("took over", epoch=engine.coordinator.epoch, topics=len(topics), seconds=seconds)
+        for note in engine.notes:
+            log("note", text=note)
+        for topic in topics.values():
+            if topic.stopped:
+                log("topic stopped", topic=topic.name, error=str(topic.problem))
+
+    def _begin_shutdown(self) -> None:
+        if self._shutdown is not None:
+            self._shutdown.begin()
 
 
 async def _wait_for_either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
@@ -374,7 +381,7 @@ async def _wait_for_either(event: asyncio.Event, future: asyncio.Future[Any]) ->
 
 
 class Signals:
-    """The first SIGTERM or SIGINT sets `first`; a second one ends the process at once."""
+    """The first SIGTERM or SIGINT sets `first` and starts the shutdown timer; a second one ends the process at once."""
 
     def __init__(self, shutdown: Shutdown | None) -> None:
         self.first = asyncio.Event()
@@ -388,28 +395,8 @@ class Signals:
         if self.first.is_set():
             os._exit(128 + number)
         self.first.set()
-        self.ends()
-
-    def ends(self, *, hurry: bool = False) -> None:
-        """Start the shutdown timer; `hurry`: nothing that the process waits for will arrive."""
-        if self._shutdown is not None and hurry:
-            self._shutdown.hurry(HURRY)
-        elif self._shutdown is not None:
+        if self._shutdown is not None:
             self._shutdown.begin()
-
-
-def _report_recovery(engine: Engine, log: Log, seconds: float) -> None:
-    log(
-        "took over",
-        epoch=engine.coordinator.epoch,
-        topics=len(engine.topics.by_name),
-        seconds=round(seconds, 3),
-    )
-    for note in engine.notes:
-        log("note", text=note)
-    for topic in engine.topics.by_name.values():
-        if topic.stopped:
-            log("topic stopped", topic=topic.name, error=str(topic.problem))
 
 
 async def _watch_problems(engine: Engine, log: Log) -> None:
