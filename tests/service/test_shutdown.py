@@ -21,7 +21,7 @@ class Away(MemoryBroker):
         threading.Event().wait()
 
 broker_io.is_cluster = lambda address: True
-serve.open_for_writing = lambda address, config: Away()
+serve.LogAddress.open_for_writing = lambda address: Away()
 serve.SHUTDOWN_SECONDS = 0.2
 service = ServiceConfig(listen="127.0.0.1:0", http="", drain_seconds=0.1)
 sys.exit(serve.run("memory:", Config(service=service)))
