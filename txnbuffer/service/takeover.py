@@ -29,7 +29,6 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import OwnerAddress, OwnerEpoch, encode_owner_address
-from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.coordinator.takeover import (
@@ -158,11 +157,10 @@ def take_over(
 
     `now` is the coordinator's clock: seconds since 1970, monotonic.
     """
-    shard = identity.shard
+    shard, environment, cluster = identity.shard, current(), isinstance(broker, PolicyBroker)
     if standby_state is None:
         prepare(broker, shard)
-    environment = current()
-    pool = environment.threads.executor(AT_ONCE if isinstance(broker, PolicyBroker) else 1, "txnbuffer-recovery")
+    pool = environment.threads.executor(AT_ONCE if cluster else 1, "txnbuffer-recovery")
     snapshots = shard.topic(SNAPSHOT_TOPIC)
     manager = SnapshotManager(
         broker,
@@ -178,17 +176,22 @@ def take_over(
         if (why := missing_owner_evidence(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
         with _raising_topic_damaged(log.topic):
-            last = _no_last_id if isinstance(broker, PolicyBroker) else _last_id
-            at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
+            # A directory can be restored from a copy; the topics of a cluster can only be created again.
+            at = _acquire_decisions(log, writer, identity, config.max_message_bytes, restorable=not cluster)
         _check_admin_cluster(broker, log.topic, at)
-        _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.creates_topics))
-        inbox_end = _inbox_end(broker, shard)
+        if isinstance(broker, AnnotatedBroker):  # clients find the address there without reading the log
+            address = OwnerAddress(log.history.epoch, identity.address, identity.creates_topics)
+            with contextlib.suppress(Error):
+                broker.annotate(log.topic, encode_owner_address(address))
+        inbox_end = _inbox_end(broker, shard) if shard.of > 1 else None
         name = broker.incarnation(log.topic)
         with _raising_topic_damaged(snapshots):
-            # A directory can be restored from a copy; the topics of a cluster can only be created again.
-            manager.recover("" if isinstance(broker, PolicyBroker) else environment.randomness.token(16).hex())
+            manager.recover("" if cluster else environment.randomness.token(16).hex())
         _check_data_loss(log, shard, manager)
-        _write_first_ids(broker, log, writer, clock)
+        first = initial_low_water_mark(log.history, clock.now_ms()) if cluster else None
+        if first is not None:  # programs of a deleted namespace of the same name may still be writing lower ids
+            writer.append(Batch.of([first])).result()
+            log.history.apply(first)
         manager.check_registered(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
@@ -218,18 +221,8 @@ def _check_data_loss(log: DecisionLog, shard: Shard, manager: SnapshotManager) -
         raise DecisionsLost(log.topic, lost)
 
 
-def _write_first_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -> None:
-    """Start ids above those of a deleted namespace of the same name, whose programs may still be writing."""
-    first = initial_low_water_mark(log.history, clock.now_ms()) if isinstance(broker, PolicyBroker) else None
-    if first is not None:
-        writer.append(Batch.of([first])).result()
-        log.history.apply(first)
-
-
 def _inbox_end(broker: Broker, shard: Shard) -> Position | None:
     """The end of the shard's inbox: earlier messages were for the previous owner, and are repeated if needed."""
-    if shard.of == 1:
-        return None
     broker.create_topic(shard.topic(SHARD_MESSAGES))
     return broker.last_position(shard.topic(SHARD_MESSAGES))
 
@@ -258,38 +251,22 @@ def _raising_topic_damaged(topic: str) -> Iterator[None]:
         raise TopicDamaged(topic, error, needed=True) from error
 
 
-def _publish_address(broker: Broker, topic: str, owner: OwnerAddress) -> None:
-    """Write the owner's address where clients find it without reading the log."""
-    if isinstance(broker, AnnotatedBroker):
-        with contextlib.suppress(Error):
-            broker.annotate(topic, encode_owner_address(owner))
-
-
-def _last_id(history: History) -> int | None:
-    """The last id that a log may have assigned after this copy of it was made; None for a new log."""
-    return history.highest_id if history.owned else None
-
-
-def _no_last_id(history: History) -> None:
-    """A cluster's log is never restored from a copy."""
-
-
-def acquire_decisions(
-    log: DecisionLog,
-    writer: Writer,
-    identity: Identity,
-    max_bytes: int,
-    last: Callable[[History], int | None],
+def _acquire_decisions(
+    log: DecisionLog, writer: Writer, identity: Identity, max_bytes: int, *, restorable: bool
 ) -> Position:
-    """Write an `owner` entry to the decision log and read up to it; return its position. `last`: see `Acquisition`."""
-    history = log.history
-    drawn = current().randomness.token(16).hex()
+    """Write an `owner` entry to the decision log and read up to it; return its position."""
+
+    def last_id() -> int | None:
+        """The last id that a restored log may have assigned after the copy was made; None for a new log."""
+        return log.history.highest_id if restorable and log.history.owned else None
+
+    history, drawn = log.history, current().randomness.token(16).hex()
     acquisition = Acquisition(
-        identity.owner, history.epoch + 1, identity.address, drawn, history.owners, max_bytes, last(history)
+        identity.owner, history.epoch + 1, identity.address, drawn, history.owners, max_bytes, last_id()
     )
     while True:
         at = writer.append(Batch.of([acquisition.entry()])).result().first
-        if acquisition.read(log.read_to(at), log.history.owners, last(log.history)):
+        if acquisition.read(log.read_to(at), log.history.owners, last_id()):
             log.history.epoch, log.history.owners = acquisition.epoch, {one.epoch: one for one in acquisition.owners}
             return at
 
@@ -421,10 +398,10 @@ async def _last_read(reading: asyncio.Future[DecisionLog | None]) -> DecisionLog
     done, _ = await asyncio.wait([reading], timeout=LAST_READ)
     if done:
         return reading.result()
-    reading.add_done_callback(_close_late)
+
+    def close_late(reading: asyncio.Future[DecisionLog | None]) -> None:
+        if not reading.cancelled() and reading.exception() is None and (log := reading.result()) is not None:
+            log.close()
+
+    reading.add_done_callback(close_late)
     return None
-
-
-def _close_late(reading: asyncio.Future[DecisionLog | None]) -> None:
-    if not reading.cancelled() and reading.exception() is None and (log := reading.result()) is not None:
-        log.close()
