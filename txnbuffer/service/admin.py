@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, messages_up_to
@@ -28,44 +27,32 @@ from txnbuffer.service.engine import Engine
 from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
-
-class GroupMember(NamedTuple):
-    """A partition of a group, or a member without one."""
-
-    group: str
-    generation: int
-    stage: str
-    topic: str | None
-    member: str | None
-    position: Position | None
+Answer = dict[str, Any]
+READ_TIMEOUT = 5.0
 
 
-def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupMember]:
-    """The partitions and members of one group, or of all, sorted by name."""
-    facts = []
+def group_rows(coordinator: Coordinator, wanted: str | None) -> list[Answer]:
+    """The partitions and members of one group, or of all, sorted by name; a member without a partition has no topic."""
+    rows: list[Answer] = []
     for name, generation, positions in sorted(coordinator.consumer_groups.all_groups()):
         if wanted not in (None, name):
             continue
         members = coordinator.consumer_groups.members(name)
-        stage = members.stage.value
+        group = {"group": name, "generation": generation, "stage": members.stage.value}
         for topic in sorted({*positions, *members.holders}):
             held = members.holders.get(topic)
-            facts.append(GroupMember(name, generation, stage, topic, held, positions.get(topic)))
+            rows.append(group | {"topic": topic, "member": held, "position": positions.get(topic)})
         spare = sorted({*members.by_name} - {*members.holders.values()})
-        facts += [GroupMember(name, generation, stage, None, member, None) for member in spare]
-    return facts
+        rows += [group | {"topic": None, "member": member, "position": None} for member in spare]
+    return rows
 
 
-def with_lag(broker: Broker, facts: list[GroupMember]) -> list[dict[str, Any]]:
-    """Rows with the `lag`: messages after the position, markers included. Runs in another thread."""
-    return [
-        {
-            **fact._asdict(),
-            "position": None if fact.position is None else str(fact.position),
-            "lag": None if fact.topic is None else _lag(broker, fact.topic, fact.position),
-        }
-        for fact in facts
-    ]
+def with_lag(broker: Broker, rows: list[Answer]) -> list[Answer]:
+    """Add the `lag` to rows: messages after the position, markers included. Runs in another thread."""
+    for row in rows:
+        topic, position = row["topic"], row["position"]
+        row |= {"position": _text(position), "lag": None if topic is None else _lag(broker, topic, position)}
+    return rows
 
 
 def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
@@ -75,9 +62,6 @@ def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
         return messages_up_to(ledgers, broker.last_position(topic)) - messages_up_to(ledgers, position)
     return None
 
-
-Answer = dict[str, Any]
-READ_TIMEOUT = 5.0
 
 METHODS = {
     "Status": "status",
@@ -173,9 +157,8 @@ class ServiceAdmin:
             txn = TxnId.parse(str(request.get("txn")))
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        engine = self._engine
-        put = partial(self._put_abort, txn)
-        result = await engine.ask(put)
+        engine, coordinator = self._engine, self._engine.coordinator
+        result = await engine.ask(lambda request: coordinator.abort("", request, txn, (), engine.now(), operator=True))
         if isinstance(result, Error):
             raise result
         engine.effects.ask()
@@ -184,8 +167,8 @@ class ServiceAdmin:
     async def groups(self, request: dict[str, Any]) -> list[Answer]:
         """All consumer groups, or `group`: members, their partitions and positions."""
         _check_keys(request, "group")
-        facts = group_facts(self._engine.coordinator, request.get("group"))
-        return await asyncio.to_thread(with_lag, self._engine.broker, facts)
+        rows = group_rows(self._engine.coordinator, request.get("group"))
+        return await asyncio.to_thread(with_lag, self._engine.broker, rows)
 
     async def forget_group(self, request: dict[str, Any]) -> Answer:
         """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""
@@ -256,9 +239,6 @@ class ServiceAdmin:
         topic, name = _topic(request), request.get("cursor")
         await self._engine.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
-
-    def _put_abort(self, txn: TxnId, request: int) -> None:
-        self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)
 
     def _topic(self, name: object) -> ServiceTopic:
         name = _topic({"topic": name})

@@ -80,59 +80,6 @@ def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
 
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
-
-
-def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], str]) -> Any:
-    """The handler of `txnbuffer.v1.Streams`; without an engine it rejects calls with `waits_for`."""
-    import grpc
-
-    async def stream(_: Any, context: Any) -> None:
-        serving = engine()
-        if serving is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {waits_for()}")
-            return
-        await context.send_initial_metadata(((LOG_KEY, serving.log),))
-        await _transfer(context, serving.streams.connect(context.peer()))
-
-    handler = grpc.stream_stream_rpc_method_handler(stream)
-    return grpc.method_handlers_generic_handler(STREAMS_SERVICE, {STREAMS_METHOD: handler})
-
-
-async def _transfer(context: Any, connection: StreamConnection) -> None:
-    reading = asyncio.ensure_future(_read_stream(context, connection))
-    writing = asyncio.ensure_future(_write_stream(context, connection))
-    ended = asyncio.ensure_future(connection.ended.wait())
-    try:
-        await asyncio.wait([writing, ended], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([writing], timeout=LAST_WORDS)
-        # A stream that ends while the client writes to it would fail there instead of ending.
-        await asyncio.wait([reading], timeout=LAST_WORDS)
-    finally:
-        for task in (reading, writing, ended):
-            task.cancel()
-        connection.lost()
-        await asyncio.gather(reading, writing, ended, return_exceptions=True)
-
-
-async def _write_stream(context: Any, connection: StreamConnection) -> None:
-    while (frame := await connection.next()) is not None:
-        await context.write(encode_stream_server_frame(frame))
-
-
-async def _read_stream(context: Any, connection: StreamConnection) -> None:
-    import grpc
-
-    while True:
-        data = await context.read()
-        if data is grpc.aio.EOF:
-            connection.lost()
-            return
-        try:
-            connection.receive(decode_stream_client_frame(data))
-        except Error as error:
-            connection.close(error)
-
-
 ANSWER = 10.0
 """Seconds within which admin requests that query the cluster are answered."""
 OF_TOPICS = ("List", "Describe")
@@ -169,8 +116,11 @@ class GrpcServer:
         server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._handshake()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        streams = stream_handler(lambda: self._engine, lambda: self.waits_for)
-        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log_handler(), streams))
+        talk, stream = map(grpc.stream_stream_rpc_method_handler, (self._talk, self._stream))
+        admin = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in METHODS}
+        services = (SESSION_SERVICE, {SESSION_METHOD: talk}), (STREAMS_SERVICE, {STREAMS_METHOD: stream})
+        handlers = [grpc.method_handlers_generic_handler(*service) for service in (*services, (ADMIN_SERVICE, admin))]
+        server.add_generic_rpc_handlers((*handlers, self._log_handler()))
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
@@ -225,18 +175,6 @@ class GrpcServer:
 
         return Handshake()
 
-    def _session_handler(self) -> Any:
-        import grpc
-
-        handler = grpc.stream_stream_rpc_method_handler(self._talk)
-        return grpc.method_handlers_generic_handler(SESSION_SERVICE, {SESSION_METHOD: handler})
-
-    def _admin_handler(self) -> Any:
-        import grpc
-
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in METHODS}
-        return grpc.method_handlers_generic_handler(ADMIN_SERVICE, handlers)
-
     def _log_handler(self) -> Any:
         import grpc
 
@@ -257,7 +195,6 @@ class GrpcServer:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.waits_for}")
 
     async def _talk(self, _: Any, context: Any) -> None:
-
         engine = self._engine
         if engine is None:
             await self._not_yet(_, context)
@@ -268,15 +205,34 @@ class GrpcServer:
             connection.close(
                 ServiceUnavailable(f"{self._max_clients} clients are connected, the maximum: connect again later")
             )
-        reading = asyncio.ensure_future(_read(context, connection))
+        reading = asyncio.ensure_future(_read(context, connection, decode_client_frame))
         try:
-            while (frame := await connection.next()) is not None:
-                await context.write(encode_server_frame(frame))
+            await _write(context, connection, encode_server_frame)
             # A stream that ends while the client writes to it would fail there instead of ending.
             await asyncio.wait([reading], timeout=LAST_WORDS)
         finally:
             reading.cancel()
             connection.lost()
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        engine = self._engine
+        if engine is None:
+            await self._not_yet(_, context)
+            return
+        await context.send_initial_metadata(((LOG_KEY, engine.log),))
+        connection = engine.streams.connect(context.peer())
+        reading = asyncio.ensure_future(_read(context, connection, decode_stream_client_frame))
+        writing = asyncio.ensure_future(_write(context, connection, encode_stream_server_frame))
+        ended = asyncio.ensure_future(connection.ended.wait())
+        try:
+            await asyncio.wait([writing, ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([writing], timeout=LAST_WORDS)
+            await asyncio.wait([reading], timeout=LAST_WORDS)  # as above
+        finally:
+            for task in (reading, writing, ended):
+                task.cancel()
+            connection.lost()
+            await asyncio.gather(reading, writing, ended, return_exceptions=True)
 
     def _answering(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(request: bytes, context: Any) -> bytes:
@@ -302,19 +258,29 @@ def _waits() -> list[str]:
     return [str(wait) for wait in long_waits()]
 
 
-async def _read(context: Any, connection: SessionConnection) -> None:
+async def _read(context: Any, connection: SessionConnection | StreamConnection, decode: Callable[[bytes], Any]) -> None:
+    """Pass the frames of a client to its connection until the client ends its side."""
     import grpc
 
     while True:
-        await connection.room()
+        if isinstance(connection, SessionConnection):
+            await connection.room()
         data = await context.read()
         if data is grpc.aio.EOF:
             connection.lost()
             return
         try:
-            connection.receive(decode_client_frame(data))
+            connection.receive(decode(data))
         except Error as error:
             connection.close(error)
+
+
+async def _write(
+    context: Any, connection: SessionConnection | StreamConnection, encode: Callable[[Any], bytes]
+) -> None:
+    """Send the frames of a connection until it has ended."""
+    while (frame := await connection.next()) is not None:
+        await context.write(encode(frame))
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from broker_io.batch import Batch, PlacedBatch
 from broker_io.environment import current
 from broker_io.errors import Error
 from broker_io.port import Ledger
-from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
+from broker_io.position import Int64s, Position, before_ledger
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequenced, visible_counts
 from txnbuffer.config import StreamsConfig
@@ -114,13 +114,13 @@ class Feed:
 
     def persist(self) -> None:
         """Include the index of mutation snapshots in the next snapshot of the buffer."""
-        self.manager.trim(self.oldest(self.followed.buffer.first_ledger))
+        self.manager.trim(self.oldest())
         if self.manager.persist():
             self.followed.index = self.manager.index.columns()
 
-    def oldest(self, first_ledger: int) -> int:
-        """The seqno of the first mutation that the log still has if it begins with `first_ledger`."""
-        return oldest_seqno(self.followed, first_ledger)
+    def oldest(self) -> int:
+        """The seqno of the first mutation that the log still has."""
+        return oldest_seqno(self.followed, self.followed.buffer.first_ledger)
 
     def close(self) -> None:
         """Close the feed; its cursors must be closed."""
@@ -135,14 +135,17 @@ class Feed:
         """The last known position at or before a request's first seqno. Raises MutationsTrimmed."""
         ledgers = [*self.followed.numbered.first_seqnos.items()]
         known = bisect_right(ledgers, request.first, key=itemgetter(1))
-        places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers[:known][-1:]]
+        places = []
+        if known:
+            ledger, seqno = ledgers[known - 1]
+            places.append(SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False))
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
         if (reached := self._reached.get(request.cursor)) is not None:
             places.append(reached)
         usable = [place for place in places if place.seqno <= request.first]
         if not usable:
-            raise MutationsTrimmed(request.first, self.oldest(self.followed.buffer.first_ledger))
+            raise MutationsTrimmed(request.first, self.oldest())
         return max(usable, key=lambda place: (place.seqno, place.position))
 
     def reached(self, cursor: str, rows: MutationBatch) -> None:
@@ -160,7 +163,7 @@ class Feed:
         """
         buffer = self.followed.buffer
         if placed.positions.first.ledger < buffer.first_ledger:
-            raise MutationsTrimmed(place.seqno, self.oldest(buffer.first_ledger))
+            raise MutationsTrimmed(place.seqno, self.oldest())
         counts = visible_counts(placed, buffer)
         if not counts.any():
             return None
@@ -178,11 +181,6 @@ def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
     sequencer = followed.numbered
     firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
     return min(firsts, default=sequencer.next_seqno)
-
-
-def message_of(position: Position) -> Position:
-    """The position of the message that contains a record."""
-    return position._replace(batch=NO_INDEX)
 
 
 def mutations_in(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> Iterator[MutationBatch]:

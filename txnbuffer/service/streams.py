@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from broker_io.batch import Width
 from broker_io.environment import current
 from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker, Reader
+from broker_io.position import NO_INDEX
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import (
@@ -34,7 +35,7 @@ from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, message_of, oldest_seqno
+from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, oldest_seqno
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
     ClientMessage,
@@ -248,8 +249,7 @@ class Backfills:
             try:
                 rows = await self._read(feed, request)
             except PositionTrimmed:
-                first = feed.oldest(feed.followed.buffer.first_ledger)
-                feed.manager.backfill_failed(request.ticket, MutationsTrimmed(request.first, first))
+                feed.manager.backfill_failed(request.ticket, MutationsTrimmed(request.first, feed.oldest()))
             except Error as error:
                 feed.manager.backfill_failed(request.ticket, error)
             else:
@@ -267,14 +267,14 @@ class Backfills:
         wanted = min(request.max_bytes, ANSWER_BYTES)
         found: list[MutationBatch] = []
         width = Width()
-        start = message_of(place.position)
+        start = place.position._replace(batch=NO_INDEX)  # the message that contains the record
         inclusive = place.inclusive or start != place.position
-        reader: Reader = await self._in_thread(
-            lambda: self._topics.broker.reader(feed.name, start, inclusive=inclusive)
-        )
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        open_reader = partial(self._topics.broker.reader, feed.name, start, inclusive=inclusive)
+        reader: Reader = await in_thread(open_reader)
         try:
             while wanted > 0 and place.seqno <= request.last and not width.full:
-                placed = await self._in_thread(lambda: reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS))
+                placed = await in_thread(partial(reader.read, limit=READ_MESSAGES, timeout=READ_SECONDS))
                 if placed is None:
                     raise BackfillFailed(
                         f"topic {feed.name!r}: no message after {place.position} could be read; try again"
@@ -294,9 +294,6 @@ class Backfills:
         finally:
             self._threads.submit(reader.close)
         return MutationBatch.concat(found)
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _within(rows: MutationBatch, request: ReadLog) -> MutationBatch | None:
@@ -458,7 +455,7 @@ class Streams:
     async def _find(self, connection: StreamConnection, stream: int, name: str) -> None:
         try:
             feed = await self._feed(name)
-            facts = await self._stream_info(feed)
+            facts = await self._topic_info(feed.followed, name)
         except Error as error:
             connection.topic_refused(stream, error)
             return
@@ -471,8 +468,10 @@ class Streams:
             )
             return
         feed.idle_since = self.now() if feed.idle_since is not None else None
+        feed.manager.trim(facts.trimmed_seqno + 1)
         feed.take()
-        connection.topic_found(stream, replace(facts, high_seqno=feed.manager.high))
+        has_memory = self.budget.account.bytes <= self.budget.budget
+        connection.topic_found(stream, replace(facts, high_seqno=feed.manager.high, has_memory=has_memory))
         self.settle(feed)
 
     async def _feed(self, name: str) -> Feed:
@@ -515,12 +514,6 @@ class Streams:
                 "or all of them with `stream_partitions`"
             )
         return TopicNotFound(f"there is no topic {name!r} to stream")
-
-    async def _stream_info(self, feed: Feed) -> TopicInfo:
-        facts = await self._topic_info(feed.followed, feed.name)
-        feed.manager.trim(facts.trimmed_seqno + 1)
-        has_memory = self.budget.account.bytes <= self.budget.budget
-        return replace(facts, high_seqno=feed.manager.high, has_memory=has_memory)
 
     async def _topic_info(self, followed: FollowedTopic, name: str) -> TopicInfo:
         broker = self._topics.broker
