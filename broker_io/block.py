@@ -323,7 +323,12 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
     """All messages of at least one block. Raises BadBlock if a column does not fit its block."""
     try:
         counts = [*map(_ROWS, blocks)]
-        return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), _messages(blocks, counts))
+        event_times: Int64s | None = None
+        if any(EVENT_TIMES in block.sections for block in blocks):
+            event_times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
+        values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, map(_VALUES, blocks))
+        messages = Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), event_times)
+        return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), messages)
     except (ValueError, IndexError, struct.error) as error:
         raise BadBlock(f"the columns of a block do not fit it ({error})") from None
 
@@ -374,14 +379,6 @@ def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
 def absent_values(block: RawBlock) -> NDArray[np.bool_]:
     """bool[n]: which messages of one block have no value."""
     return _absent([block], [block.header.rows], VALUE_OFFSETS, VALUE_ABSENT)
-
-
-def _messages(blocks: Sequence[RawBlock], counts: list[int]) -> Batch:
-    times: Int64s | None = None
-    if any(EVENT_TIMES in block.sections for block in blocks):
-        times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
-    values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, map(_VALUES, blocks))
-    return Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), times)
 
 
 def decode_entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:

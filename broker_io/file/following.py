@@ -12,14 +12,14 @@ import contextlib
 from contextlib import closing
 from typing import NamedTuple, Never
 
-from broker_io.block import HEADER_BYTES, BadBlock, parse_header
 from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
 from broker_io.errors import Damaged, Error, ForeignDirectory, ReadOnly, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.journal import read_journal
 from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_manifest, disk_error, load_manifest
-from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, UNFINISHED, ReadingBroker
+from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
 from broker_io.file.recovery import by_topic, check_sizes, missing_journal, with_journal_block
+from broker_io.file.segment import UNFINISHED, whole_blocks
 from broker_io.file.writer import FileWriter
 
 TORN_TAIL_PAUSE = 0.010
@@ -166,7 +166,7 @@ class FollowingBroker(ReadingBroker):
         offline = self.offline_journal()
         while True:
             with closing(self.segment(topic, ledger)) as file:
-                end, torn = _find_end(file, ledger, topic.place(ledger))
+                end, torn = whole_blocks(file, ledger, file.size(), topic.place(ledger), contents=False)
             before, offline = offline, self.offline_journal()
             if torn is None or (torn == UNFINISHED and offline is None):
                 return topic.with_open(end)
@@ -259,21 +259,3 @@ class FollowingBroker(ReadingBroker):
             if self._file is not None:
                 self._file.close()
             self._file = None
-
-
-def _find_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[LedgerEntry, str | None]:
-    """A ledger extended by the blocks after its end in the manifest, and why the remaining bytes are no block."""
-    size = file.size()
-    while ledger.bytes < size:
-        if ledger.bytes + HEADER_BYTES > size:
-            return ledger, UNFINISHED
-        try:
-            header = parse_header(file.read(ledger.bytes, HEADER_BYTES), 0, place)
-        except BadBlock as error:
-            return ledger, str(error)
-        if header.first_entry != ledger.entries:
-            return ledger, f"a block begins with entry {header.first_entry} instead of {ledger.entries}"
-        if ledger.bytes + header.length > size:
-            return ledger, UNFINISHED
-        ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
-    return ledger, None

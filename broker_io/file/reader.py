@@ -30,7 +30,7 @@ from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, Un
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry, disk_error
 from broker_io.file.recovery import missing_segment
-from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, headers, read_block, verified_index
+from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, UNFINISHED, headers, read_block, verified_index
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, Resource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
@@ -40,7 +40,6 @@ TAKE_BYTES = 16 * 1024 * 1024
 """Bytes of blocks that are decoded together, so that large messages don't fill the memory."""
 TORN_TAIL_SECONDS = 1.0
 """Seconds after which bytes at the end of a live segment that are not a block count as damage."""
-UNFINISHED = "a block is incomplete"
 REPAIR_HINT = "if the owner of the log is gone, open it for writing once: that repairs an unclean end"
 
 
@@ -101,10 +100,14 @@ class BlockStream:
                 blocks.append(block)
                 width.add(property_names(block), block.header.rows)
                 size += len(block.part) + len(block.values)
-        except (Damaged, UnsupportedFormat):
+        except (Damaged, UnsupportedFormat) as error:
             # The blocks before it are good; the next call raises the error.
             if not blocks:
-                raise
+                raise (
+                    error
+                    if isinstance(error, Damaged)
+                    else UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
+                ) from None
         return blocks
 
     def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
@@ -120,8 +123,6 @@ class BlockStream:
             except BadBlock as error:
                 self._fail(str(error), header.length, settled)
                 return None
-            except UnsupportedFormat as error:
-                raise self._unsupported(error) from None
             self._at += header.length
             return block
         return None
@@ -135,8 +136,6 @@ class BlockStream:
         except BadBlock as error:
             self._fail(str(error), HEADER_BYTES, settled)
             return None
-        except UnsupportedFormat as error:
-            raise self._unsupported(error) from None
         if len(self._data) - self._at < header.length and not self._fill(header.length, end, settled):
             return None
         return header
@@ -162,9 +161,6 @@ class BlockStream:
             raise Damaged(self.path, offset, what)
         self.torn_tail = TornTail(offset, self._data[self._at : self._at + size], what)
         self._data, self._base, self._at = b"", offset, 0
-
-    def _unsupported(self, error: UnsupportedFormat) -> UnsupportedFormat:
-        return UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
 
     def unread(self) -> bool:
         """Whether there are bytes after the last block that was taken."""

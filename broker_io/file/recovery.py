@@ -148,17 +148,16 @@ def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Re
     size = file.size()
     if size == ledger.bytes:
         return ledger
-    end, entries, last = whole_blocks(file, ledger.bytes, size, ledger.entries, place)
-    if last is not None:
-        result.report.append(f"{path}: kept {entries - ledger.entries} messages that the journal had lost")
-        file.write(ledger.bytes, [file.read(ledger.bytes, end - ledger.bytes)])
-        ledger = ledger.grown(entries - ledger.entries, end - ledger.bytes, ledger.last_time, last.publish_time)
-    if end < size:
-        result.report.append(f"{path}: cut off {size - end} bytes of an incomplete block at offset {end}")
-        file.truncate(end)
+    kept, _ = whole_blocks(file, ledger, size, place, contents=True)
+    if kept != ledger:
+        result.report.append(f"{path}: kept {kept.entries - ledger.entries} messages that the journal had lost")
+        file.write(ledger.bytes, [file.read(ledger.bytes, kept.bytes - ledger.bytes)])
+    if kept.bytes < size:
+        result.report.append(f"{path}: cut off {size - kept.bytes} bytes of an incomplete block at offset {kept.bytes}")
+        file.truncate(kept.bytes)
         file.sync()
         result.changed = True
-    return ledger
+    return kept
 
 
 def open_log(environment: Environment, directory: str, options: Options) -> tuple[FileLog, list[str]]:

@@ -33,6 +33,7 @@ from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlo
 from broker_io.environment import Disk, File, ReadableFile
 from broker_io.errors import Damaged
 from broker_io.file import layout
+from broker_io.file.layout import LedgerEntry
 
 STEP_BYTES = 64 * 1024
 ENTRY_BYTES = 32
@@ -120,6 +121,7 @@ class SparseIndex:
 
 FIRST_CHUNK_BYTES = 64 * 1024
 CHUNK_BYTES = 1024 * 1024
+UNFINISHED = "a block is incomplete"
 INDEX_BATCH = 16
 """Index entries that are written at a time."""
 
@@ -164,20 +166,27 @@ def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
 
 
 def whole_blocks(
-    file: ReadableFile, start: int, end: int, next_entry: int, place: int
-) -> tuple[int, int, Header | None]:
-    """The end of the valid blocks that continue at an entry number: offset, next entry, last header."""
-    at, last = start, None
-    while at < end:
+    file: ReadableFile, ledger: LedgerEntry, end: int, place: int, *, contents: bool
+) -> tuple[LedgerEntry, str | None]:
+    """A ledger extended by the blocks after it up to an offset, and why the bytes left there are no block.
+
+    `contents`: the blocks are read as a whole, and not only their headers.
+    """
+    while ledger.bytes < end:
+        if ledger.bytes + HEADER_BYTES > end:
+            return ledger, UNFINISHED
         try:
-            header = parse_header(file.read(at, HEADER_BYTES), 0, place)
-            if header.first_entry != next_entry or at + header.length > end:
-                break
-            open_block(file.read(at, header.length), 0, header)
-        except BadBlock:
-            break
-        at, next_entry, last = at + header.length, next_entry + header.span, header
-    return at, next_entry, last
+            header = parse_header(file.read(ledger.bytes, HEADER_BYTES), 0, place)
+            if header.first_entry != ledger.entries:
+                return ledger, f"a block begins with entry {header.first_entry} instead of {ledger.entries}"
+            if ledger.bytes + header.length > end:
+                return ledger, UNFINISHED
+            if contents:
+                open_block(file.read(ledger.bytes, header.length), 0, header)
+        except BadBlock as error:
+            return ledger, str(error)
+        ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
+    return ledger, None
 
 
 def complete_index(index: SparseIndex, file: ReadableFile, path: str, end: int) -> None:

@@ -9,6 +9,7 @@ from broker_io.batch import Batch, Message
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import Damaged
 from broker_io.file import segment as index_module
+from broker_io.file.layout import LedgerEntry
 from broker_io.file.segment import (
     ENTRY_BYTES,
     BlockIndexEntry,
@@ -93,13 +94,19 @@ def test_whole_blocks_end_where_one_is_torn_or_does_not_follow() -> None:
     made = blocks(4)
     disk, end = disk_with(made)
     file, length = disk.open(PATH), made[0].length
-    assert whole_blocks(file, 0, end, 0, 3)[:2] == (end, 8)
-    assert whole_blocks(file, length, end, 2, 3)[:2] == (end, 8)
-    assert whole_blocks(file, 0, end, 1, 3) == (0, 1, None)
-    assert whole_blocks(file, 0, end, 0, 4) == (0, 0, None)
-    assert whole_blocks(file, 0, end - 1, 0, 3)[:2] == (end - length, 6)
+
+    def found(start: int, end: int, next_entry: int, place: int) -> tuple[int, int, bool]:
+        ledger = LedgerEntry(1, entries=next_entry, bytes=start)
+        after, torn = whole_blocks(file, ledger, end, place, contents=True)
+        return after.bytes, after.entries, torn is None
+
+    assert found(0, end, 0, 3) == (end, 8, True)
+    assert found(length, end, 2, 3) == (end, 8, True)
+    assert found(0, end, 1, 3) == (0, 1, False)
+    assert found(0, end, 0, 4) == (0, 0, False)
+    assert found(0, end - 1, 0, 3) == (end - length, 6, False)
     disk.flip(PATH, (3 * length - 20) * 8)
-    assert whole_blocks(file, 0, end, 0, 3)[:2] == (2 * length, 4)
+    assert found(0, end, 0, 3) == (2 * length, 4, False)
 
 
 @given(st.integers(1, 60), st.data())
