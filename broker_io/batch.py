@@ -422,5 +422,11 @@ class PlacedBatch:
     def __iter__(self) -> Iterator[PlacedMessage]:
         return map(PlacedMessage, self.positions, self.publish_times.tolist(), self.messages)
 
+    def split(self, count: int) -> tuple[PlacedBatch, PlacedBatch | None]:
+        """The first `count` messages, and the rest if there are more."""
+        if len(self) <= count:
+            return self, None
+        return self.take(slice(0, count)), self.take(slice(count, None))
+
     def take(self, which: Which) -> PlacedBatch:
         return PlacedBatch(self.positions.take(which), self.publish_times[which], self.messages.take(which))

@@ -11,14 +11,13 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future
-from functools import partial
 from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.compaction import Rewrite, compact_ledgers
+from broker_io.file.compaction import compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
 from broker_io.file.reader import ReadingBroker
@@ -179,43 +178,36 @@ class FileBroker(ReadingBroker):
             self.named(topic)
             check_compaction(topic, self._options.compacted_prefix)
             self.roll(topic)
-            entry = self.named(topic)
-            rewrites = self._rewrite(entry)
-            if rewrites:
-                self._swap(entry, rewrites)
-
-    def _rewrite(self, topic: TopicEntry) -> list[Rewrite]:
-        try:
-            return compact_ledgers(
-                self.environment.disk,
-                self.directory,
-                topic,
-                seed=self._log.seed,
-                compress=self._options.compress,
-            )
-        except OSError as error:
-            raise disk_error(
-                error, self.directory, f"topic {topic.name!r} was not compacted; nothing changed"
-            ) from error
-
-    def _swap(self, compacted: TopicEntry, rewrites: list[Rewrite]) -> None:
-        """Replace the old ledgers by the compacted ones; none was trimmed meanwhile."""
-        news = {rewrite.old: rewrite.new for rewrite in rewrites}
-        with self._work:
-            topic = self._log.topic(compacted.name)
-            ledgers = tuple(news.get(ledger, ledger) for ledger in topic.entry.ledgers)
-            self._log.change(topic, topic.entry._replace(ledgers=ledgers), news)
-        self._notify()
+            compacted = self.named(topic)
+            try:
+                rewrites = compact_ledgers(
+                    self.environment.disk,
+                    self.directory,
+                    compacted,
+                    seed=self._log.seed,
+                    compress=self._options.compress,
+                )
+            except OSError as error:
+                what = f"topic {topic!r} was not compacted; nothing changed"
+                raise disk_error(error, self.directory, what) from error
+            news = {rewrite.old: rewrite.new for rewrite in rewrites}  # none was trimmed meanwhile
+            if news:
+                with self._work:
+                    found = self._log.topic(topic)
+                    ledgers = tuple(news.get(ledger, ledger) for ledger in found.entry.ledgers)
+                    self._log.change(found, found.entry._replace(ledgers=ledgers), news)
+                self._notify()
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""
-        self._ask(topic, partial(self._check_stored, ledger))
 
-    def _check_stored(self, number: int, topic: TopicEntry) -> None:
-        for ledger in topic.ledgers:
-            if ledger.ledger == number:
-                path = layout.segment_path(self.directory, topic, ledger)
-                check_blocks(self.environment.disk, path, ledger.bytes, topic.place(ledger))
+        def check(entry: TopicEntry) -> None:
+            for stored in entry.ledgers:
+                if stored.ledger == ledger:
+                    path = layout.segment_path(self.directory, entry, stored)
+                    check_blocks(self.environment.disk, path, stored.bytes, entry.place(stored))
+
+        self._ask(topic, check)
 
     # --- writing ---
 

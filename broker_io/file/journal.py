@@ -168,7 +168,7 @@ def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bo
     return False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Journal:
     """A journal that is open for appends, without records at first; every call may raise OSError."""
 

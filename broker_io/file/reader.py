@@ -275,10 +275,7 @@ class FileReader(Resource):
             ledger = topic.find(self._ledger)
             if ledger is None or not self._fill(self._enter(topic, ledger), topic, ledger, limit):
                 return None
-        batch, self._rest = self._rest, None
-        if len(batch) > limit:
-            self._rest = batch.take(slice(limit, None))
-            batch = batch.take(slice(0, limit))
+        batch, self._rest = self._rest.split(limit)
         self._earliest = False
         self._entry = int(batch.positions.entries[-1]) + 1
         return batch

@@ -281,8 +281,12 @@ class PulsarReader(Handle):
                 if messages:
                     self._held = message  # checked by the next call; the messages before are good
                     break
-                if not self._admitted(message, place):
-                    continue
+                try:
+                    if not self._admit(place):
+                        continue
+                except Error:
+                    self._held = message  # the next call checks it again
+                    raise
             self._last, self._last_seen = place, True
             if self.compacted and place.batch >= 0 and is_hole(message):
                 continue
@@ -323,13 +327,6 @@ class PulsarReader(Handle):
         return not self._more_never_came and self._source.has_more() is not False
 
     # --- gap detection ---
-
-    def _admitted(self, message: Any, place: Position) -> bool:
-        try:
-            return self._admit(place)
-        except Error:
-            self._held = message  # the next call checks it again
-            raise
 
     def _admit(self, place: Position) -> bool:
         """Whether a message that does not simply follow is the next one, else it is skipped. Raises PositionTrimmed."""
@@ -419,7 +416,9 @@ class PulsarReader(Handle):
             if not self._source.is_connected():  # after an outage the library waits for up to a minute
                 self._open_source()
             return
-        if self.compacted and self._tries_at(state.last) > COMPACTED_TRIES:
+        # Count the new sources that were tried for the messages before this end.
+        self._tries = (state.last, self._tries[1] + 1 if self._tries[0] == state.last else 1)
+        if self.compacted and self._tries[1] > COMPACTED_TRIES:
             return  # the rest was compacted away
         trimmed = state.find(self._last.ledger) is None and self._known_successor != (
             self._last.ledger,
@@ -428,11 +427,6 @@ class PulsarReader(Handle):
         if self._last_seen and trimmed and not self.compacted:
             raise self._trimmed(self._last, state)
         self._open_source()
-
-    def _tries_at(self, end: Position) -> int:
-        """Count the new sources that were tried for the messages before this end."""
-        self._tries = (end, self._tries[1] + 1 if self._tries[0] == end else 1)
-        return self._tries[1]
 
     def _open_source(self) -> None:
         """Open a new source at the last message, which must come again to prove that nothing is missing."""

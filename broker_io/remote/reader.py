@@ -48,21 +48,15 @@ class RemoteReader(Resource):
                     raise answer.error
                 self._rest = answer.batch
             if self._rest is not None:
-                return self._deliver(self._rest, limit)
+                batch, self._rest = self._rest.split(limit)
+                self._opening = self._opening._replace(start=batch.positions.last, inclusive=False)
+                return batch
             if remaining <= 0:
                 return None
 
     def close(self) -> None:
         self._closed = True
         self._drop()
-
-    def _deliver(self, batch: PlacedBatch, limit: int) -> PlacedBatch:
-        self._rest = None
-        if len(batch) > limit:
-            self._rest = batch.take(slice(limit, None))
-            batch = batch.take(slice(0, limit))
-        self._opening = self._opening._replace(start=batch.positions.last, inclusive=False)
-        return batch
 
     def _retry(self, use: Callable[[_Stream], T]) -> T:
         """Use the stream, and open another one if it broke."""

@@ -248,11 +248,8 @@ class ServedReader:
             self._rest = self._reader.read(limit=limit, timeout=min(max(remaining, 0.0), SLICE))
             if self._rest is None and (remaining <= 0 or self._stopped):
                 return Answer()
-        batch, self._rest = self._rest, None
-        rows = _fitting(batch, limit)
-        if rows < len(batch):
-            self._rest = batch.take(slice(rows, None))
-            batch = batch.take(slice(0, rows))
+        rows = _fitting(self._rest, limit)
+        batch, self._rest = self._rest.split(rows)
         return Answer(_without_unused_labels(batch), more=self._rest is not None or rows >= limit)
 
     def stop(self) -> None:

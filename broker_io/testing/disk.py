@@ -463,35 +463,7 @@ class SimulatedDisk:
     def _free(self) -> int:
         return max(0, self.capacity - sum(len(inode.data) for _, inode in self._tree.files()))
 
-    # --- operations of open files ---
-
-    def _write(self, file: SimulatedFile, offset: int, data: bytes) -> None:
-        with self._mutex:
-            fits = max(0, self._free() + max(0, len(file.inode.data) - offset))
-            plan = self._note("write", file.path, len(data))
-            done = data[: min(fits, plan.written if plan else len(data))]
-            if done:
-                file.inode.change(Write(offset, done))
-            self._go_wrong(plan, file.path)
-            if fits < len(data):
-                raise os_error(errno.ENOSPC, file.path)
-
-    def _sync(self, file: SimulatedFile) -> None:
-        with self._mutex:
-            plan = self._note("sync", file.path)
-            if plan is not None and plan.error is not None:
-                file.inode.fail_to_sync()
-            self._go_wrong(plan, file.path)
-            file.inode.sync()
-
-    def _truncate(self, file: SimulatedFile, size: int) -> None:
-        with self._mutex:
-            self._count("truncate", file.path, size)
-            file.inode.change(Truncate(size))
-
-    def _unlock(self, inode: Inode) -> None:
-        with self._mutex:
-            self._locked.discard(inode)
+    # --- operations and their faults ---
 
     def _count(self, kind: str, path: str, size: int = 0) -> None:
         """Record an atomic operation, or raise its fault."""
@@ -533,16 +505,32 @@ class SimulatedFile:
             return bytes(self.inode.data[offset : offset + size])
 
     def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        self._check(writing=True)
-        self._disk._write(self, offset, b"".join(chunks))
+        disk, data = self._disk, b"".join(chunks)
+        with disk._mutex:
+            self._check(writing=True)
+            fits = max(0, disk._free() + max(0, len(self.inode.data) - offset))
+            plan = disk._note("write", self.path, len(data))
+            done = data[: min(fits, plan.written if plan else len(data))]
+            if done:
+                self.inode.change(Write(offset, done))
+            disk._go_wrong(plan, self.path)
+            if fits < len(data):
+                raise os_error(errno.ENOSPC, self.path)
 
     def sync(self) -> None:
-        self._check()
-        self._disk._sync(self)
+        with self._disk._mutex:
+            self._check()
+            plan = self._disk._note("sync", self.path)
+            if plan is not None and plan.error is not None:
+                self.inode.fail_to_sync()
+            self._disk._go_wrong(plan, self.path)
+            self.inode.sync()
 
     def truncate(self, size: int) -> None:
-        self._check(writing=True)
-        self._disk._truncate(self, size)
+        with self._disk._mutex:
+            self._check(writing=True)
+            self._disk._count("truncate", self.path, size)
+            self.inode.change(Truncate(size))
 
     def size(self) -> int:
         self._check()
@@ -553,7 +541,8 @@ class SimulatedFile:
             self._check()
         self._closed = True
         if self.locks:
-            self._disk._unlock(self.inode)
+            with self._disk._mutex:
+                self._disk._locked.discard(self.inode)
 
     def _check(self, *, writing: bool = False) -> None:
         self._disk._check_alive()
