@@ -339,7 +339,7 @@ class LogEnds:
         with follower_of(broker, topic) as log, follower_of(broker, topic) as newer:
             for one in (log, newer):
                 one.replay()
-            log.replace_buffer(newer.buffer)
+            log.buffer = newer.buffer
             writer.commit(1)
             writer.plain("b")
             log.replay()

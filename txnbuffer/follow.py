@@ -6,8 +6,8 @@ slow or dead, and another one is opened. After the replay the follower applies w
 a reader that returns nothing although the log has more is replaced (`check_alive`). An owner on the embedded log passes
 on the messages that it appended, with their columns.
 
-`DecidedLog` holds applied messages in memory until they are decided. If too many are held, they are dropped, and read
-from the log again once they are decided. Reading again stops when it has caught up with the applied messages.
+`DecidedFollower` holds applied messages in memory until they are decided. If too many are held, they are dropped, and
+read from the log again once they are decided. Reading again stops when it has caught up with the applied messages.
 
 `visible_records` are the records of decided messages: record sets unpacked, suppressed records left out.
 """
@@ -43,37 +43,19 @@ OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
 
 class LogFollower:
-    """Follows the log of a topic after `resume`, up to which its buffer was restored.
+    """Applies the log of a topic after `resume` to its buffer, which was restored up to there.
 
-    `take` returns the decided messages after `decided_after`; if that is None they are not kept. `sequencer`, which
-    has numbered those before, numbers them, and `on_sequenced` is called with them. `reader`: an open reader at
-    `resume`; None opens one when it is needed. `keeps_sealed`: the caller takes the segments that the buffer seals,
-    else they are dropped.
+    The reader opens when it is needed, or by `open`. `keeps_sealed`: the caller takes the segments that the buffer
+    seals, else they are dropped.
     """
 
-    def __init__(
-        self,
-        broker: Broker,
-        topic: str,
-        buffer: TransactionBuffer,
-        resume: Position,
-        *,
-        decided_after: Position | None = None,
-        sequencer: Sequencer | None = None,
-        reader: Reader | None = None,
-        keeps_sealed: bool = False,
-    ) -> None:
+    def __init__(self, broker: Broker, topic: str, buffer: TransactionBuffer, resume: Position) -> None:
         self.topic = topic
         self.buffer = buffer
-        self.sequencer = sequencer
-        self.decided: DecidedLog | None = None
-        if decided_after is not None:
-            self.decided = DecidedLog(broker, topic, buffer, at=decided_after, applied=resume)
-        self.on_sequenced: OnSequenced | None = None
+        self.keeps_sealed = False
         self._broker = broker
         self._resume = resume
-        self._reader = reader
-        self._keeps_sealed = keeps_sealed
+        self._reader: Reader | None = None
         self._check_at: float | None = None
         self._check_after = FIRST_CHECK
 
@@ -93,7 +75,7 @@ class LogFollower:
 
     def fetch(self, timeout: float = 0.0) -> PlacedBatch | None:
         """Return the next messages, which the caller then applies; None if none came. Raises as `read`."""
-        placed = self._opened().read(timeout=timeout)
+        placed = self.open().read(timeout=timeout)
         if placed is not None:
             self._check_at, self._check_after = None, FIRST_CHECK
         return placed
@@ -124,10 +106,10 @@ class LogFollower:
         try:
             effects = self.buffer.apply_batch(placed)
         except ProtocolStopped as error:
-            self._hold(placed.take(slice(placed.positions.search(error.position))))
+            self._applied(placed.take(slice(placed.positions.search(error.position))))
             raise error.of_topic(self.topic) from None
-        self._hold(placed)
-        if not self._keeps_sealed:
+        self._applied(placed)
+        if not self.keeps_sealed:
             self.buffer.take_sealed()
         return effects
 
@@ -162,24 +144,185 @@ class LogFollower:
             self._close_reader()  # it may be dead
         raise stalled(self.topic, end, self.at, timeout)
 
-    def replace_buffer(self, buffer: TransactionBuffer) -> None:
-        """Continue with another buffer that has applied the same messages."""
-        self.buffer = buffer
-        if self.decided is not None:
-            self.decided.buffer = buffer
+    def take_reader(self) -> Reader:
+        """Hand over the reader, which continues after `at`: from now on the caller passes messages to `apply`."""
+        reader, self._reader = self.open(), None
+        return reader
 
-    # Decided messages, and their sequence numbers
+    def close(self) -> None:
+        self._close_reader()
 
-    def take(self, limit: int | None = None) -> PlacedBatch | None:
-        """The next decided messages, as `DecidedLog.take`."""
-        return None if self.decided is None else self.decided.take(limit)
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def open(self) -> Reader:
+        """The reader, which continues after `at`."""
+        if self._reader is None:
+            self._reader = self._broker.reader(self.topic, self.at, inclusive=False)
+        return self._reader
+
+    def _applied(self, placed: PlacedBatch) -> None:
+        """Messages were applied."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+HELD_BYTES = 8 * 1024 * 1024
+"""Approximate limit on the bytes of a topic's undecided messages in memory."""
+STEP_MESSAGES = 4096
+"""Approximate limit on the messages that one step reads again, unless the caller takes more at once."""
+
+
+class DecidedFollower(LogFollower):
+    """Follows a log, and returns its messages once they are decided.
+
+    `taken`: the last message that was taken, at first where to begin, at or before `resume`. `held_limit`: approximate
+    limit on the bytes of undecided messages in memory. `lagging`: messages are read from the log again.
+    """
+
+    def __init__(
+        self, broker: Broker, topic: str, buffer: TransactionBuffer, resume: Position, *, decided_after: Position
+    ) -> None:
+        super().__init__(broker, topic, buffer, resume)
+        self.taken = decided_after
+        self.held_limit = HELD_BYTES
+        self.lagging = not reaches(decided_after, resume)
+        self._held: deque[PlacedBatch] = deque()
+        self._held_bytes = 0
+        self._read_to = decided_after
+        self._again: Reader | None = None
+        self._silent_since: float | None = None
 
     @property
-    def numbered(self) -> Sequencer:
-        """The sequencer of a follower that has one."""
-        if self.sequencer is None:
-            raise AssertionError(f"the follower of topic {self.topic} has no sequencer")
-        return self.sequencer
+    def has_backlog(self) -> bool:
+        """Whether decided messages have to be read from the log again."""
+        return self.lagging and not reaches(self._read_to, self.buffer.max_read_position)
+
+    def take(self, limit: int | None = None) -> PlacedBatch | None:
+        """The next decided messages, with at most about `limit` records; None if no more are decided.
+
+        Raises what reading the log raises, PositionTrimmed among it.
+        """
+        while True:
+            if (taken := self._from_held(limit)) is not None or not self.lagging:
+                return taken
+            if not self._read(limit):
+                return None
+
+    def close(self) -> None:
+        super().close()
+        self._close_again()
+
+    def _close_again(self) -> None:
+        if self._again is not None:
+            self._again.close()
+            self._again = None
+
+    def _applied(self, placed: PlacedBatch) -> None:
+        if not self.lagging and len(placed):
+            self._hold(placed)
+        if self._held_bytes > self.held_limit:
+            self._take_decided()
+        if self._held_bytes > self.held_limit:  # drop the undecided rest, which is read from the log again
+            self._held.clear()
+            self._held_bytes = 0
+            self._read_to = self.taken
+            self.lagging = True
+            self._close_again()
+
+    def _take_decided(self) -> None:
+        """Take the decided messages, if that can be done at once."""
+
+    def _from_held(self, limit: int | None) -> PlacedBatch | None:
+        if not self._held:
+            return None
+        head = self._held[0]
+        count = decided_rows(head, self.buffer)
+        if limit is not None and count:
+            count = min(count, rows_within(head, limit))
+        if not count:
+            return None
+        taken = self._held.popleft()
+        if count < len(head):
+            taken = head.take(slice(count))
+            self._held.appendleft(head.take(slice(count, None)))
+        self._held_bytes -= taken.messages.weight
+        self.taken = end_of(taken.positions.last, self.buffer.max_read_position)
+        return taken
+
+    def _hold(self, placed: PlacedBatch) -> None:
+        self._held.append(placed)
+        self._held_bytes += placed.messages.weight
+
+    def _read(self, limit: int | None) -> bool:
+        """Read on while more is decided; return whether anything was read. Stop lagging once all applied is read."""
+        applied = self.buffer.applied
+        if applied is None or reaches(self._read_to, applied):
+            self._caught_up()
+            return False
+        if reaches(self._read_to, self.buffer.max_read_position):
+            return False
+        if self._again is None:
+            self._again = self._broker.reader(self.topic, self._read_to, inclusive=False)
+        try:
+            placed = self._again.read(limit=max(limit or 0, STEP_MESSAGES))
+        except Error:
+            self._close_again()  # the next attempt opens another reader
+            raise
+        if placed is None:
+            self._replace_silent()
+            return False
+        self._silent_since = None
+        known = placed.take(slice(placed.positions.search(applied, right=True)))
+        if len(known):
+            self._hold(known)
+            self._read_to = end_of(known.positions.last, applied)
+        if len(known) < len(placed) or reaches(self._read_to, applied):
+            self._caught_up()
+        return True
+
+    def _replace_silent(self) -> None:
+        """Let another reader continue if this one has returned nothing for a while: all messages to `applied` exist."""
+        now = current().clock.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now >= self._silent_since + REOPEN_AFTER:
+            self._silent_since = None
+            self._close_again()
+
+    def _caught_up(self) -> None:
+        """All applied messages were read: the next ones are held when they are applied."""
+        self.lagging = False
+        self._close_again()
+
+
+class SequencedFollower(DecidedFollower):
+    """Follows a log whose decided messages `numbered` numbers, which has numbered those up to `decided_after`.
+
+    `on_sequenced` is called with them.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        buffer: TransactionBuffer,
+        resume: Position,
+        *,
+        decided_after: Position,
+        sequencer: Sequencer,
+    ) -> None:
+        super().__init__(broker, topic, buffer, resume, decided_after=decided_after)
+        self.numbered = sequencer
+        self.on_sequenced: OnSequenced | None = None
 
     def sequence(self) -> bool:
         """Number one batch of decided messages; return False if no more are decided."""
@@ -201,66 +344,17 @@ class LogFollower:
         while self.sequence():
             pass
 
-    @property
-    def lagging(self) -> bool:
-        """Whether messages to number are read from the log again."""
-        return self.decided is not None and self.decided.lagging
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether decided messages have to be read from the log again to be numbered."""
-        return self.decided is not None and self.decided.has_backlog
-
     def continued_in(self, ledger: int) -> None:
         """The log continues in this ledger after all applied messages; once these are numbered, number from there.
 
         Then the ledger before may be trimmed, however long later messages stay undecided.
         """
-        decided, sequencer = self.decided, self.numbered
-        if decided is not None and sequencer.position is not None and decided.continued_in(ledger):
-            sequencer.position = decided.at
+        if self.numbered.position is not None and reaches(self.taken, self.buffer.applied):
+            self.taken = self._read_to = max(self.taken, Position(ledger, -1))
+            self.numbered.position = self.taken
 
-    def limit_held(self, size: int) -> None:
-        """Hold at most about `size` bytes of undecided messages in memory."""
-        if self.decided is not None:
-            self.decided.held_limit = size
-
-    def take_reader(self) -> Reader:
-        """Hand over the reader, which continues after `at`: from now on the caller passes messages to `apply`."""
-        reader, self._reader = self._opened(), None
-        return reader
-
-    def close(self) -> None:
-        self._close_reader()
-        if self.decided is not None:
-            self.decided.close()
-
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _opened(self) -> Reader:
-        if self._reader is None:
-            self._reader = self._broker.reader(self.topic, self.at, inclusive=False)
-        return self._reader
-
-    def _hold(self, placed: PlacedBatch) -> None:
-        if self.decided is None:
-            return
-        self.decided.applied(placed)
-        if self.decided.overfull and self.sequencer is not None:
-            self.sequence_all()
-        if self.decided.overfull:
-            self.decided.shed()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _take_decided(self) -> None:
+        self.sequence_all()
 
 
 class VisibleRecords(NamedTuple):
@@ -276,7 +370,7 @@ class VisibleRecords(NamedTuple):
     broken: Error | None
 
 
-class RecordFollower(LogFollower):
+class RecordFollower(DecidedFollower):
     """Follows a log for a reader, which takes the visible records, numbered once `number_from` was called."""
 
     _record_sequencer: Sequencer | None = None
@@ -349,142 +443,6 @@ def stalled(topic: str, end: Position, at: Position, timeout: float) -> ReplaySt
         f"topic {topic}: the log goes up to {end}, but nothing came after {at} within {timeout:.0f} s: check the "
         "broker, and that the log does not end with native Pulsar transactions, and try again"
     )
-
-
-HELD_BYTES = 8 * 1024 * 1024
-"""Approximate limit on the bytes of a topic's undecided messages in memory."""
-STEP_MESSAGES = 4096
-"""Approximate limit on the messages that one step reads again, unless the caller takes more at once."""
-
-
-class DecidedLog:
-    """The decided messages after `at` (exclusive) of a log whose messages up to `applied` the buffer has applied.
-
-    `at`: the last message that was taken, or the start. `lagging`: messages are read from the log again.
-    """
-
-    def __init__(
-        self, broker: Broker, topic: str, buffer: TransactionBuffer, *, at: Position, applied: Position
-    ) -> None:
-        self.at = at
-        self.held_limit = HELD_BYTES
-        self._broker = broker
-        self._topic = topic
-        self.buffer = buffer
-        self._held: deque[PlacedBatch] = deque()
-        self._held_bytes = 0
-        self._read_to = at
-        self._reader: Reader | None = None
-        self._silent_since: float | None = None
-        self.lagging = not reaches(at, applied)
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether decided messages have to be read from the log again."""
-        return self.lagging and not reaches(self._read_to, self.buffer.max_read_position)
-
-    @property
-    def overfull(self) -> bool:
-        """Whether more is held than allowed: take what is decided, then `shed` the rest."""
-        return self._held_bytes > self.held_limit
-
-    def applied(self, placed: PlacedBatch) -> None:
-        """Hold messages that the buffer has just applied, the next of the log."""
-        if not self.lagging and len(placed):
-            self._hold(placed)
-
-    def shed(self) -> None:
-        """Drop what is held; it is read from the log again."""
-        self._held.clear()
-        self._held_bytes = 0
-        self._read_to = self.at
-        self.lagging = True
-        self.close()
-
-    def take(self, limit: int | None = None) -> PlacedBatch | None:
-        """The next decided messages, with at most about `limit` records; None if no more are decided.
-
-        Raises what reading the log raises, PositionTrimmed among it.
-        """
-        while True:
-            if (taken := self._from_held(limit)) is not None or not self.lagging:
-                return taken
-            if not self._read(limit):
-                return None
-
-    def continued_in(self, ledger: int) -> bool:
-        """The log continues in this ledger after all applied messages: continue there if all of them were taken."""
-        if not reaches(self.at, self.buffer.applied):
-            return False
-        self.at = self._read_to = max(self.at, Position(ledger, -1))
-        return True
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-    def _from_held(self, limit: int | None) -> PlacedBatch | None:
-        if not self._held:
-            return None
-        head = self._held[0]
-        count = decided_rows(head, self.buffer)
-        if limit is not None and count:
-            count = min(count, rows_within(head, limit))
-        if not count:
-            return None
-        taken = self._held.popleft()
-        if count < len(head):
-            taken = head.take(slice(count))
-            self._held.appendleft(head.take(slice(count, None)))
-        self._held_bytes -= taken.messages.weight
-        self.at = end_of(taken.positions.last, self.buffer.max_read_position)
-        return taken
-
-    def _hold(self, placed: PlacedBatch) -> None:
-        self._held.append(placed)
-        self._held_bytes += placed.messages.weight
-
-    def _read(self, limit: int | None) -> bool:
-        """Read on while more is decided; return whether anything was read. Stop lagging once all applied is read."""
-        applied = self.buffer.applied
-        if applied is None or reaches(self._read_to, applied):
-            self._caught_up()
-            return False
-        if reaches(self._read_to, self.buffer.max_read_position):
-            return False
-        if self._reader is None:
-            self._reader = self._broker.reader(self._topic, self._read_to, inclusive=False)
-        try:
-            placed = self._reader.read(limit=max(limit or 0, STEP_MESSAGES))
-        except Error:
-            self.close()  # the next attempt opens another reader
-            raise
-        if placed is None:
-            self._replace_silent()
-            return False
-        self._silent_since = None
-        known = placed.take(slice(placed.positions.search(applied, right=True)))
-        if len(known):
-            self._hold(known)
-            self._read_to = end_of(known.positions.last, applied)
-        if len(known) < len(placed) or reaches(self._read_to, applied):
-            self._caught_up()
-        return True
-
-    def _replace_silent(self) -> None:
-        """Let another reader continue if this one has returned nothing for a while: all messages to `applied` exist."""
-        now = current().clock.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        elif now >= self._silent_since + REOPEN_AFTER:
-            self._silent_since = None
-            self.close()
-
-    def _caught_up(self) -> None:
-        """All applied messages were read: the next ones are held when they are applied."""
-        self.lagging = False
-        self.close()
 
 
 def visible_records(placed: PlacedBatch, visibility: Visibility, counts: Int64s | None = None) -> PlacedBatch:

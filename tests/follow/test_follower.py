@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TypeVar
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.follow import LogFollower, RecordFollower
+from txnbuffer.follow import DecidedFollower, RecordFollower, SequencedFollower
 from txnbuffer.model import EARLIEST, Position
 
 T = "orders"
@@ -22,14 +21,18 @@ steps = st.lists(
 )
 
 
-@contextmanager
-def follower_of(
-    broker: MemoryBroker, held_limit: int = 2**20, sequencer: Sequencer | None = None
-) -> Iterator[LogFollower]:
-    buffer = TransactionBuffer()
-    with LogFollower(broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=sequencer) as log:
-        log.limit_held(held_limit)
-        yield log
+F = TypeVar("F", bound=DecidedFollower)
+
+
+def limited(log: F, held_limit: int) -> F:
+    log.held_limit = held_limit
+    return log
+
+
+def sequenced(broker: MemoryBroker, held_limit: int) -> SequencedFollower:
+    buffer, numbers = TransactionBuffer(), Sequencer()
+    log = SequencedFollower(broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=numbers)
+    return limited(log, held_limit)
 
 
 AHEAD = ["plain", "read", "plain", "take one", "take one", "read", "read", "take"]
@@ -49,8 +52,7 @@ def test_decided_messages_come_in_order_and_once(
     taken: list[Position] = []
     running: dict[int, int] = {}
     begun = 0
-    with follower_of(broker, held_limit) as log:
-        assert log.decided is not None
+    with limited(DecidedFollower(broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST), held_limit) as log:
         for step, number in history:
             if step == "begin" and number not in running:
                 running[number] = begun = begun + 1
@@ -63,10 +65,10 @@ def test_decided_messages_come_in_order_and_once(
                 log.read()
             elif step == "replay":
                 log.replay()
-            elif step == "take one" and (found := log.decided.take(1)) is not None:
+            elif step == "take one" and (found := log.take(1)) is not None:
                 taken += found.positions
             elif step == "take":
-                while (found := log.decided.take()) is not None:
+                while (found := log.take()) is not None:
                     taken += found.positions
             limit = log.buffer.max_read_position
             assert taken == [one for one in positions if one <= (taken or [EARLIEST])[-1]]
@@ -74,7 +76,7 @@ def test_decided_messages_come_in_order_and_once(
         for least in running.values():
             positions.append(writer.abort(least))
         log.replay()
-        while (found := log.decided.take(2)) is not None:
+        while (found := log.take(2)) is not None:
             taken += found.positions
         assert taken == positions
         assert not log.lagging
@@ -87,7 +89,7 @@ def test_messages_that_are_read_again_get_the_same_numbers() -> None:
         writer.records(number, "a", "b")
         writer.plain("c")
         (writer.commit if number % 2 else writer.abort)(number)
-    with follower_of(broker, 2**20, Sequencer()) as one, follower_of(broker, 0, Sequencer()) as other:
+    with sequenced(broker, 2**20) as one, sequenced(broker, 0) as other:
         for log in (one, other):
             log.replay()
             log.sequence_all()
@@ -100,7 +102,7 @@ def test_records_for_a_reader_are_numbered_as_for_the_owner(held_limit: int, lim
     broker = MemoryBroker()
     writer = TopicWriter(broker, T)
     with RecordFollower(broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
-        log.limit_held(held_limit)
+        log.held_limit = held_limit
         log.number_from(EARLIEST, first)
         found: list[int] = []
         count = 0

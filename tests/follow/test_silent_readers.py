@@ -22,7 +22,7 @@ from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.cli.inspect import _message_rows
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.follow import LogFollower, read_existing
+from txnbuffer.follow import LogFollower, SequencedFollower, read_existing
 from txnbuffer.recovery.followed_topic import read_segment
 from txnbuffer.recovery.rebuild import _shown_wrongly
 from txnbuffer.sinks.relay_targets import last_mark
@@ -88,8 +88,8 @@ def test_decided_messages_are_read_again_past_a_dead_reader(impatient: pytest.Mo
         writer.records(1, "a", "b")
         sequencer = Sequencer()
         buffer = TransactionBuffer()
-        with LogFollower(broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=sequencer) as log:
-            log.limit_held(0)
+        with SequencedFollower(broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=sequencer) as log:
+            log.held_limit = 0
             log.replay()
             assert log.lagging
             writer.commit(1)

@@ -79,7 +79,7 @@ def test_a_snapshot_of_nothing_but_an_open_transaction(broker: Broker, restarts:
 
 def test_what_outgrows_memory_is_read_again_from_the_ledger_that_is_left(broker: Broker) -> None:
     owner, writer = emptied(broker)
-    owner.followed(T).limit_held(0)
+    owner.followed(T).held_limit = 0
     writer.records(2, "e", "f")
     owner.pump()
     assert owner.followed(T).lagging

@@ -253,7 +253,7 @@ def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
         abort_some(writer, *range(turn * 5 + 1, turn * 5 + 5))
         writer.plain("b", "c")
         owner.pump()
-        assert owner._followed[T].decided._held_bytes <= 1000
+        assert owner._followed[T]._held_bytes <= 1000
     assert owner.followed(T).numbered.next_seqno == 2
     writer.commit(500)
     owner.pump()

@@ -19,7 +19,7 @@ def registered(broker):
 def trailing(broker):
     """An owner that holds no messages for sequencing, so that it reads all of the log again."""
     owner, writer = registered(broker)
-    owner._followed[T].limit_held(0)
+    owner._followed[T].held_limit = 0
     return owner, writer
 
 
@@ -50,7 +50,7 @@ def test_sequencing_that_has_caught_up_needs_no_older_ledgers():
         broker.roll(T)
         writer.commit(txn)
         owner.pump()
-        assert owner._followed[T].decided._reader is None
+        assert owner._followed[T]._again is None
         owner.snapshot(T)
         owner.snapshot(T)
         assert owner.trim(T, 10**6) == broker.ledgers(T)[-1].ledger

@@ -108,5 +108,5 @@ async def test_memory_is_shared_by_all_topics_without_a_step_for_each_at_each_re
             with patch.object(engine.topics, "_divide_memory", wraps=engine.topics._divide_memory) as shared:
                 await session_on(engine, *(f"t{number}" for number in range(60)))
             assert shared.call_count < 40
-            limits = [engine.topics.by_name[f"t{number}"].followed.decided.held_limit for number in range(60)]
+            limits = [engine.topics.by_name[f"t{number}"].followed.held_limit for number in range(60)]
             assert HELD_BYTES / 1.2 < sum(limits) < HELD_BYTES * 1.2

@@ -111,9 +111,9 @@ class CommittedFollower:
                 return
 
     def _follow(self, loaded: LoadedTopic) -> RecordFollower:
-        at, reader = self._at, self._broker.reader(self.topic, loaded.resume, inclusive=False)
-        log = RecordFollower(self._broker, self.topic, loaded.buffer, loaded.resume, decided_after=at, reader=reader)
-        log.limit_held(MAX_BUFFERED_BYTES)
+        log = RecordFollower(self._broker, self.topic, loaded.buffer, loaded.resume, decided_after=self._at)
+        log.open()
+        log.held_limit = MAX_BUFFERED_BYTES
         return log
 
     def _check_start(self) -> None:
@@ -227,7 +227,7 @@ class CommittedFollower:
         if continues:
             with LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume) as newest:
                 newest.replay(self._log.at, exactly=True, timeout=MAX_WAIT)
-            self._log.replace_buffer(loaded.buffer)
+            self._log.buffer = loaded.buffer
         else:
             log = self._follow(loaded)
             self._log.close()
@@ -265,7 +265,7 @@ class CommittedFollower:
             except ReplayStalled:
                 return
         if loaded.buffer.applied == target:
-            self._log.replace_buffer(loaded.buffer)
+            self._log.buffer = loaded.buffer
 
 
 class UncommittedFollower:

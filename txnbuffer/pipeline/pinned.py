@@ -22,7 +22,7 @@ from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import LogReplaced, LogTruncated
-from txnbuffer.follow import LogFollower
+from txnbuffer.follow import LogFollower, SequencedFollower
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import SKIP_LOST, ReadOptions
@@ -97,14 +97,13 @@ class TopicView:
             loaded = load(self._broker, self._topic) if snapshots is None else snapshots.load(self._topic)
             if not loaded.registered:
                 return self._without_transactions(loaded.incarnation, end)
-            log = LogFollower(
-                self._broker,
-                self._topic,
-                loaded.buffer,
-                loaded.resume,
-                decided_after=loaded.sequenced if self._numbered else None,
-                sequencer=loaded.sequencer if self._numbered else None,
-            )
+            buffer, resume = loaded.buffer, loaded.resume
+            log = LogFollower(self._broker, self._topic, buffer, resume)
+            if self._numbered:
+                numbers = loaded.sequencer
+                log = SequencedFollower(
+                    self._broker, self._topic, buffer, resume, decided_after=loaded.sequenced, sequencer=numbers
+                )
             self._opened = loaded, log
         return self._replayed(*self._opened)
 
@@ -118,7 +117,7 @@ class TopicView:
 
     def _replayed(self, loaded: LoadedTopic, log: LogFollower) -> PinnedTopic:
         log.replay(timeout=MESSAGE_TIMEOUT)
-        if self._numbered:
+        if isinstance(log, SequencedFollower):
             log.sequence_all()
         sequencer = loaded.sequencer
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}

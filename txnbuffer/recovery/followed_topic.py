@@ -21,7 +21,7 @@ from snapshots.errors import SnapshotDamaged
 from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, SEGMENT, VERSION_PROPERTY, EntryKey, Stored, segment_key
 from snapshots.writer import SnapshotPlan, SnapshotWriter
 from txnbuffer.buffer.state import Effect, Suppressed, TransactionEnded
-from txnbuffer.follow import LogFollower
+from txnbuffer.follow import SequencedFollower
 from txnbuffer.mutations.manager import IndexColumns
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
@@ -97,7 +97,7 @@ class CapturedSnapshot(NamedTuple):
     changes: int
 
 
-class FollowedTopic(LogFollower):
+class FollowedTopic(SequencedFollower):
     """Follows one topic from the position where it was restored.
 
     `failover`: the versions of its history. `index`: positions of mutations for the next snapshot; it must not go
@@ -115,9 +115,9 @@ class FollowedTopic(LogFollower):
             restored.resume,
             decided_after=restored.sequenced,
             sequencer=restored.sequencer,
-            reader=broker.reader(restored.topic, restored.resume, inclusive=False),
-            keeps_sealed=True,
         )
+        self.keeps_sealed = True
+        self.open()
         self.writer = writer
         self.due = SnapshotDue(policy, clock.monotonic())
         self.origin_ledger = restored.origin_ledger

@@ -38,7 +38,7 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
-from txnbuffer.follow import LogFollower
+from txnbuffer.follow import LogFollower, SequencedFollower
 from txnbuffer.recovery.codec import TopicState, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
 from txnbuffer.recovery.restore import (
@@ -285,9 +285,8 @@ def rebuild(
     first = broker.ledgers(topic)[0].ledger
     start = before_ledger(first)
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
-    with LogFollower(
-        broker, topic, buffer, start, decided_after=start, sequencer=sequencer, keeps_sealed=keeps_sealed
-    ) as log:
+    with SequencedFollower(broker, topic, buffer, start, decided_after=start, sequencer=sequencer) as log:
+        log.keeps_sealed = keeps_sealed
         if until is not None:
             if not reaches(broker.last_position(topic), until):
                 raise AppliedPositionTrimmed(topic, until, first)

@@ -358,14 +358,14 @@ class Topics(ABC):
         self._followed_count += 1
         if self._followed_count > GROWTH * self._divided_by:
             self._divide_memory()
-        followed.limit_held(self._held_limit)
+        followed.held_limit = self._held_limit
 
     def _divide_memory(self) -> None:
         followed_topics = [topic.followed for topic in self.by_name.values() if topic.followed is not None]
         self._followed_count = self._divided_by = len(followed_topics)
         self._held_limit = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
         for followed in followed_topics:
-            followed.limit_held(self._held_limit)
+            followed.held_limit = self._held_limit
 
     # What differs between the modes
 
