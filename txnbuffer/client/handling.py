@@ -18,7 +18,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from broker_io.waits import Backoff
@@ -135,14 +135,19 @@ class Processed:
     retries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandlerTask:
-    """The handler of records or of batches (one is None), and what follows when it fails."""
+    """The handler of records or of batches (one is None), what follows when it fails, and what was done.
+
+    `turn`: the lock that a runner holds while the handler runs, so that it runs for one partition at a time.
+    """
 
     handler: Handler | None
     batch_handler: BatchHandler | None
     on_error: OnError
     retries: int
+    done: Processed = field(default_factory=Processed)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _Failed(Exception):
@@ -155,10 +160,7 @@ class _Failed(Exception):
 
 
 class HandlerRunner:
-    """Handles the records of one partition.
-
-    `turn`: the lock that a runner holds while the handler runs, so that it runs for one partition at a time.
-    """
+    """Handles the records of one partition."""
 
     def __init__(
         self,
@@ -166,8 +168,6 @@ class HandlerRunner:
         member: Membership,
         assignment: PartitionAssignment,
         task: HandlerTask,
-        done: Processed,
-        turn: asyncio.Lock,
         batch_size: AdaptiveBatch,
     ) -> None:
         self.end = assignment.end
@@ -176,8 +176,6 @@ class HandlerRunner:
         self._member = member
         self._assignment = assignment
         self._task = task
-        self._done = done
-        self._turn = turn
         self._batch_size = batch_size
         self._aborts = 0
         self._backoff = Backoff(PAUSE, LONGEST_RETRY)
@@ -199,13 +197,13 @@ class HandlerRunner:
                 except _Failed as failed:
                     at, error = failed.index, failed.error
                 else:
-                    self._done.records += handled
+                    self._task.done.records += handled
                     records, failures = records.take(slice(handled, None)), {} if handled else failures
                     continue
                 failures[at] = count = failures.get(at, 0) + 1
             several = at is None and len(records) > 1
             if count <= (0 if halved and several else self._task.retries):
-                self._done.retries += 1
+                self._task.done.retries += 1
                 await asyncio.sleep(min(FIRST_RETRY * 2 ** (count - 1), LONGEST_RETRY))
             elif self._task.on_error == "stop":
                 raise error
@@ -234,7 +232,7 @@ class HandlerRunner:
         stalls = LoopStalls()
         try:
             async with AsyncExitStack() as turn:
-                await turn.enter_async_context(self._turn)
+                await turn.enter_async_context(self._task.turn)
                 generation = self._member.generation_of(self._assignment)
                 async with txn:
                     began = self._last_at = clock()
@@ -264,7 +262,7 @@ class HandlerRunner:
             if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
                 return 0  # if it commits later, the retry is rejected because the group has moved
         self.end = end
-        self._done.transactions += 1
+        self._task.done.transactions += 1
         self._batch_size.committed()
         self._aborts = 0
         return count
@@ -317,7 +315,7 @@ class HandlerRunner:
         target = self._task.on_error
         if not isinstance(target, DeadLetter):
             await self._commit_all(records, _nothing)
-            self._done.skipped += 1
+            self._task.done.skipped += 1
             return
         topic, rows = target.topic, dead_letter_columns(record, self._member.group, attempts, error)
 
@@ -326,7 +324,7 @@ class HandlerRunner:
             return len(records)
 
         await self._commit_all(records, send)
-        self._done.dead_letters += 1
+        self._task.done.dead_letters += 1
 
     async def _commit_all(self, records: RecordBatch, work: Work) -> None:
         while not await self._commit(records, work):

@@ -119,16 +119,13 @@ class Membership:
     async def _send_heartbeat(self) -> None:
         answer = await self._client.heartbeat(self._current_heartbeat())
         # If `since` is unchanged, no other member has had the partition in between: keep the object.
-        assignments = {assignment.partition: self._kept(assignment) for assignment in answer.assignments}
-        changed = assignments.keys() != self.assignments.keys() or any(
-            not self.holds(assignment) for assignment in assignments.values()
-        )
+        assignments = {
+            one.partition: self.assignments[one.partition] if self.holds(one) else one for one in answer.assignments
+        }
+        changed = assignments.keys() != self.assignments.keys() or not all(map(self.holds, assignments.values()))
         self.assignments, self.generation, self.unsettled = assignments, answer.generation, answer.unsettled
         if changed:
             self.changed.set()
-
-    def _kept(self, assignment: PartitionAssignment) -> PartitionAssignment:
-        return self.assignments[assignment.partition] if self.holds(assignment) else assignment
 
     def _current_heartbeat(self) -> GroupHeartbeat:
         """Return the heartbeat with the partitions known so far; looking for new ones must not delay heartbeats."""

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ async def process(client: BaseClient, source: GroupSource, task: HandlerTask) ->
     finally:
         await work.stop()
         await member.leave()
-    return work.done
+    return task.done
 
 
 def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
@@ -66,18 +67,13 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
         raise InvalidRequest(f"idle_timeout must be a number of seconds above 0, or None, got {idle!r}")
     if not isinstance(source.start, (str, datetime, Position)):
         raise InvalidRequest(f"start must be 'beginning', 'end', a datetime or a position, got {source.start!r}")
-    topics = _names(source.topics)
+    topics = check_topics(source.topics)
+    for name in topics:
+        if is_internal(check_topic_name(name)):
+            raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
     _check_on_error(task.on_error, topics)
     check_callable(task.handler if task.batch_handler is None else task.batch_handler)
     return topics
-
-
-def _names(topics: str | Sequence[str]) -> Sequence[str]:
-    names = check_topics(topics)
-    for name in names:
-        if is_internal(check_topic_name(name)):
-            raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
-    return names
 
 
 def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
@@ -95,125 +91,117 @@ def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
 
 def position_after(end: Position) -> Position:
     """Return the first position that can follow `end`."""
-    if end.batch >= 0:
-        return end._replace(batch=end.batch + 1)
-    return Position(end.ledger, end.entry + 1)
+    return end._replace(batch=end.batch + 1) if end.batch >= 0 else Position(end.ledger, end.entry + 1)
 
 
+@dataclass(eq=False)
 class _Process:
     """One call of `process`; a task reads and handles each assigned partition."""
 
-    def __init__(
-        self, client: BaseClient, source: GroupSource, topics: Sequence[str], task: HandlerTask, member: Membership
-    ) -> None:
-        self.done = Processed()
-        self._client = client
-        self._source = source
-        self._topics = topics
-        self._task = task
-        self._member = member
-        self._handler_lock = asyncio.Lock()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._followed: dict[str, PartitionAssignment] = {}
-        self._batch_sizes: dict[str, AdaptiveBatch] = {}
-        self._starting: set[str] = set()
-        self._busy = 0
-        self._idle_since = math.inf
+    client: BaseClient
+    source: GroupSource
+    topics: Sequence[str]
+    task: HandlerTask
+    member: Membership
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    followed: dict[str, PartitionAssignment] = field(default_factory=dict)
+    batch_sizes: dict[str, AdaptiveBatch] = field(default_factory=dict)
+    starting: set[str] = field(default_factory=set)
+    busy: int = 0
+    idle_since: float = math.inf
 
     async def run(self) -> None:
         """Run until the idle timeout. Raises the error of the first task that fails."""
-        self._idle_since = asyncio.get_running_loop().time()  # joining may have taken long
-        changed = asyncio.ensure_future(self._member.changed.wait())
+        self.idle_since = asyncio.get_running_loop().time()  # joining may have taken long
+        changed = asyncio.ensure_future(self.member.changed.wait())
         try:
             self._start_missing()
             while (left := self._left()) > 0:
-                await asyncio.wait([changed, *self._tasks.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([changed, *self.tasks.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 if changed.done():
-                    self._member.changed.clear()
-                    changed = asyncio.ensure_future(self._member.changed.wait())
-                if self._member.failure is not None:
-                    raise self._member.failure
-                for name, task in [*self._tasks.items()]:
+                    self.member.changed.clear()
+                    changed = asyncio.ensure_future(self.member.changed.wait())
+                if self.member.failure is not None:
+                    raise self.member.failure
+                for name, task in [*self.tasks.items()]:
                     if task.done():
-                        del self._tasks[name]
+                        del self.tasks[name]
                         task.result()
                 self._start_missing()
         finally:
             changed.cancel()
 
     async def stop(self) -> None:
-        for task in self._tasks.values():
+        for task in self.tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def _left(self) -> float:
         """Return the seconds until the idle timeout, at most WAIT. Work and pending assignments restart the timeout."""
-        if self._source.idle_timeout is None:
+        if self.source.idle_timeout is None:
             return WAIT
         now = asyncio.get_running_loop().time()
-        assigned = self._member.assignments.items()
-        pending = any(self._followed.get(name) is not assignment for name, assignment in assigned)
-        if pending or self._starting or self._busy or self._member.unsettled:
-            self._idle_since = now
-        return min(WAIT, self._idle_since + self._source.idle_timeout - now)
+        pending = any(self.followed.get(name) is not one for name, one in self.member.assignments.items())
+        if pending or self.starting or self.busy or self.member.unsettled:
+            self.idle_since = now
+        return min(WAIT, self.idle_since + self.source.idle_timeout - now)
 
     def _start_missing(self) -> None:
-        for name, assignment in self._member.assignments.items():
-            if name not in self._tasks:
-                self._followed[name] = assignment
-                self._starting.add(name)  # not idle until its task runs, which may take a while
-                self._tasks[name] = asyncio.create_task(self._follow(assignment))
+        for name, assignment in self.member.assignments.items():
+            if name not in self.tasks:
+                self.followed[name] = assignment
+                self.starting.add(name)  # not idle until its task runs, which may take a while
+                self.tasks[name] = asyncio.create_task(self._follow(assignment))
 
     async def _follow(self, assignment: PartitionAssignment) -> None:
         """Handle a partition until it is assigned to another member."""
-        batch_size = self._batch_sizes.setdefault(assignment.partition, AdaptiveBatch())
-        shared = self._task, self.done, self._handler_lock, batch_size
-        handling = HandlerRunner(self._client, self._member, assignment, *shared)
+        batch_size = self.batch_sizes.setdefault(assignment.partition, AdaptiveBatch())
+        runner = HandlerRunner(self.client, self.member, assignment, self.task, batch_size)
         try:
             with self._working():
-                self._starting.discard(assignment.partition)
-                reader = await self._client.reader(assignment.partition, start=self._start(assignment))
+                self.starting.discard(assignment.partition)
+                reader = await self.client.reader(assignment.partition, start=self._start(assignment))
             try:
                 wait = 0.0
-                while self._member.holds(assignment):
+                while self.member.holds(assignment):
                     with self._working() if wait == 0.0 else nullcontext():
-                        records = await reader.read(limit=self._source.batch, timeout=wait)
+                        records = await reader.read(limit=self.source.batch, timeout=wait)
                     if records is not None:
                         with self._working():
-                            await handling.handle(records)
+                            await runner.handle(records)
                     # Reading records that already exist never counts as idle.
-                    wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
+                    wait = 0.0 if records is not None else min(WAIT, self.source.idle_timeout or WAIT)
             finally:
                 with self._working():  # the idle timeout must not hide an error
                     await reader.close()
         except PositionTrimmed as error:
             if assignment.end == EARLIEST:
                 raise
-            group, topic = self._source.group, assignment.partition
+            group, topic = self.source.group, assignment.partition
             raise PositionTrimmed(
                 f"group {group!r} has reached {assignment.end} of {topic!r}, which was trimmed: {error}. If the topic "
                 f"was re-created, or the lost records do not matter, call forget_group({group!r}, {topic!r}) or run "
                 f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
             ) from error
         except (StaleGeneration, PositionConflict):
-            self._member.rejected(assignment)
+            self.member.rejected(assignment)
             await asyncio.sleep(PAUSE)
 
     def _start(self, assignment: PartitionAssignment) -> Start:
         """Return the position at which to start reading."""
-        start = self._source.start
+        start = self.source.start
         if assignment.end != EARLIEST:
             return position_after(assignment.end)
-        if isinstance(start, Position) and assignment.partition not in self._topics:
+        if isinstance(start, Position) and assignment.partition not in self.topics:
             raise InvalidRequest(f"start {start} is a position in one partition: use the partition's name as the topic")
         return "beginning" if start == "end" else start  # the group started at the end of an empty topic
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Count as busy inside the block."""
-        self._busy += 1
+        self.busy += 1
         try:
             yield
         finally:
-            self._busy -= 1
-            self._idle_since = asyncio.get_running_loop().time()
+            self.busy -= 1
+            self.idle_since = asyncio.get_running_loop().time()
