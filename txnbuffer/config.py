@@ -86,20 +86,15 @@ PREFIX = "TXNBUFFER_"
 OAUTH2 = "oauth2_"
 
 NO_SETTINGS = {
-    *(f"{PREFIX}{name}" for name in ("SERVICE", "TLS_CA")),
-    *(
-        f"{PREFIX}{name}"
-        for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "PULSAR_HOME", "CACHE")
-    ),
+    *(PREFIX + name for name in ("SERVICE", "TLS_CA", "CACHE")),
+    *(f"{PREFIX}PULSAR_{name}" for name in ("URL", "ADMIN", "IMAGE", "REQUIRE", "HOME")),
 }
 """Variables with this prefix that are not settings, but options of commands, tests and the demo."""
 
 ABOVE_0 = {
-    *(("service", "max_clients"), ("service", "shards"), ("retention", "check_seconds")),
-    *(
-        ("streams", name)
-        for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors")
-    ),
+    "service": ("max_clients", "shards"),
+    "retention": ("check_seconds",),
+    "streams": ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors"),
 }
 """Settings that must be above 0: with 0 no client could connect, or retention would check without a pause."""
 
@@ -297,7 +292,7 @@ def _convert(example: Any, setting: _Setting) -> Any:
         wanted = {int: "an integer", float: "a number"}.get(kind, "text")
         raise InvalidConfiguration(f"{name} must be {wanted}, {got}")
     if kind in (int, float) and (setting.section, setting.key, value) != UNSET:
-        _check_number(name, value, (setting.section, setting.key) in ABOVE_0)
+        _check_number(name, value, setting.key in ABOVE_0.get(setting.section, ()))
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} must be "none" or "zstd", {got}')
     return value

@@ -204,7 +204,7 @@ def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray
         same: NDArray[np.bool_] = column.values == int(text)
         return same & present(column, count)
     labels = _labels(column)
-    table = np.array([*(value == text for value in labels.values), False], np.bool_)
+    table = np.append(np.array(labels.values, np.object_) == text, False)
     return table[labels.codes]
 
 

@@ -137,7 +137,8 @@ class Sequencer:
         return cls(state.position, state.next_seqno, first_seqnos)
 
     def snapshot_state(self) -> SequencerState:
-        ledgers, seqnos = (np.array([*column], np.int64) for column in (self.first_seqnos, self.first_seqnos.values()))
+        ledgers = np.array([*self.first_seqnos], np.int64)
+        seqnos = np.array([*self.first_seqnos.values()], np.int64)
         return SequencerState(self.position, self.next_seqno, ledgers, seqnos)
 
     def advance(self, placed: PlacedBatch, buffer: TransactionBuffer) -> Sequenced:

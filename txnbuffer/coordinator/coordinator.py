@@ -100,7 +100,7 @@ class Coordinator:
         if self._core.stopped is None:
             if not self._takeover.ready:
                 self._takeover.advance()
-            self._core.effects += self._commits.take_checks()
+            self._commits.ask_counts()
         return self._core.take_effects()
 
     # Sessions
@@ -115,7 +115,7 @@ class Coordinator:
             known = self._sessions.connect(session)
             known.block = None
             action = partial(self._requests.open, known, request, tuple(claims), self._sessions.highest_id)
-            self._when_ready(known, action, *claims)
+            self._takeover.execute(action, wait=bool(claims or self._sessions.blocks(known)))
 
     def session_disconnected(self, session: str, now: float) -> None:
         if self._enter(now):
@@ -128,8 +128,8 @@ class Coordinator:
         if known is not None:
             self._sessions.remove(known)
             self.consumer_groups.session_closed(session)
-            up_to = self._sessions.highest_id
-            self._when_ready(known, lambda: self._sessions.keep_only(known, (), up_to, "its session was closed"))
+            action = partial(self._sessions.keep_only, known, (), self._sessions.highest_id, "its session was closed")
+            self._takeover.execute(action, wait=bool(self._sessions.blocks(known)))
             self._core.answer(session, request, Done())
 
     def lease(self, session: str, request: int, count: int, now: float) -> None:
@@ -368,17 +368,7 @@ class Coordinator:
 
     def _when_served(self, least: int, action: Callable[[], None]) -> None:
         """Execute a request about an id: at once, or after the takeover if an older owner leased the id."""
-        if self._takeover.must_wait(least):
-            self._takeover.defer(action)
-        else:
-            action()
-
-    def _when_ready(self, session: Session, action: Callable[[], None], *claims: TxnId) -> None:
-        """Execute a request about a session's ids: after the takeover if the session has any."""
-        if (claims or self._sessions.blocks(session)) and not self._takeover.ready:
-            self._takeover.defer(action)
-        else:
-            action()
+        self._takeover.execute(action, wait=self._takeover.must_wait(least))
 
     def _fence_attempts(self, name: str) -> None:
         for transaction in self._producers.attempts(name):

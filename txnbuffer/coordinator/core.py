@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
@@ -61,6 +62,7 @@ Decisions = Sequence[tuple[Row, TransactionState]]
 GroupDurable = Callable[[GroupRecord, list[TransactionState], list[Retirement]], None]
 
 
+@dataclass
 class DecisionJournal:
     """Collects entries and decisions until `take` returns them as messages.
 
@@ -69,19 +71,18 @@ class DecisionJournal:
     called for each group once it is durable; `now` is the time in seconds since 1970.
     """
 
-    def __init__(
-        self, epoch: int, next_group: int, max_group: int, max_bytes: int, group_durable: GroupDurable
-    ) -> None:
-        self._epoch = epoch
-        self.next_group = next_group
-        self._max_group = max_group
-        self.max_bytes = max_bytes
-        self._group_durable = group_durable
-        self._messages: list[Message] = []
-        self._callbacks: list[OnDurable] = []
-        self._under_way: deque[tuple[int, list[OnDurable]]] = deque()
-        self._token = 0
-        self.now = 0.0
+    _epoch: int
+    next_group: int
+    _max_group: int
+    max_bytes: int
+    _group_durable: GroupDurable
+    now: float = 0.0
+    _messages: list[Message] = field(default_factory=list)
+    _callbacks: list[OnDurable] = field(default_factory=list)
+    _under_way: deque[tuple[int, list[OnDurable]]] = field(default_factory=deque)
+    _token: int = 0
+
+    def __post_init__(self) -> None:
         self._start_group()
 
     def decide(
@@ -311,7 +312,6 @@ class Markers:
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: drop the markers that it still needed."""
-        self.forget_answers(topic)
         for queues in (self._waiting, self._failed):
             for decided in (False, True):
                 queues.pop((topic, decided), None)
@@ -349,9 +349,8 @@ class Core:
         self._skipped = [(one.skipped, one.first) for one in history.owners.values()]
         self.outcomes = Outcomes(config.remember)
         self.journal = DecisionJournal(
-            epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable
+            epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable, now
         )
-        self.journal.now = now
         self.markers = Markers(shard, epoch, self.progress, config.max_message_bytes)
         self.effects: list[Effect] = []
         self._answers: dict[str, list[tuple[int, Result]]] = {}

@@ -99,7 +99,7 @@ def sums(differences: list[int]) -> list[int]:
 
 def same_length(*columns: Sequence[Any]) -> None:
     """Raises ValueError for columns of different lengths."""
-    lengths = [len(column) for column in columns]
+    lengths = [*map(len, columns)]
     if len(set(lengths)) != 1:
         raise ValueError(f"columns that belong together have {lengths} items")
 

@@ -170,19 +170,19 @@ class Member:
     away: float | None = None
 
 
+@dataclass
 class Members:
     """The members of one group, and which partitions they hold.
 
     `pending_generations` counts generations that are not durable yet. `holders` maps a partition to its member.
     """
 
-    def __init__(self, generation: int) -> None:
-        self.by_name: dict[str, Member] = {}
-        self.holders: dict[str, str] = {}
-        self.pending_generations = 0
-        self._floor = generation
-        self._since: dict[str, int] = {}
-        self._changed = False
+    _floor: int
+    by_name: dict[str, Member] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    pending_generations: int = 0
+    _since: dict[str, int] = field(default_factory=dict)
+    _changed: bool = False
 
     @property
     def stage(self) -> Stage:

@@ -97,14 +97,13 @@ class CommitRequests:
                 if not transaction.checks:
                     self._completion.commit(transaction, transaction.plan)
 
-    def take_checks(self) -> list[CheckCounts]:
-        """The counts that the buffers have to report now."""
-        if not self._checks:
-            return []
-        checks, self._checks = self._checks, {}
+    def ask_counts(self) -> None:
+        """Add the counts that the buffers have to report now to the effects."""
         deadline = self._core.now + self._core.config.transaction_timeout
-        self._under_check += [(deadline, least) for least in checks.values()]
-        return [CheckCounts(topic, tuple(least)) for topic, least in checks.items()]
+        for topic, least in self._checks.items():
+            self._under_check.append((deadline, least))
+            self._core.effects.append(CheckCounts(topic, tuple(least)))
+        self._checks.clear()
 
     def tick(self) -> None:
         """Abort transactions whose records were not counted in time."""

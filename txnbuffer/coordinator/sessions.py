@@ -10,6 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
@@ -41,24 +42,24 @@ fails for longer only makes the job repeat the task. The clients of an earlier o
 """
 
 
+@dataclass
 class Sessions:
     """The sessions of a coordinator and their ids, with all blocks but the oldest whose ids have all ended.
 
     `abort` aborts an open transaction; `leased` is called with the first and last id of each durable lease.
     """
 
-    def __init__(self, core: Core, next_id: int, abort: Abort, leased: Callable[[int, int], None]) -> None:
-        self._core = core
-        self._abort = abort
-        self._leased = leased
-        self.by_name: dict[str, Session] = {}
-        self.all_blocks: list[Block] = []
-        self._expiring: deque[Block] = deque()
-        self._retirements: list[Retirement] = []
-        self._next_id = next_id
-        self._outstanding = 0
-        self.used_unleased = BitMap64()
-        """Ids above all leases that have ended: a client used them without a lease."""
+    _core: Core
+    _next_id: int
+    _abort: Abort
+    _leased: Callable[[int, int], None]
+    by_name: dict[str, Session] = field(default_factory=dict)
+    all_blocks: list[Block] = field(default_factory=list)
+    _expiring: deque[Block] = field(default_factory=deque)
+    _retirements: list[Retirement] = field(default_factory=list)
+    _outstanding: int = 0
+    used_unleased: BitMap64 = field(default_factory=BitMap64)
+    """Ids above all leases that have ended: a client used them without a lease."""
 
     def connect(self, name: str) -> Session:
         session = self.by_name.setdefault(name, Session(name))

@@ -73,9 +73,12 @@ class TakeOver:
         """Whether requests about this id have to wait for the takeover."""
         return not self.ready and least <= self.horizon
 
-    def defer(self, action: Callable[[], None]) -> None:
-        """Execute a request when the takeover is complete."""
-        self._waiting.append(action)
+    def execute(self, action: Callable[[], None], *, wait: bool) -> None:
+        """Execute a request: at once, or when the takeover is complete if it has to wait for that."""
+        if wait and not self.ready:
+            self._waiting.append(action)
+        else:
+            action()
 
     def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
         """The topic's log is applied up to our epoch marker, and these ids had ended there."""

@@ -116,14 +116,12 @@ class Retirement:
     waiters: list[tuple[Waiter, TxnId]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class IdSet:
     """A growing set of ids, as fast to add to as a Python set and as small as a bitmap."""
 
-    __slots__ = ("_kept", "_recent")
-
-    def __init__(self, kept: BitMap64 | None = None) -> None:
-        self._kept = BitMap64() if kept is None else kept
-        self._recent: set[int] = set()
+    _kept: BitMap64 = field(default_factory=BitMap64)
+    _recent: set[int] = field(default_factory=set)
 
     def __contains__(self, least: int) -> bool:
         return least in self._recent or least in self._kept
@@ -186,6 +184,7 @@ def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
     return found
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """How far transactions are settled.
 
@@ -194,15 +193,10 @@ class Progress:
     and last id of the ranges above it, ascending, that no owner leased or will lease.
     """
 
-    __slots__ = ("gaps", "low_water_mark", "one_phase", "settled")
-
-    def __init__(
-        self, low_water_mark: int = 0, settled: BitMap64 | None = None, gaps: Iterable[tuple[int, int]] = ()
-    ) -> None:
-        self.low_water_mark = low_water_mark
-        self.gaps = [*gaps]
-        self.settled = IdSet(settled)
-        self.one_phase = (IdSet(), IdSet())
+    low_water_mark: int = 0
+    settled: IdSet = field(default_factory=IdSet)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    one_phase: tuple[IdSet, IdSet] = field(default_factory=lambda: (IdSet(), IdSet()))
 
     def has_ended(self, least: int) -> bool:
         return least <= self.low_water_mark or least in self.settled
