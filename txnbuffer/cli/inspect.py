@@ -20,7 +20,7 @@ from txnbuffer.cli.output import Row, instant, output_option, show_record, show_
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.follow import LogFollower, read_existing
-from txnbuffer.model import EARLIEST, Position, TxnId
+from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
 from txnbuffer.recovery.restore import LoadedTopic, load
 
@@ -158,9 +158,10 @@ def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
     buffer = loaded.buffer
     if txn in buffer.ongoing:
         return "OPEN"
-    if (outcome := buffer.outcome(txn)) is not None:
-        return f"{outcome.name}ED" if outcome.name == "ABORT" else "COMMITTED"
-    if buffer.is_aborted(txn):
+    outcome = buffer.outcome(txn)
+    if outcome is Outcome.COMMIT:
+        return "COMMITTED"
+    if outcome is Outcome.ABORT or buffer.is_aborted(txn):
         return "ABORTED"
     return "ended here, forgotten" if buffer.has_ended(txn) else "never seen here"
 

@@ -239,15 +239,18 @@ class DeltaDirectory(ExportDirectory):
     def newest(self) -> TableVersion | None:
         """The newest version of the table, without a check for changes by others; None if there is none."""
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
         if not os.path.isdir(os.path.join(self.path, DELTA_LOG)):
             self._refuse_parquet()
             return None
-        with self._readable():
+        try:
             if not DeltaTable.is_deltatable(self.path):
                 return None
             table = DeltaTable(self.path)
             mark = table.transaction_version(APP)
+        except (DeltaError, OSError) as error:
+            raise UnreadableExport(f"can't read the Delta table {self.path}: {error}") from None
         protocol = table.protocol()
         if protocol.min_reader_version > 1:
             features = ", ".join(protocol.reader_features or ["column mapping"])
@@ -400,15 +403,6 @@ class DeltaDirectory(ExportDirectory):
             if int(found[1]) < oldest:
                 with suppress(FileNotFoundError):  # another process removes them at the same time
                     os.remove(os.path.join(runs, found[0]))
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        from deltalake.exceptions import DeltaError
-
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            raise UnreadableExport(f"can't read the Delta table {self.path}: {error}") from None
 
     def _run_file(self, mark: int) -> str:
         return os.path.join(self.path, "_export", "runs", f"{mark >> 32}-{mark & 0xFFFFFFFF:08x}.json")

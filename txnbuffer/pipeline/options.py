@@ -74,10 +74,7 @@ class ReadOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidConfiguration."""
-        given = _lower(options, "topics")
-        settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
-        if strange := sorted(given.keys() - {*_READ_OPTIONS, *settings}):
-            raise InvalidRequest(f"unknown option {', '.join(strange)}: use {', '.join(_READ_OPTIONS)}, pulsar.…")
+        given, settings = _known(options, "topics", _READ_OPTIONS)
         broker = broker_address(given.get("broker"))
         if not is_cluster(broker) and (unused := sorted({"config", *settings} & given.keys())):
             raise InvalidRequest(
@@ -152,10 +149,12 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
     return load_config(path, os.environ, flags, option="option").pulsar.options()
 
 
-def _lower(options: Mapping[str, str], topic_option: str) -> dict[str, str]:
-    """The options by names in lower case. The argument of `load` or `save`, their `path`, sets `topic_option`.
+def _known(
+    options: Mapping[str, str], topic_option: str, names: Sequence[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The options by names in lower case, which are `names`, and those of them that are settings of a cluster.
 
-    Raises InvalidRequest.
+    The argument of `load` or `save`, their `path`, sets `topic_option`. Raises InvalidRequest.
     """
     given = {name.lower(): text for name, text in options.items()}
     for name in ("path", "paths"):
@@ -164,7 +163,10 @@ def _lower(options: Mapping[str, str], topic_option: str) -> dict[str, str]:
             raise InvalidRequest(
                 f"the path is {path} and option {topic_option} is {given[topic_option]}: name the topic in one of them"
             )
-    return given
+    settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
+    if strange := sorted(given.keys() - {*names, *settings}):
+        raise InvalidRequest(f"unknown option {', '.join(strange)}: use {', '.join(names)}, pulsar.…")
+    return given, settings
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:
@@ -320,10 +322,8 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidTopicName."""
-        given = {name: text for name, text in _lower(options, "topic").items() if name not in SPARKS}
-        settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
-        if strange := sorted(given.keys() - {*_WRITE_OPTIONS, *settings}):
-            raise InvalidRequest(f"unknown option {', '.join(strange)}: use {', '.join(_WRITE_OPTIONS)}, pulsar.…")
+        own = {name: text for name, text in options.items() if name.lower() not in SPARKS}
+        given, settings = _known(own, "topic", _WRITE_OPTIONS)
         broker = broker_address(given.get("broker"))
         if broker.startswith("file:"):
             raise InvalidRequest(

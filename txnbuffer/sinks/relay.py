@@ -21,10 +21,9 @@ from broker_io.batch import Batch
 from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
-from broker_io.position import Int64s, Position
+from broker_io.position import Position
 from broker_io.waits import Backoff
 from txnbuffer.client.reader import CommittedReader, Start
-from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import (
     MutationsTrimmed,
     OutcomeUnknown,
@@ -286,7 +285,7 @@ class Relay:
                 self._idle(stop)
                 continue
             if resume.start == "beginning" and resume.after and batch.seqnos is not None:
-                batch = _after(batch, batch.seqnos, resume.after)
+                batch = batch.take(slice(int(np.searchsorted(batch.seqnos, resume.after, side="right")), None))
             if not len(batch):
                 continue
             if batch.seqnos is not None:
@@ -334,19 +333,6 @@ class Relay:
             self._cursor.acknowledged(sent.seqno)
         if self._on_progress is not None:
             self._on_progress(progress)
-
-
-def _after(batch: RecordBatch, seqnos: Int64s, seqno: int) -> RecordBatch:
-    """The records with seqnos above `seqno`."""
-    which = slice(int(np.searchsorted(seqnos, seqno, side="right")), None)
-    return RecordBatch(
-        batch.topic,
-        batch.positions.take(which),
-        seqnos[which],
-        batch.publish_times[which],
-        batch.messages.take(which),
-        None,
-    )
 
 
 def _next_after(after: int | None, seqnos: list[int]) -> int:

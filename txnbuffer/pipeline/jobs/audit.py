@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -212,11 +212,6 @@ def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame
     )
 
 
-def first_different(both: DataFrame) -> DataFrame:
-    """The first keys that differ."""
-    return both.where("different").orderBy("topic", "key").limit(FIRST_DIFFERENCES)
-
-
 def audit(
     spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, on_progress: OnProgress = print
 ) -> Audit:
@@ -252,7 +247,8 @@ def _audit(
                     keys[topic].append(bytes(key))
             cuts = {topic: cut_points(found, RANGES) for topic, found in keys.items()}
             ranges = tuple(_range(row, cuts) for row in in_ranges(both, cuts).collect())
-            differences = tuple(map(_difference, first_different(both).collect()))
+            first = both.where("different").orderBy("topic", "key").limit(FIRST_DIFFERENCES)
+            differences = tuple(map(_difference, first.collect()))
             found = Audit(run, ranges, differences, unproven.count(), gone)
     except JobFailed:
         _check_unchanged(options, run, origins, trimmed=True)
@@ -364,16 +360,7 @@ def as_json(found: Audit) -> dict[str, Any]:
         "deleted_topics": [*found.gone],
         "topics": [{"topic": one.topic, "up_to": _up_to(found, one.topic), **_sums(one)} for one in found.topics()],
         "ranges": [{"topic": one.topic, "from_key": one.first, **_sums(one)} for one in found.ranges],
-        "differences": [
-            {
-                "topic": one.topic,
-                "key": one.key,
-                "what": one.what,
-                "log_records": one.log_records,
-                "export_records": one.export_records,
-            }
-            for one in found.differences
-        ],
+        "differences": [asdict(one) for one in found.differences],
     }
 
 
@@ -383,15 +370,14 @@ def _up_to(found: Audit, topic: str) -> str | None:
 
 
 def _sums(one: KeyRange) -> dict[str, Any]:
-    return {**_side("log", one.log), **_side("export", one.export), "different_keys": one.different}
-
-
-def _side(name: str, tally: KeyTally) -> dict[str, Any]:
-    return {
-        f"{name}_keys": tally.keys,
-        f"{name}_records": tally.records,
-        f"{name}_digest": f"{tally.digest:016x}",
-    }
+    sums: dict[str, Any] = {}
+    for side, tally in ((LOG, one.log), (EXPORT, one.export)):
+        sums |= {
+            f"{side}_keys": tally.keys,
+            f"{side}_records": tally.records,
+            f"{side}_digest": f"{tally.digest:016x}",
+        }
+    return {**sums, "different_keys": one.different}
 
 
 def as_page(found: Audit, directory: str, address: str) -> str:

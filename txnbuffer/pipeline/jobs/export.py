@@ -269,12 +269,16 @@ class Export:
         return int(self._spark.sparkContext.defaultParallelism)
 
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: ExportRun | None) -> int:
+        """Write the records of a run; returns their number."""
+        import pyarrow.parquet as pq
+
         with report_progress(self._spark, "exporting", self._on_progress), microseconds(self._spark):
             frame = self._news(offset, firsts)
             if self._directory.kind == LATEST:
                 frame = latest(frame if last is None else self._kept(last).unionByName(frame), thinned=True)
             frame.write.mode("overwrite").options(**PARQUET).parquet(self._directory.writing)
-        return rows_in(self._directory.writing)
+        files = [entry.path for entry in os.scandir(self._directory.writing) if entry.name[0] not in "._"]
+        return sum(pq.read_metadata(path).num_rows for path in files)
 
     def _kept(self, last: ExportRun) -> DataFrame:
         """The latest values of the last run, without those of positions that are read again."""
@@ -322,10 +326,3 @@ def columns_of(names: Iterable[str], kind: str) -> tuple[str, ...]:
     if strange := sorted(wanted - {*KNOWN}):
         raise InvalidRequest(f"unknown column {', '.join(strange)}: use {', '.join(KNOWN)}")
     return tuple(name for name in KNOWN if name in wanted)
-
-
-def rows_in(directory: str) -> int:
-    """The number of rows in the Parquet files of a directory."""
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(entry.path).num_rows for entry in os.scandir(directory) if entry.name[0] not in "._")

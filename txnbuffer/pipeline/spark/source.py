@@ -270,22 +270,19 @@ class TxnbufferSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return frame_schema(self._read_options().columns)
+        return frame_schema(ReadOptions.of(self.options).columns)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(self._read_options())
+        return BatchReader(ReadOptions.of(self.options))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # named by Spark
-        return StreamReader(self._read_options())
+        return StreamReader(ReadOptions.of(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # called so by Spark
         return BatchWriter(WriteOptions.of(self.options, streaming=False), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # as above
         return StreamWriter(WriteOptions.of(self.options, streaming=True), schema, overwrite=overwrite)
-
-    def _read_options(self) -> ReadOptions:
-        return ReadOptions.of(self.options)
 
 
 class BatchReader(DataSourceReader):

@@ -36,20 +36,16 @@ def read_task(
     options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
 ) -> Iterator[pa.RecordBatch]:
     """The records of ranges as Arrow record batches with the columns of the options."""
-    found = _read(options, ranges, filters)
-    return newest(map(with_key, found), HELD_BYTES) if options.latest else found
-
-
-def _read(
-    options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
-) -> Iterator[pa.RecordBatch]:
-    if not ranges:
-        return
     schema = schema_of(options.columns)
-    with open_for_reading(options) as broker:
-        for one in ranges:
-            for rows in read_range(broker, one, filters[one.topic], fail_on_data_loss=options.fail_on_data_loss):
-                yield record_batch(rows, schema)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        with open_for_reading(options) as broker:
+            for one in ranges:
+                for rows in read_range(broker, one, filters[one.topic], fail_on_data_loss=options.fail_on_data_loss):
+                    yield record_batch(rows, schema)
+
+    found = read() if ranges else iter(())
+    return newest(map(with_key, found), HELD_BYTES) if options.latest else found
 
 
 def frame_schema(columns: Sequence[str]) -> StructType:
