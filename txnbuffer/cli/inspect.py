@@ -123,6 +123,7 @@ def inspect_buffer(log: LogAddress, topic: str, txn_text: str | None, output: st
 def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
     buffer = loaded.buffer
     state = buffer.snapshot_state()
+    known = state.coordinators
     return {
         "registered": loaded.registered,
         "applied": buffer.applied,
@@ -139,12 +140,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         "unsealed": len(state.unsealed.least) + len(state.unsealed.firsts),
         "coordinators": [
             f"{most}: epoch {epoch}, low-water mark {mark}"
-            for most, epoch, mark in zip(
-                state.coordinators.most.tolist(),
-                state.coordinators.epochs.tolist(),
-                state.coordinators.low_water_marks.tolist(),
-                strict=True,
-            )
+            for most, epoch, mark in zip(known.most, known.epochs, known.low_water_marks, strict=True)
         ],
         **buffer.counters._asdict(),
         "damage": [

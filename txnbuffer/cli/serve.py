@@ -48,11 +48,8 @@ def serve_command(
     address: str | None,
     broker: str | None,
     config: Config,
-    insecure: bool,
     no_create: bool,
-    standby: bool,
-    fence: bool,
-    **given: str | int | None,
+    **given: str | int | bool | None,
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
 
@@ -66,16 +63,10 @@ def serve_command(
     """
     if (address is None) == (broker is None):
         raise click.UsageError("give the log to serve exactly once: as ADDRESS, or as --broker ADDRESS")
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None and value is not False}
     of_cluster = {name: changes.pop(name) for name in ("admin_url", "token_file", "tls_trust") if name in changes}
-    if insecure:
-        changes["insecure"] = True
     if no_create:
         changes["create_topics"] = False
-    if standby:
-        changes["standby"] = True
-    if fence:
-        changes["fence"] = True
     service, pulsar = replace(config.service, **changes), replace(config.pulsar, **of_cluster)
     return run(str(address or broker), replace(config, service=service, pulsar=pulsar))
 

@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io.errors import Error
 from broker_io.testing.standalone import SHORT_LIVED, StandaloneProcess
@@ -197,46 +198,40 @@ class ConnectArguments(NamedTuple):
         return SyncClient.open(self.open)
 
 
-class Site(Protocol):
+class Site(ABC):
     """One active service, perhaps a standby and a broker. `since` names the start of a recovery in messages."""
 
     since: str
+    serving: DemoService
+    """The active service."""
+    broker: StandaloneProcess | None = None
 
-    @property
-    def serving(self) -> DemoService:
-        """The active service."""
-
-    @property
-    def broker(self) -> StandaloneProcess | None:
-        """The broker of the site, if it has one."""
-
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027  # a site may have nothing to start
         """Start what the services need."""
 
+    @abstractmethod
     def succeed(self) -> None:
         """Make the standby, or a new service, the active one."""
 
+    @abstractmethod
     def connect_arguments(self) -> ConnectArguments:
         """The arguments of `connect`; call it when a service serves."""
 
-    def reinforce(self) -> None:
+    def reinforce(self) -> None:  # noqa: B027
         """Start a standby, if the site has one."""
 
+    @abstractmethod
     def stop(self) -> None:
         """End all processes."""
 
 
-class EmbeddedSite:
+class EmbeddedSite(Site):
     """A service that owns the log in a directory, restarted after each kill."""
 
     since = "its start"
-    broker = None
 
     def __init__(self, directory: str, scratch: str) -> None:
         self.serving = DemoService(f"file:{directory}", os.path.join(scratch, "service.log"))
-
-    def start(self) -> None:
-        pass
 
     def connect_arguments(self) -> ConnectArguments:
         return ConnectArguments(f"txnbuf://127.0.0.1:{self.serving.port}", {"timeout": MAX_WAIT})
@@ -244,21 +239,18 @@ class EmbeddedSite:
     def succeed(self) -> None:
         self.serving.start()
 
-    def reinforce(self) -> None:
-        pass
-
     def stop(self) -> None:
         self.serving.stop()
 
 
-class ClusterSite:
+class ClusterSite(Site):
     """A Pulsar broker with an active and a standby service.
 
     `home` is the directory of the Pulsar server distribution; data and logs are in the directory `scratch`.
     """
 
     since = "the other one's end"
-    serving: DemoService
+    broker: StandaloneProcess
 
     def __init__(self, home: str, scratch: str) -> None:
         self._scratch = scratch
