@@ -164,8 +164,8 @@ class Labels:
         """Equal labels whose table has only the texts of these rows: a slice has all texts of the whole."""
         codes, renamed = np.unique(self.codes, return_inverse=True)
         absent = int(len(codes) > 0 and codes[0] < 0)
-        values = tuple(self.values[code] for code in codes[absent:].tolist())
-        return Labels((renamed - absent).astype(np.int32), values)
+        values = map(self.values.__getitem__, codes[absent:].tolist())
+        return Labels((renamed - absent).astype(np.int32), tuple(values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,7 +350,7 @@ def concat_columns(columns: Sequence[PropertyColumn | None], counts: Sequence[in
     """One property of consecutive batches of these lengths; None for batches without it."""
     if len(columns) == 1 and columns[0] is not None:
         return columns[0]
-    if any(isinstance(column, Numbers) for column in columns):
+    if Numbers in map(type, columns):
         numbers = [None if column is None else as_numbers(column) for column in columns]
         if all((number is None) == (column is None) for number, column in zip(numbers, columns, strict=True)):
             return _concat_numbers(numbers, counts)

@@ -16,7 +16,6 @@ from broker_io.batch import PlacedBatch, Width
 from broker_io.block import (
     HEADER_BYTES,
     BadBlock,
-    Header,
     RawBlock,
     decode_blocks,
     decode_entries,
@@ -62,7 +61,8 @@ class BlockStream:
         self.path = layout.segment_path(broker.directory, topic, ledger)
         self.torn_tail: TornTail | None = None
         self._open_file = partial(broker.segment, topic, ledger)
-        self._file: ReadableFile | None = None
+        self.file: ReadableFile | None = None
+        """The file, if it is open."""
         self._place = topic.place(ledger)
         self._first_entry = entry
         self._data = b""
@@ -112,33 +112,24 @@ class BlockStream:
 
     def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
         """The next block; None if it has more than `most` messages, or at the end."""
-        while (header := self._header(end, settled)) is not None:
-            if header.first_entry + header.span <= self._first_entry:
-                self._at += header.length
-                continue
-            if most is not None and header.rows > most:
-                return None
+        while len(self._data) - self._at >= HEADER_BYTES or self._fill(HEADER_BYTES, end, settled):
+            size = HEADER_BYTES
             try:
-                block = open_block(self._data, self._at, header)
+                header = parse_header(self._data, self._at, self._place)
+                size = header.length
+                if len(self._data) - self._at < size and not self._fill(size, end, settled):
+                    return None
+                if header.first_entry + header.span > self._first_entry:
+                    if most is not None and header.rows > most:
+                        return None
+                    block = open_block(self._data, self._at, header)
+                    self._at += size
+                    return block
             except BadBlock as error:
-                self._fail(str(error), header.length, settled)
+                self._fail(str(error), size, settled)
                 return None
-            self._at += header.length
-            return block
+            self._at += size
         return None
-
-    def _header(self, end: int, settled: int) -> Header | None:
-        """The next header, once its whole block is read into the chunk; None at the end."""
-        if len(self._data) - self._at < HEADER_BYTES and not self._fill(HEADER_BYTES, end, settled):
-            return None
-        try:
-            header = parse_header(self._data, self._at, self._place)
-        except BadBlock as error:
-            self._fail(str(error), HEADER_BYTES, settled)
-            return None
-        if len(self._data) - self._at < header.length and not self._fill(header.length, end, settled):
-            return None
-        return header
 
     def _fill(self, need: int, end: int, settled: int) -> bool:
         """Read a chunk from the next block on; return whether it has at least `need` bytes."""
@@ -166,21 +157,16 @@ class BlockStream:
         """Whether there are bytes after the last block that was taken."""
         return self._opened().size() > self.offset
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is open."""
-        return self._file is not None
-
     def _opened(self) -> ReadableFile:
-        if self._file is None:
-            self._file = self._open_file()
-        return self._file
+        if self.file is None:
+            self.file = self._open_file()
+        return self.file
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        if self.file is not None:
+            self.file.close()
+        self.file = None
 
 
 MAX_OPEN_FILES = 64
@@ -356,7 +342,7 @@ class FileReader(Resource):
 
     def _release_file(self) -> None:
         """Close the file unless this reader may keep it open until the next read."""
-        if self._stream is not None and self._stream.is_open and not self._holds_file:
+        if self._stream is not None and self._stream.file is not None and not self._holds_file:
             self._holds_file = self._broker.open_files.take()
             if not self._holds_file:
                 self._stream.close()

@@ -25,6 +25,7 @@ import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from operator import attrgetter
 from typing import NamedTuple
 
 import google_crc32c
@@ -97,12 +98,12 @@ class SparseIndex:
 
     def at_entry(self, entry: int) -> BlockIndexEntry | None:
         """The last known block that starts at or below an entry number."""
-        index = bisect.bisect_right(self._entries, entry, key=lambda known: known.first_entry)
+        index = bisect.bisect_right(self._entries, entry, key=attrgetter("first_entry"))
         return self._entries[index - 1] if index else None
 
     def before_time(self, time_ms: int) -> BlockIndexEntry | None:
         """The last known block that was published before a time."""
-        index = bisect.bisect_left(self._entries, time_ms, key=lambda known: known.publish_time)
+        index = bisect.bisect_left(self._entries, time_ms, key=attrgetter("publish_time"))
         return self._entries[index - 1] if index else None
 
     @property
