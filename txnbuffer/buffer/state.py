@@ -281,17 +281,15 @@ class OpenTxn:
     ended: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Ongoing:
     """The ongoing transactions of a topic.
 
     They open in log order and never reopen, so the oldest is the head of a queue; ended ones are removed lazily.
     """
 
-    __slots__ = ("_by_id", "_queue")
-
-    def __init__(self) -> None:
-        self._by_id: dict[TxnId, OpenTxn] = {}
-        self._queue: deque[OpenTxn] = deque()
+    _by_id: dict[TxnId, OpenTxn] = field(default_factory=dict)
+    _queue: deque[OpenTxn] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -414,13 +412,12 @@ def bitmap_to_bytes(bitmap: BitMap64) -> bytes:
     return data
 
 
+@dataclass(slots=True, eq=False)
 class AbortedSet:
     """Aborted transactions, looked up one by one or by column; a few bits per id where ids are dense."""
 
-    __slots__ = ("_bitmaps",)
-
-    def __init__(self) -> None:
-        self._bitmaps: dict[int, BitMap64] = {}
+    _bitmaps: dict[int, BitMap64] = field(default_factory=dict)
+    """The bitmap of each coordinator."""
 
     def __contains__(self, txn: TxnId) -> bool:
         bitmap = self._bitmaps.get(txn.most)
@@ -435,15 +432,17 @@ class AbortedSet:
 
     def update(self, most: Int64s, least: Int64s) -> None:
         """Add a column of ids."""
-        for coordinator, chosen in _by_coordinator(most, least):
-            self._bitmaps.setdefault(coordinator, BitMap64()).update(chosen)
+        for coordinator in np.unique(most).tolist():
+            self._bitmaps.setdefault(coordinator, BitMap64()).update(
+                BitMap64(least[most == coordinator].astype(np.uint64))
+            )
 
     def discard(self, most: Int64s, least: Int64s) -> None:
         """Remove a column of ids; ids that are not in the set are ignored."""
-        for coordinator, chosen in _by_coordinator(most, least):
+        for coordinator in np.unique(most).tolist():
             bitmap = self._bitmaps.get(coordinator)
             if bitmap is not None:
-                bitmap -= chosen
+                bitmap -= BitMap64(least[most == coordinator].astype(np.uint64))
                 if bitmap:
                     self._bitmaps[coordinator] = bitmap
                 else:
@@ -462,17 +461,12 @@ class AbortedSet:
         return [TxnId(most, least) for most in sorted(self._bitmaps) for least in self._bitmaps[most]]
 
 
-def _by_coordinator(most: Int64s, least: Int64s) -> list[tuple[int, BitMap64]]:
-    return [(int(number), BitMap64(least[most == number].astype(np.uint64))) for number in np.unique(most)]
-
-
+@dataclass(slots=True, eq=False)
 class SuppressedRanges:
     """Disjoint ranges in log order, each within one ledger, both ends included."""
 
-    __slots__ = ("_ledgers",)
-
-    def __init__(self) -> None:
-        self._ledgers: dict[int, tuple[list[Position], list[Position]]] = {}
+    _ledgers: dict[int, tuple[list[Position], list[Position]]] = field(default_factory=dict)
+    """The first and last positions of the ranges in each ledger."""
 
     def __len__(self) -> int:
         return sum(len(firsts) for firsts, _ in self._ledgers.values())

@@ -238,22 +238,22 @@ Queue = tuple[str, bool]
 """A topic, and whether the decision log has the decisions."""
 
 
+@dataclass
 class Markers:
     """The markers that topics still need, by topic, until they are durable there.
 
     Each marker carries the owner's epoch and the durable low-water mark, and has at most `max_bytes`.
     """
 
-    def __init__(self, shard: int, epoch: int, progress: Progress, max_bytes: int) -> None:
-        self._shard = shard
-        self._epoch = epoch
-        self._progress = progress
-        self._most = min(MAX_ITEMS, marker_items(max_bytes))
-        self._waiting: dict[Queue, list[MarkerItem]] = {}
-        self._failed: dict[Queue, list[MarkerItem]] = {}
-        self._under_way: dict[int, tuple[Queue, tuple[MarkerItem, ...]]] = {}
-        self._answered: dict[str, BitMap64] = {}
-        self._token = 0
+    _shard: int
+    _epoch: int
+    _progress: Progress
+    _max_bytes: int
+    _waiting: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
+    _failed: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
+    _under_way: dict[int, tuple[Queue, tuple[MarkerItem, ...]]] = field(default_factory=dict)
+    _answered: dict[str, BitMap64] = field(default_factory=dict)
+    _token: int = 0
 
     def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
         self._waiting.setdefault((topic, decided), []).append(item)
@@ -280,11 +280,11 @@ class Markers:
     def take(self) -> Iterator[AppendMarker]:
         """The markers to append now."""
         waiting, self._waiting = self._waiting, {}
-        mark = self._progress.low_water_mark
+        mark, most = self._progress.low_water_mark, min(MAX_ITEMS, marker_items(self._max_bytes))
         for queue, items in waiting.items():
             topic, decided = queue
-            for start in range(0, len(items), self._most):
-                some = tuple(items[start : start + self._most])
+            for start in range(0, len(items), most):
+                some = tuple(items[start : start + most])
                 self._token += 1
                 self._under_way[self._token] = (queue, some)
                 yield AppendMarker(self._token, topic, Marker(self._shard, self._epoch, mark, decided, some))
@@ -346,7 +346,7 @@ class Core:
         self.live: dict[int, TransactionState] = {}
         self.topics: dict[str, bool] = dict(history.topics)
         self.progress = Progress(history.low_water_mark, gaps=history.gaps(history.next_id(epoch)))
-        self._skipped = [(one.skipped, one.first) for one in history.owners.values()]
+        self._owners = [*history.owners.values()]
         self.outcomes = Outcomes(config.remember)
         self.journal = DecisionJournal(
             epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable, now
@@ -391,7 +391,7 @@ class Core:
 
     def was_skipped(self, least: int) -> bool:
         """Whether no owner of this log leased the id, although owners leased higher ones."""
-        return any(skipped <= least < first for skipped, first in self._skipped)
+        return any(owner.skipped <= least < owner.first for owner in self._owners)
 
     def why_aborted(self, txn: TxnId) -> str:
         """The reason of an abort, as far as it is remembered."""

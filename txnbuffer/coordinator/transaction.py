@@ -230,15 +230,12 @@ TIMED_OUT = 2
 """The index in a slot of the aborts that a timeout decided; the outcomes are 0 and 1."""
 
 
+@dataclass(slots=True, eq=False)
 class Outcomes:
     """The outcomes of settled transactions, kept for `remember` seconds; all times are in seconds."""
 
-    __slots__ = ("_remember", "_slots", "_width")
-
-    def __init__(self, remember: float) -> None:
-        self._remember = remember
-        self._width = remember / SLOTS
-        self._slots: dict[int, tuple[IdSet, IdSet, IdSet]] = {}
+    _remember: float
+    _slots: dict[int, tuple[IdSet, IdSet, IdSet]] = field(default_factory=dict)
 
     def add(self, least: int, outcome: Outcome, now: float, *, timed_out: bool = False) -> None:
         """Remember an outcome. `timed_out`: a timeout was the reason."""
@@ -267,11 +264,11 @@ class Outcomes:
 
     def forget(self, now: float) -> None:
         """Forget the outcomes whose time has passed."""
-        for slot in [slot for slot in self._slots if slot * self._width <= now]:
+        for slot in [slot for slot in self._slots if slot * self._remember <= now * SLOTS]:
             del self._slots[slot]
 
     def _slot(self, until: float) -> tuple[IdSet, IdSet, IdSet]:
-        number = int(until / self._width) + 1
+        number = int(until * SLOTS / self._remember) + 1
         slot = self._slots.get(number)
         if slot is None:
             slot = self._slots[number] = (IdSet(), IdSet(), IdSet())
