@@ -433,9 +433,8 @@ class AbortedSet:
     def update(self, most: Int64s, least: Int64s) -> None:
         """Add a column of ids."""
         for coordinator in np.unique(most).tolist():
-            self._bitmaps.setdefault(coordinator, BitMap64()).update(
-                BitMap64(least[most == coordinator].astype(np.uint64))
-            )
+            chosen = BitMap64(least[most == coordinator].astype(np.uint64))
+            self._bitmaps.setdefault(coordinator, BitMap64()).update(chosen)
 
     def discard(self, most: Int64s, least: Int64s) -> None:
         """Remove a column of ids; ids that are not in the set are ignored."""
