@@ -22,12 +22,10 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error, Fenced, StillHeld
-from broker_io.port import Broker, Writer, open_or_make
+from broker_io.port import Broker, Resource, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import OwnershipLost, SnapshotError
 from snapshots.format import (
@@ -55,7 +53,7 @@ RENEW_SECONDS = 5.0
 """Seconds to wait until a failed writer of this process is gone."""
 
 
-class SnapshotOwnership:
+class SnapshotOwnership(Resource):
     """The right to write the snapshot topic, until `lost`; created by `acquire`.
 
     `written` counts the bytes in the topic at the start, and those appended since the last compaction.
@@ -133,14 +131,6 @@ class SnapshotOwnership:
 
     def close(self) -> None:
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[SnapshotOwnership, SnapshotTable]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.compacted import REOPEN_AFTER
 from broker_io.environment import current
 from broker_io.errors import Error
-from broker_io.port import Broker, Reader
+from broker_io.port import Broker, Reader, Resource
 from broker_io.position import Int64s, Position
 from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -42,7 +41,7 @@ FIRST_CHECK, LONGEST_CHECK = 10.0, 60.0
 OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
 
-class LogFollower:
+class LogFollower(Resource):
     """Applies the log of a topic after `resume` to its buffer, which was restored up to there.
 
     The reader opens when it is needed, or by `open`. `keeps_sealed`: the caller takes the segments that the buffer
@@ -165,14 +164,6 @@ class LogFollower:
 
     def _applied(self, placed: PlacedBatch) -> None:
         """Messages were applied."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 HELD_BYTES = 8 * 1024 * 1024

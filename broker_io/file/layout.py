@@ -42,7 +42,7 @@ import json
 import re
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
 
@@ -267,23 +267,18 @@ class Manifest(NamedTuple):
     next_ledger: int = 1
 
 
-class TopicTexts:
-    """Cache of the encoded topics of a manifest, so that a change of one topic encodes only that one."""
-
-    def __init__(self) -> None:
-        self._texts: dict[int, tuple[TopicEntry, bytes]] = {}
-
-    def of(self, topics: tuple[TopicEntry, ...]) -> list[bytes]:
-        """The encoded topics in order; the texts of all other topics are dropped."""
-        known = self._texts
-        self._texts = {topic.number: self._of_one(topic, known.get(topic.number)) for topic in topics}
-        return [text for _, text in self._texts.values()]
-
-    def _of_one(self, topic: TopicEntry, known: tuple[TopicEntry, bytes] | None) -> tuple[TopicEntry, bytes]:
-        return known if known is not None and known[0] is topic else (topic, _json(_topic_document(topic)))
+TopicTexts: TypeAlias = dict[int, tuple[TopicEntry, bytes]]
+"""The encoded topics of the last manifest by number, so that a change of one topic encodes only that one."""
 
 
 def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> bytes:
+    known, encoded = texts or {}, TopicTexts()
+    for topic in manifest.topics:
+        same, text = known.get(topic.number, (None, b""))
+        encoded[topic.number] = (topic, text if same is topic else _json(_topic_document(topic)))
+    if texts is not None:
+        texts.clear()
+        texts.update(encoded)
     document = {
         "log": manifest.log,
         "secret": manifest.secret,
@@ -291,7 +286,7 @@ def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> byte
         "next_topic": manifest.next_topic,
         "next_ledger": manifest.next_ledger,
     }
-    topics = b",".join((texts or TopicTexts()).of(manifest.topics))
+    topics = b",".join([text for _, text in encoded.values()])
     rest = b"".join((_json(document)[:-1], b',"topics":[', topics, b"]}\n"))
     return f"{_MAGIC} {VERSION} {google_crc32c.value(rest):08x}\n".encode() + rest
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name, partition_of
-from broker_io.port import Broker, PartitionedBroker, messages_up_to
+from broker_io.port import Broker, PartitionedBroker, Resource, messages_up_to
 from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
@@ -422,7 +421,7 @@ class Lag(NamedTuple):
     undecided: int
 
 
-class CommittedReader:
+class CommittedReader(Resource):
     """Reads the committed records of one or more topics, each topic in log order. It needs no running service.
 
         with open_broker("file:DIR") as broker, CommittedReader(broker, "orders") as reader:
@@ -534,14 +533,6 @@ class CommittedReader:
             return
         for follower in self._followers:
             follower.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def start_point(broker: Broker, topic: str, start: Start) -> StartPoint:

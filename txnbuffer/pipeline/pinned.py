@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from broker_io.environment import current
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker
+from broker_io.port import Broker, Resource
 from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
@@ -58,7 +56,7 @@ class PinnedTopic:
         return Position(self.ledgers[0].ledger, 0)
 
 
-class TopicView:
+class TopicView(Resource):
     """Pins one topic repeatedly; each time replays only the messages since the last time.
 
     `isolated`: filter by visibility; else read all records of the log. `numbered`: keep track of seqnos.
@@ -144,14 +142,6 @@ class TopicView:
         if self._opened is not None:
             self._opened[1].close()
         self._opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def pin_topics(
