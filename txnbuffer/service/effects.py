@@ -21,7 +21,7 @@ from txnbuffer.coordinator.messages import (
     WriteEpochMarker,
 )
 from txnbuffer.errors import CoordinatorStopped
-from txnbuffer.model import TxnId
+from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
 from txnbuffer.service.loop import Loop
@@ -102,6 +102,10 @@ class EffectExecutor:
             match effect:
                 case TransactionEnded(txn, outcome):
                     ends.append((txn, outcome))
+                    if outcome is Outcome.COMMIT:
+                        self.committed += 1
+                    else:
+                        self.aborted += 1
                 case Suppressed():
                     self.suppressed += effect.size
                 case Damage():
@@ -109,9 +113,6 @@ class EffectExecutor:
                 case EpochRaised(coordinator, epoch) if coordinator == self._coordinator.shard:
                     self._coordinator.newer_epoch_seen(epoch, f"topic {topic.name}")
         if ends:
-            committed = sum(outcome for _, outcome in ends)
-            self.committed += committed
-            self.aborted += len(ends) - committed
             self._coordinator.markers_applied(topic.name, ends, self._now())
             if topic.name in self.shard_messages.awaited:
                 self.shard_messages.applied(topic.name, (txn for txn, _ in ends))

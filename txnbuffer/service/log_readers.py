@@ -12,7 +12,6 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 from broker_io.batch import PlacedBatch, Width
@@ -49,13 +48,11 @@ class ReaderPool:
         self._threads = threads
         self._name = name
 
-    def submit(self, task: Task) -> None:
-        """Queue a short task."""
-        self._submit(self._fast, task)
-
-    def submit_slow(self, task: Task) -> None:
-        """Queue a task that may take long."""
-        self._submit(self._slow, task)
+    def submit(self, task: Task, *, slow: bool = False) -> None:
+        """Queue a short task, or one that may take long."""
+        with self._changed:
+            if not self._stopped:
+                (self._slow if slow else self._fast).submit(task)
 
     def schedule(self, seconds: float, task: Task) -> None:
         """Run a task after some seconds in the timer thread; it must not block."""
@@ -80,11 +77,6 @@ class ReaderPool:
             self._clock.join()
         for pool in (self._fast, self._slow):
             pool.shutdown(cancel_futures=True)
-
-    def _submit(self, pool: Executor, task: Task) -> None:
-        with self._changed:
-            if not self._stopped:
-                pool.submit(task)
 
     def _run(self) -> None:
         while (task := self._due()) is not None:
@@ -182,7 +174,7 @@ class LogReader:
     def start(self, notify: Callable[[LogReader], None], pool: ReaderPool) -> None:
         """Start to read; `notify` is called in a thread when there is something to take."""
         self._notify, self._pool = notify, pool
-        pool.submit_slow(self._turn)
+        pool.submit(self._turn, slow=True)
         pool.schedule(FIRST_CHECK, self._check_when_due)
 
     def taken(self) -> list[PlacedBatch]:
@@ -200,7 +192,7 @@ class LogReader:
         with self._lock:
             idle, self._busy, self._full = self._full or not self._busy, True, False
         if idle:
-            self._pool.submit_slow(self.close)
+            self._pool.submit(self.close, slow=True)
 
     def close(self) -> None:
         """Close the reader, which must not be in use."""
@@ -228,7 +220,10 @@ class LogReader:
                     raise
                 self._try_again(error)
             else:
-                self._schedule_next(count)
+                if 0 < count < FEW:
+                    self._pool.schedule(self.batch_delay, self._wait)
+                else:
+                    self._wait()
         except BaseException as error:
             self._end(error)
 
@@ -252,17 +247,11 @@ class LogReader:
         self._notify(self)
         return len(placed)
 
-    def _schedule_next(self, count: int) -> None:
-        if 0 < count < FEW:
-            self._pool.schedule(self.batch_delay, self._wait)
-        else:
-            self._wait()
-
     def _try_again(self, error: Error) -> None:
         self.problem = error
         self.close()
         self._failures += 1
-        self._pool.schedule(self._backoff.after(self._failures), lambda: self._pool.submit_slow(self._turn))
+        self._pool.schedule(self._backoff.after(self._failures), lambda: self._pool.submit(self._turn, slow=True))
 
     def _end(self, error: BaseException) -> None:
         self.close()
@@ -275,7 +264,7 @@ class LogReader:
         """Stay idle until there are new messages or a check is due."""
         reader = self._reader
         if reader is None or self._ended:
-            self._pool.submit_slow(self._turn)
+            self._pool.submit(self._turn, slow=True)
         elif isinstance(reader, NotifyingReader):
             reader.notify_when_readable(self._more)
             with self._lock:
@@ -299,7 +288,7 @@ class LogReader:
         if missing <= 0:
             missing = self._check_after = min(2 * self._check_after, self.max_check_interval)
             if self._has_turn():
-                self._pool.submit_slow(self._turn)
+                self._pool.submit(self._turn, slow=True)
         self._pool.schedule(missing, self._check_when_due)
 
     def _has_turn(self) -> bool:

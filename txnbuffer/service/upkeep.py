@@ -114,12 +114,12 @@ class PolicyChecks:
             await asyncio.to_thread(broker.check_topic, name)
         except UnsafePolicy as error:
             self.dangers[name] = error
+            return
         except TopicNotFound:
-            self.dangers.pop(name, None)
+            pass
         except Error:
-            pass  # this check failed: the last result remains
-        else:
-            self.dangers.pop(name, None)
+            return  # this check failed: the last result remains
+        self.dangers.pop(name, None)
 
 
 PAUSE = 1.0
@@ -142,16 +142,13 @@ class LogVerification:
         if isinstance(broker, VerifyingBroker):
             for name in broker.topics():
                 if name not in self.damages:
-                    await self._check(broker, name)
+                    try:
+                        await self._read(broker, name)
+                    except TopicNotFound:
+                        pass  # deleted meanwhile
+                    except Error as error:
+                        await self._damaged(name, error)
         self.done = True
-
-    async def _check(self, broker: VerifyingBroker, name: str) -> None:
-        try:
-            await self._read(broker, name)
-        except TopicNotFound:
-            pass  # deleted meanwhile
-        except Error as error:
-            await self._damaged(name, error)
 
     async def _read(self, broker: VerifyingBroker, name: str) -> None:
         for ledger in await asyncio.to_thread(self._topics.broker.ledgers, name):
