@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from broker_io import serve_broker
@@ -47,21 +48,6 @@ from txnbuffer.service.engine import Engine
 from txnbuffer.service.streams import StreamConnection
 
 
-def log_service(engine: Engine) -> Any:
-    """The log service of an engine's broker; the caller adds its handler to a grpc.aio server and closes it."""
-    limits = engine.limits
-
-    def guard(topic: str, change: str) -> None:
-        check_change(engine.topics.by_name, topic, change)
-
-    return serve_broker(
-        engine.broker,
-        guard=guard,
-        max_message_bytes=limits.max_message_bytes,
-        max_append_bytes=limits.max_message_bytes + limits.client_bytes,
-    )
-
-
 def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
     """Raises ProtectedTopic for a change of a topic that belongs to the engine."""
     if is_internal(topic):
@@ -80,6 +66,7 @@ def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
 
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
+
 ANSWER = 10.0
 """Seconds within which admin requests that query the cluster are answered."""
 OF_TOPICS = ("List", "Describe")
@@ -136,7 +123,13 @@ class GrpcServer:
         """Start to serve an engine."""
         from grpc_health.v1 import health_pb2
 
-        self._log = log_service(engine)
+        limits = engine.limits
+        self._log = serve_broker(
+            engine.broker,
+            guard=partial(check_change, engine.topics.by_name),
+            max_message_bytes=limits.max_message_bytes,
+            max_append_bytes=limits.max_message_bytes + limits.client_bytes,
+        )
         self._methods = admin.methods()
         self._engine = engine
         for name in HEALTH:
@@ -239,23 +232,20 @@ class GrpcServer:
             try:
                 method = self._methods.get(name)
                 if method is None:
-                    raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *_waits()]))
+                    waits = map(str, long_waits())
+                    raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
                     found = await method(decode_admin_request(request))
                     return serialize(AdminAnswer(json=json.dumps(found)))
             except TimeoutError:
-                waits = "; ".join(_waits()) or "the cluster does not answer"
-                await end_call(context, ServiceUnavailable(f"the service runs but can't answer now: {waits}"))
+                why = "; ".join(map(str, long_waits())) or "the cluster does not answer"
+                await end_call(context, ServiceUnavailable(f"the service runs but can't answer now: {why}"))
                 raise
             except Error as error:
                 await end_call(context, error)
                 raise
 
         return answer
-
-
-def _waits() -> list[str]:
-    return [str(wait) for wait in long_waits()]
 
 
 async def _read(context: Any, connection: SessionConnection | StreamConnection, decode: Callable[[bytes], Any]) -> None:

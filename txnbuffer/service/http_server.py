@@ -42,29 +42,25 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
-    effects, requests = engine.effects, engine.requests
+    coordinator, effects, requests = engine.coordinator, engine.effects, engine.requests
     stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
-    yield Metric("epoch", "Epoch of this owner.", engine.coordinator.epoch)
-    yield Metric("shard", "Number of the shard that this process owns.", engine.coordinator.shard)
-    yield Metric("ready", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
-    yield Metric("draining", "1 while the service drains and rejects new sessions.", engine.requests.draining)
+    yield Metric("epoch", "Epoch of this owner.", coordinator.epoch)
+    yield Metric("shard", "Number of the shard that this process owns.", coordinator.shard)
+    yield Metric("ready", "1 once the predecessor's transactions are taken over.", coordinator.ready)
+    yield Metric("draining", "1 while the service drains and rejects new sessions.", requests.draining)
     yield Metric("connections", "Connected clients.", len(engine.connections))
     yield Metric("topics", "Topics open for writing.", len(engine.topics.by_name))
     yield Metric("topics_with_transactions", "Topics that have a transaction buffer.", len(followed_topics))
     yield Metric("topics_stopped", "Topics that stopped until an operator acts.", stopped)
-    damaged = len(engine.verification.damages)
-    yield Metric("topics_damaged", "Topics with a damaged log.", damaged)
+    yield Metric("topics_damaged", "Topics with a damaged log.", len(engine.verification.damages))
     waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("topics_retrying", "Topics with a temporary error, which are retried.", waiting)
     endangered = len(engine.policy_checks.dangers)
     yield Metric("topics_endangered", "Topics with a policy that may drop messages or block writes.", endangered)
     yield Metric("transactions_open", "Open transactions.", open_ones)
-    yield Metric(
-        "transactions_unsettled",
-        "Transactions that are open, or whose outcome or markers are not durable yet.",
-        len(transactions),
-    )
-    yield Metric("low_water_mark", "All transactions up to this id have ended.", engine.coordinator.low_water_mark)
+    unsettled = "Transactions that are open, or whose outcome or markers are not durable yet."
+    yield Metric("transactions_unsettled", unsettled, len(transactions))
+    yield Metric("low_water_mark", "All transactions up to this id have ended.", coordinator.low_water_mark)
     ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
     yield Metric("ongoing", "Transactions with undecided records, counted per topic.", ongoing)
     aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
@@ -80,22 +76,16 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     )
     yield Metric("snapshots", "Buffer snapshots written.", engine.snapshots.written, "counter")
     yield Metric("trimmed_ledgers", "Ledgers dropped by retention.", engine.retention.trimmed, "counter")
-    yield from _of_shards(engine)
+    shards = engine.effects.shard_messages
+    yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
+    yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
     yield from _of_groups(engine)
     yield from _of_streams(engine)
 
 
-def _of_shards(engine: Engine) -> Iterator[Metric]:
-    shards = engine.effects.shard_messages
-    yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
-    yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
-
-
 def _of_groups(engine: Engine) -> Iterator[Metric]:
-    groups = [
-        engine.coordinator.consumer_groups.members(name)
-        for name, _, _ in engine.coordinator.consumer_groups.all_groups()
-    ]
+    known = engine.coordinator.consumer_groups
+    groups = [known.members(name) for name, _, _ in known.all_groups()]
     yield Metric("groups", "Consumer groups.", len(groups))
     yield Metric("group_members", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)
@@ -120,12 +110,8 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_cursors_dropped", "Cursors dropped from memory to free it.", dropped)
     durable, given_up = len(engine.cursors.rows()), engine.cursors.dropped
     yield Metric("streams_durable_cursors", "Durable cursors of all topics.", durable)
-    yield Metric(
-        "streams_durable_cursors_dropped",
-        "Durable cursors dropped because they kept too much data.",
-        given_up,
-        "counter",
-    )
+    why = "Durable cursors dropped because they kept too much data."
+    yield Metric("streams_durable_cursors_dropped", why, given_up, "counter")
     unacked = sum(connection.unacked_bytes for connection in connections)
     replaced = sum(manager.deduplicated for manager in managers)
     reading, waiting = streams.backfills.active, streams.backfills.pending
@@ -168,10 +154,17 @@ class HttpServer:
         """Listen at HOST:PORT. Raises EnvironmentFault if that fails."""
         import uvicorn
 
+        class Quiet(uvicorn.Server):
+            """Leaves signals to the service."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
         listening = _listen(address)
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", ws="none")
-        server = self._server = _server(config)
+        server = self._server = Quiet(config)
         self._serving = asyncio.ensure_future(server.serve([listening]))
         while not server.started and not self._serving.done():
             await asyncio.sleep(0.01)
@@ -224,16 +217,3 @@ def _listen(address: str) -> socket.socket:
         raise EnvironmentFault(
             f"can't listen at {address}: {error.strerror}; check whether another process uses the port"
         ) from error
-
-
-def _server(config: Any) -> Any:
-    import uvicorn
-
-    class Quiet(uvicorn.Server):
-        """Leaves signals to the service."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    return Quiet(config)

@@ -162,8 +162,7 @@ class ShardMessages:
 
     async def floor(self, topic: str) -> int | None:
         """The lowest ledger of a local topic that groups of other shards need. Raises ServiceUnavailable."""
-        self._number += 1
-        number = self._number
+        self._number = number = self._number + 1
         answers: dict[int, int] = {}
         self._floors[number] = answers
         try:
@@ -171,7 +170,9 @@ class ShardMessages:
                 for other in self.inboxes.keys() - answers:
                     self._queue(other, "floors_wanted", (topic, number))
                 self._loop.wake()
-                await self._answered(answers, 1.0)
+                deadline = self._now() + 1.0
+                while len(answers) < len(self.inboxes) and self._now() < deadline:
+                    await asyncio.sleep(0.02)
                 if len(answers) == len(self.inboxes):
                     return min((ledger for ledger in answers.values() if ledger >= 0), default=None)
         finally:
@@ -331,11 +332,6 @@ class ShardMessages:
         for number in {txn.most for txn in done}:
             ids = sorted(txn.least for txn in done if txn.most == number)
             self._queue(number, "applied", (topic, tuple(ids)))
-
-    async def _answered(self, answers: dict[int, int], seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while len(answers) < len(self.inboxes) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
 
     def _is_silent(self, number: int) -> bool:
         """Whether a shard is silent and this tick does not repeat requests to silent shards."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from broker_io.environment import Clock
 from broker_io.errors import DiskFailed, Error, ServiceUnavailable
-from broker_io.port import Broker, Ledger
+from broker_io.port import Ledger
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
@@ -102,10 +102,10 @@ class LogRetention:
 
     async def compact(self) -> None:
         """Compact the decision log if it has grown enough, and trim the inbox up to what was read."""
-        await asyncio.to_thread(self._compact, self._topics.broker)
+        await asyncio.to_thread(self._compact)
 
-    def _compact(self, broker: Broker) -> None:
-        decisions = self._decisions
+    def _compact(self) -> None:
+        broker, decisions = self._topics.broker, self._decisions
         if _size(broker.ledgers(decisions)) >= max(COMPACT_BYTES, 2 * self._compacted):
             broker.compact(decisions)
             self._compacted = _size(broker.ledgers(decisions))

@@ -107,6 +107,7 @@ class StreamConnection:
     def advanced(self, feed: Feed) -> None:
         """Report that a topic has more mutations."""
         self.server.advanced(feed.name, feed.manager.high, self._streams.now())
+        self._wakeup.set()
 
     def tick(self) -> None:
         self.server.tick(self._streams.now())
@@ -448,7 +449,6 @@ class Streams:
             if came or feed.problem is not None:
                 for connection in {*self._streams[feed].values()}:
                     connection.advanced(feed)
-                    connection.wake()
             if came:
                 self.settle(feed)
 
@@ -478,17 +478,13 @@ class Streams:
         """The feed of a topic, which is registered if needed. Raises the error that prevents streaming it."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if (feed := self.feeds.get(name)) is None:
-                feed = await self._open(name)
+                feed = Feed(name, await self._followed_topic(name), self._notify, self.now())
+                feed.begin(await self._topics.exclusively([name], feed.attach), self.budget)
                 self._streams[feed] = {}
                 self.feeds[name] = feed
                 feed.take()
         if feed.problem is not None:
             raise feed.problem
-        return feed
-
-    async def _open(self, name: str) -> Feed:
-        feed = Feed(name, await self._followed_topic(name), self._notify, self.now())
-        feed.begin(await self._topics.exclusively([name], feed.attach), self.budget)
         return feed
 
     async def _followed_topic(self, name: str) -> FollowedTopic:
