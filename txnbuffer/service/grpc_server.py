@@ -100,14 +100,10 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._handshake()])
+        server = self._server = grpc.aio.server(options=_options(self._limits))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        talk, stream = map(grpc.stream_stream_rpc_method_handler, (self._talk, self._stream))
-        admin = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in METHODS}
-        services = (SESSION_SERVICE, {SESSION_METHOD: talk}), (STREAMS_SERVICE, {STREAMS_METHOD: stream})
-        handlers = [grpc.method_handlers_generic_handler(*service) for service in (*services, (ADMIN_SERVICE, admin))]
-        server.add_generic_rpc_handlers((*handlers, self._log_handler()))
+        server.add_generic_rpc_handlers((self._handler(),))
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
@@ -147,35 +143,33 @@ class GrpcServer:
         if self._server is not None:
             await self._server.stop(2 * LAST_WORDS)
 
-    def _handshake(self) -> Any:
+    def _handler(self) -> Any:
+        """The handler of all calls but health checks; it rejects another version, and calls for another log."""
         import grpc
 
-        outer = self
-
-        class Handshake(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-            async def intercept_service(self, continuation: Any, details: Any) -> Any:
-                if not details.method.startswith(PREFIX):
-                    return await continuation(details)
-                engine = outer._engine
-                error = rejection(dict(details.invocation_metadata), None if engine is None else engine.log)
-                if error is None:
-                    return await continuation(details)
-
-                async def refuse(_: Any, context: Any) -> None:
-                    await end_call(context, error)
-
-                return grpc.stream_stream_rpc_method_handler(refuse)
-
-        return Handshake()
-
-    def _log_handler(self) -> Any:
-        import grpc
-
-        outer = self
-        not_yet = grpc.stream_stream_rpc_method_handler(self._not_yet)
+        outer, stream = self, grpc.stream_stream_rpc_method_handler
+        not_yet = stream(self._not_yet)
+        methods = {
+            f"/{SESSION_SERVICE}/{SESSION_METHOD}": stream(self._talk),
+            f"/{STREAMS_SERVICE}/{STREAMS_METHOD}": stream(self._stream),
+        }
+        for name in METHODS:
+            methods[f"/{ADMIN_SERVICE}/{name}"] = grpc.unary_unary_rpc_method_handler(self._answering(name))
 
         class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             def service(self, details: Any) -> Any:
+                if not details.method.startswith(PREFIX):
+                    return None
+                engine = outer._engine
+                error = rejection(dict(details.invocation_metadata), None if engine is None else engine.log)
+                if error is not None:
+
+                    async def refuse(_: Any, context: Any) -> None:
+                        await end_call(context, error)
+
+                    return stream(refuse)
+                if details.method in methods:
+                    return methods[details.method]
                 if outer._log is not None:
                     return outer._log.handler.service(details)
                 return not_yet if details.method.startswith(f"{PREFIX}Log/") else None
