@@ -64,7 +64,8 @@ class Participant:
         set_bytes = client.set_bytes(topic, batching)
         check_batch(records, client.max_message_bytes, in_sets=set_bytes > 0)
         for piece in split(records):
-            for name, some in await client.split(topic, piece, partition):
+            for name, which in await client.groups(topic, piece.keys, partition):
+                some = piece if which is None else piece.take(which)
                 session.core.send_batch(name, some, self._usable(), set_bytes)
                 session.poke()
             await session.wait_for_room()

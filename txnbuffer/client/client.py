@@ -12,7 +12,7 @@ from broker_io.port import Broker
 from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
-from txnbuffer.client.lifecycle import close_all, run_to_completion
+from txnbuffer.client.lifecycle import run_to_completion
 from txnbuffer.client.processing import GroupSource, process
 from txnbuffer.client.reader import Start
 from txnbuffer.client.send_columns import (
@@ -28,6 +28,7 @@ from txnbuffer.client.send_columns import (
     many_rows,
     one_row,
     slices,
+    take_rows,
 )
 from txnbuffer.client.session import ClientSession
 from txnbuffer.client.streams import ChangeStream, ShardStreams
@@ -70,8 +71,9 @@ class Client(BaseClient):
 
         If the caller is cancelled, the exception is raised only after everything is closed.
         """
-        closings = [self.streams.close, self.admin.close, self.sessions.close, self.resources.aclose]
-        await run_to_completion(close_all(closings))
+        for part in (self.sessions, self.admin, self.streams):  # the last one is closed first
+            self.resources.push_async_callback(part.close)
+        await run_to_completion(self.resources.aclose())
 
     # Transactions
 
@@ -291,14 +293,14 @@ class Client(BaseClient):
         self.check_topic(topic)
         rows = self.batched(topic, rows, batching)
         check_size(rows, self.max_message_bytes)
-        if self._ordinary is not None:
-            if len(rows.values):
-                parts = await self.parts(topic, rows, partition)
-                await asyncio.gather(*(self._ordinary.send(name, some) for name, some in parts))
-            return
         if not len(rows.values):
             return
+        if self._ordinary is not None:
+            groups = await self.groups(topic, rows.keys, partition)
+            parts = ((name, rows if which is None else take_rows(rows, which.tolist())) for name, which in groups)
+            await asyncio.gather(*(self._ordinary.send(name, some) for name, some in parts))
+            return
+        await self.groups(topic, rows.keys, partition)  # it only checks the partition
         for piece in slices(rows):
             await self.session.wait_for_room()
-            await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))

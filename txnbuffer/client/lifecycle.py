@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -80,13 +79,6 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
         except asyncio.CancelledError:
             cancelled = True
     return cancelled
-
-
-async def close_all(closings: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Call these functions one after the other, even if some of them raise."""
-    async with AsyncExitStack() as stack:
-        for close in reversed([*closings]):
-            stack.push_async_callback(close)
 
 
 ADVICE = "connect after forking, or start the process with spawn"

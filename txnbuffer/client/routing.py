@@ -11,20 +11,24 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Batch, Blobs
+from broker_io.batch import Blobs
 from broker_io.environment import current
 from broker_io.partitions import choose, partition_name
 from broker_io.port import PartitionedBroker
 from broker_io.position import Int64s
-from txnbuffer.client.send_columns import SendColumns, take_rows
 from txnbuffer.errors import InvalidRequest
 
 REFRESH = 10.0
 """Seconds after which the client asks for the number of partitions of a topic again."""
+
+
+Groups: TypeAlias = "Sequence[tuple[str, NDArray[np.intp] | None]]"
+"""Topics or partitions, each with the row indexes of its records; None: all rows."""
 
 
 @dataclass(slots=True)
@@ -45,28 +49,16 @@ class Routes:
         self._known: dict[str, TopicRoute] = {}
         self._asking: dict[str, asyncio.Future[TopicRoute]] = {}
 
-    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Return the rows grouped by the topic or partition to send them to.
-
-        Raises InvalidRequest for a `partition` that does not exist, and the errors of the cluster.
-        """
-        groups = await self._groups(topic, rows.keys, partition)
-        return [(name, rows if which is None else take_rows(rows, which.tolist())) for name, which in groups]
-
     def known(self, topic: str, partition: int | None) -> bool:
-        """Return whether `parts` need not wait: the cluster was asked about the topic, and it has the partition."""
+        """Return whether `groups` need not wait: the cluster was asked about the topic, and it has the partition."""
         route = self._known.get(topic)
         return route is not None and (partition is None or (type(partition) is int and 0 <= partition < route.count))
 
-    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """Return the records grouped by the topic or partition to send them to. Raises as `parts`."""
-        groups = await self._groups(topic, records.keys, partition)
-        return [(name, records if which is None else records.take(which)) for name, which in groups]
+    async def groups(self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None) -> Groups:
+        """Return the topics and partitions to send records with these keys to.
 
-    async def _groups(
-        self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None
-    ) -> Sequence[tuple[str, NDArray[np.intp] | None]]:
-        """Return the topics and partitions to send to, each with its row indexes; None: all rows."""
+        Raises InvalidRequest for a `partition` that does not exist, and the errors of the cluster.
+        """
         known = self._known.get(topic)
         if known is None:
             known = await asyncio.shield(self._request(topic))

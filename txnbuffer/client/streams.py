@@ -84,18 +84,6 @@ class StreamParameters(NamedTuple):
         return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
 
 
-class StreamListener(Protocol):
-    """The interface with which a session reports events to a stream."""
-
-    def take(self, event: ClientEvent) -> None:
-        """Handle an event of the stream."""
-
-    def report_unavailable(self, error: Error | None) -> None:
-        """Raise this error in the calls that wait; None: the service is available again."""
-
-    async def close(self) -> None: ...
-
-
 class StreamSession:
     """The streams of one service, over one connection, which opens with the first stream.
 
@@ -106,7 +94,7 @@ class StreamSession:
         self.core = StreamClient(config or ClientConfig())
         self._connector = connector
         self._max_unavailable = max_unavailable
-        self._streams: dict[int, StreamListener] = {}
+        self._streams: dict[int, ChangeStream] = {}
         self._wake_writer = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lost_at = 0.0
@@ -126,19 +114,17 @@ class StreamSession:
 
     # For streams
 
-    def open(self, request: StreamParameters) -> int:
-        """Request a stream; return its handle."""
+    def open(self, request: StreamParameters, stream: ChangeStream) -> int:
+        """Request a stream, which gets its events from now on; return its handle."""
         if self._task is None:
             self._lost_at = self._monotonic()
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return self.core.open(request.start, self._monotonic(), end=request.end, flags=request.flags)
-
-    def add(self, handle: int, stream: StreamListener) -> None:
-        """Pass the events of a stream to its listener."""
+        handle = self.core.open(request.start, self._monotonic(), end=request.end, flags=request.flags)
         self._streams[handle] = stream
         if self.broken is not None:
             stream.report_unavailable(self.broken)
         self._poke()
+        return handle
 
     def close_stream(self, handle: int) -> None:
         self._streams.pop(handle, None)
@@ -491,8 +477,7 @@ class ChangeStream(ClosedOnExit):
             await self._lease.begin(self._from if stored is None else stored)
         if not self._closed:
             request = self._request if stored is None else self._request.resumed(stored)
-            self._handle = self._session.open(request)
-            self._session.add(self._handle, self)
+            self._handle = self._session.open(request, self)
 
     async def _settle(self) -> None:
         """Acknowledge the last batch or rollback."""
@@ -516,6 +501,7 @@ class ChangeStream(ClosedOnExit):
     # Events of the connection
 
     def take(self, event: ClientEvent) -> None:
+        """Handle an event of the stream."""
         match event:
             case Delivered(_, mutations, size, token):
                 absent = mutations.messages.values.absent

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from broker_io.batch import Batch
+from broker_io.batch import Blobs
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.checks import check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.reader import AsyncReader, Start
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
-from txnbuffer.client.routing import Routes
+from txnbuffer.client.routing import Groups, Routes
 from txnbuffer.client.send_columns import (
     BATCHINGS,
     PROPERTY_BYTES,
@@ -31,6 +31,7 @@ from txnbuffer.client.send_columns import (
     many_rows,
     one_row,
     slices,
+    take_rows,
 )
 from txnbuffer.client.session import ClientSession, ShardSessions
 from txnbuffer.client.writers import OrdinarySends
@@ -182,26 +183,19 @@ class BaseClient:
         return min(SET_BYTES, self.max_message_bytes)
 
     def must_ask(self, topic: str, partition: int | None) -> bool:
-        """Return whether `parts` waits for the cluster. Raises InvalidRequest."""
+        """Return whether `groups` waits for the cluster. Raises InvalidRequest."""
         if self.routes is not None:
             return not self.routes.known(topic, partition)
         if partition is not None:
             _check_unpartitioned(topic, partition)
         return False
 
-    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Return the rows grouped by the topic or partition to send them to. Raises InvalidRequest."""
+    async def groups(self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None) -> Groups:
+        """Return the topics or partitions to send records with these keys to. Raises InvalidRequest."""
         if self.routes is not None:
-            return await self.routes.parts(topic, rows, partition)
+            return await self.routes.groups(topic, keys, partition)
         _check_unpartitioned(topic, partition)
-        return ((topic, rows),)
-
-    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """Return the records grouped by the topic or partition to send them to. Raises InvalidRequest."""
-        if self.routes is not None:
-            return await self.routes.split(topic, records, partition)
-        _check_unpartitioned(topic, partition)
-        return ((topic, records),)
+        return ((topic, None),)
 
     async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:
         """Send the heartbeat of a group member; return its assignments."""
@@ -391,7 +385,8 @@ class Transaction:
         left = count = len(rows.values)
         try:
             for chunk in slices(rows, CHUNK) if count else ():
-                for name, some in await self._client.parts(topic, chunk, partition):
+                for name, which in await self._client.groups(topic, chunk.keys, partition):
+                    some = chunk if which is None else take_rows(chunk, which.tolist())
                     opened = self._usable(begun=left < count)
                     session.core.send(name, some, opened)
                     self._partial += left == count

@@ -17,6 +17,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 from broker_io.batch import Batch
@@ -45,22 +46,24 @@ CLOSE_TIMEOUT = 5.0
 Settled = Callable[[Error | None], None]
 
 
+@dataclass(slots=True)
 class TopicAppend:
     """Messages for one topic. `settled` is called once on the loop: with None when they are durable, or with an error.
 
-    `creates`: create the topic if it is missing. `alone`: they are record sets, which are not batched.
+    `creates`: create the topic if it is missing. `at`: how many messages the writer has; `slices` are in flight.
     """
 
-    __slots__ = ("alone", "at", "batch", "creates", "error", "settled", "slices")
+    batch: Batch
+    settled: Settled
+    creates: bool
+    at: int = 0
+    slices: int = 0
+    error: Error | None = None
 
-    def __init__(self, batch: Batch, settled: Settled, creates: bool) -> None:
-        self.batch = batch
-        self.settled = settled
-        self.creates = creates
-        self.alone = RECORDS in batch.properties
-        self.at = 0
-        self.slices = 0
-        self.error: Error | None = None
+    @property
+    def alone(self) -> bool:
+        """Whether the messages are record sets, which are not batched."""
+        return RECORDS in self.batch.properties
 
     def next_slice(self, suspect: int | None) -> Batch:
         """Return the next messages for the writer; a message of `suspect` bytes or more is returned alone."""
@@ -87,6 +90,7 @@ class TopicAppend:
             self.settled(self.error)
 
 
+@dataclass(slots=True, eq=False)
 class TopicWriter:
     """The writers and waiting appends of one topic.
 
@@ -97,34 +101,18 @@ class TopicWriter:
     - `suspect`: messages of at least this many bytes may be too large for the cluster.
     """
 
-    __slots__ = (
-        "alone",
-        "failed_writers",
-        "failures",
-        "in_flight",
-        "name",
-        "not_before",
-        "opening",
-        "other",
-        "scheduled",
-        "suspect",
-        "waiting",
-        "writer",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.waiting: deque[TopicAppend] = deque()
-        self.alone = False
-        self.writer: Writer | None = None
-        self.other: Writer | None = None
-        self.failed_writers: list[Writer] = []
-        self.opening = False
-        self.scheduled = False
-        self.in_flight = 0
-        self.suspect: int | None = None
-        self.failures = 0
-        self.not_before = 0.0
+    name: str
+    waiting: deque[TopicAppend] = field(default_factory=deque)
+    alone: bool = False
+    writer: Writer | None = None
+    other: Writer | None = None
+    failed_writers: list[Writer] = field(default_factory=list)
+    opening: bool = False
+    scheduled: bool = False
+    in_flight: int = 0
+    suspect: int | None = None
+    failures: int = 0
+    not_before: float = 0.0
 
     def turn(self) -> None:
         """Use the other writer."""
