@@ -66,20 +66,20 @@ def test_ended_sync_transaction_rejects_sends(client: SyncClient) -> None:
 def test_sync_run_retries_after_a_short_outage_of_the_cluster(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, away, works = client.client.parts, [None], []
+    groups, away, works = client.client.groups, [None], []
 
-    async def sometimes(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+    async def sometimes(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
         if away:
             away.clear()
             raise ServiceUnavailable("the cluster is away")
-        return await parts(topic, rows, partition)
+        return await groups(topic, keys, partition)
 
     def work(txn: SyncTransaction) -> None:
         works.append(txn)
         for value in (b"1", b"2", b"3"):
             txn.send("orders", value)
 
-    monkeypatch.setattr(client.client, "parts", sometimes)
+    monkeypatch.setattr(client.client, "groups", sometimes)
     with pytest.raises(TransactionAborted, match="the cluster is away"), client.transaction() as txn:
         work(txn)
     away.append(None)
@@ -97,15 +97,15 @@ async def test_transaction_can_only_abort_after_a_partial_send_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(f"file:{tmp_path / 'log'}") as client:
-        parts, calls = client.parts, []
+        groups, calls = client.groups, []
 
-        async def second_is_cancelled(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+        async def second_is_cancelled(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
             calls.append(topic)
             if len(calls) == 2:
                 raise asyncio.CancelledError
-            return await parts(topic, rows, partition)
+            return await groups(topic, keys, partition)
 
-        monkeypatch.setattr(client, "parts", second_is_cancelled)
+        monkeypatch.setattr(client, "groups", second_is_cancelled)
         txn = await client.transaction().begin()
         with pytest.raises(asyncio.CancelledError):
             await txn.send_many("orders", [b"x"] * (CHUNK + 1))
@@ -128,18 +128,18 @@ class HeldSend:
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
-        parts, calls = client.parts, []
+        groups, calls = client.groups, []
 
-        async def second_waits(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+        async def second_waits(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
             calls.append(topic)
             if len(calls) == 2:
                 self.begun.set()
                 await self.go.wait()
                 if error is not None:
                     raise error
-            return await parts(topic, rows, partition)
+            return await groups(topic, keys, partition)
 
-        monkeypatch.setattr(client, "parts", second_waits)
+        monkeypatch.setattr(client, "groups", second_waits)
 
     async def in_task(self, txn: Transaction) -> asyncio.Task[None]:
         sending = asyncio.create_task(txn.send_many("orders", [b"x"] * (CHUNK + 1)))

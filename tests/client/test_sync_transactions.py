@@ -108,22 +108,22 @@ def test_send_during_the_commit_is_rejected(client: SyncClient, monkeypatch: pyt
 
 
 def test_commit_waits_for_the_send_of_another_thread(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = client.client.parts
+    groups = client.client.groups
     commits: list[asyncio.Task[None]] = []
     begun = threading.Event()
 
-    async def commits_meanwhile(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+    async def commits_meanwhile(topic: str, keys: Any, partition: int | None) -> Sequence[Any]:
         if not commits:
             commits.append(asyncio.ensure_future(txn._commit(False)))
             begun.set()
             for _ in range(20):
                 await asyncio.sleep(0)
-        return await parts(topic, rows, partition)
+        return await groups(topic, keys, partition)
 
     async def committed() -> None:
         await commits[0]
 
-    monkeypatch.setattr(client.client, "parts", commits_meanwhile)
+    monkeypatch.setattr(client.client, "groups", commits_meanwhile)
     blocked = threading.Event()
     client.loop.soon(lambda: blocked.wait(60))  # until both are handed over
     txn = client.transaction().begin()

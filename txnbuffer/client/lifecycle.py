@@ -104,7 +104,7 @@ def inherited(remembered: int) -> bool:
 
 def check(remembered: int) -> None:
     """Raises UsedAfterFork if this process was forked after `generation()` returned this number."""
-    if inherited(remembered):
+    if remembered != _ForkGeneration.generation:
         raise UsedAfterFork(f"this client belongs to the parent process: {ADVICE}")
 
 

@@ -357,11 +357,17 @@ class RecordPath(ABC):
         """Return the next send, which is in flight from now on."""
         while self._ready:
             topic = next(iter(self._ready.values()))
+            flight: SendInFlight | None = None
             if self._may_send(topic):
-                flight = _take(topic)
-                if flight is not None:
-                    topic.in_flight += 1
-                    return flight
+                if topic.sealed and (topic.registered or not topic.sealed[0].runs):
+                    flight = topic.sealed.popleft()
+                elif topic.ordinary.size:
+                    flight = topic.ordinary.take()
+                elif topic.registered and topic.transactional.size:
+                    flight = topic.transactional.take()
+            if flight is not None:
+                topic.in_flight += 1
+                return flight
             del self._ready[topic.name]
         return None
 
@@ -370,16 +376,6 @@ class RecordPath(ABC):
         topic = self.topics[flight.send.topic]
         topic.in_flight -= 1
         self._ready[topic.name] = topic
-
-
-def _take(topic: SendTopic) -> SendInFlight | None:
-    if topic.sealed and (topic.registered or not topic.sealed[0].runs):
-        return topic.sealed.popleft()
-    if topic.ordinary.size:
-        return topic.ordinary.take()
-    if topic.registered and topic.transactional.size:
-        return topic.transactional.take()
-    return None
 
 
 class ServicePath(RecordPath):

@@ -133,9 +133,6 @@ class ClientSession:
         self.core.transactions.end(transaction, plan)
         self._news.set()
 
-    def future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
     async def ask(self, field: Field, row_of: Callable[[int], Any]) -> Any:
         """Make a request, whose row `row_of` makes of its number; return the answer. Raises the error in it."""
         return await self.result(lambda future: self.core.requests.ask(field, row_of, future))

@@ -406,7 +406,7 @@ class SessionCore:
         self.progress += bool(frame.answers)
         # Answers come before failures: the error of a begin is more specific than the errors of its sends.
         # Errors come before other answers: a frame has no order, and a transaction keeps its first error.
-        for number, result in _refusals_first(frame.answers):
+        for number, result in sorted(frame.answers, key=lambda answer: not isinstance(answer[1], Error)):
             self._answer(number, result)
         self._path.receive(frame)
         self._take_sent()
@@ -558,7 +558,8 @@ class SessionCore:
 
     def _settle(self, flight: SendInFlight) -> None:
         self.transactions.settle(flight.runs)
-        self._results += [(waiter, None) for waiter in flight.waiters]
+        for waiter in flight.waiters:
+            self._results.append((waiter, None))
 
     def _answer(self, number: int, result: Result) -> None:
         if isinstance(result, (UnknownSession, CoordinatorStopped)):
@@ -635,13 +636,6 @@ def refusal(transaction: OpenTransaction, error: Error) -> Error:
     aborted = TransactionAborted(transaction.txn, str(error))
     aborted.__cause__ = error
     return aborted
-
-
-def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[int, Result]]:
-    refusals = [answer for answer in answers if isinstance(answer[1], Error)]
-    if not refusals or len(refusals) == len(answers):
-        return answers
-    return [*refusals, *(answer for answer in answers if not isinstance(answer[1], Error))]
 
 
 def _unanswered(request: PendingRequest, error: Error) -> Error:

@@ -67,9 +67,19 @@ class StreamParameters(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
-        """Return the parameters for the arguments of `Client.stream`. Raises the same errors."""
-        start, flags = parse_start(topic, from_)
-        end = NO_END
+        """Return the parameters for the arguments of `Client.stream`.
+
+        Raises InvalidRequest, UnreadableToken, and ForeignToken for the token of another topic.
+        """
+        end, flags = NO_END, RequestFlag.NONE
+        if isinstance(from_, str) and from_ in _STARTS:
+            start, flags = ResumeToken(topic), _STARTS[from_]
+        else:
+            start = ResumeToken.parse(from_) if isinstance(from_, str) else from_
+            if not isinstance(start, ResumeToken):
+                raise InvalidRequest(f"from_ must be 'beginning', 'now' or a resume token, got {from_!r}")
+            if start.topic != topic:
+                raise ForeignToken(f"the resume token belongs to topic {start.topic!r}, not to {topic!r}")
         if to == "now":
             flags |= RequestFlag.TO_NOW
         elif isinstance(to, int) and not isinstance(to, bool) and to >= 0:
@@ -77,11 +87,6 @@ class StreamParameters(NamedTuple):
         elif to is not None:
             raise InvalidRequest(f"to must be a seqno, 'now' or None, got {to!r}")
         return cls(start, flags, end)
-
-    def resumed(self, token: str) -> Self:
-        """Return the parameters with a stored token as the start. Raises UnreadableToken, ForeignToken."""
-        start, flags = parse_start(self.start.topic, token)
-        return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
 
 
 class StreamSession:
@@ -226,21 +231,6 @@ class StreamSession:
                 stream.take(event)
 
 
-def parse_start(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
-    """Return the start of a request for the argument `from_`.
-
-    Raises InvalidRequest, UnreadableToken, and ForeignToken for the token of another topic.
-    """
-    if isinstance(from_, str) and from_ in _STARTS:
-        return ResumeToken(topic), _STARTS[from_]
-    token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
-    if not isinstance(token, ResumeToken):
-        raise InvalidRequest(f"from_ must be 'beginning', 'now' or a resume token, got {from_!r}")
-    if token.topic != topic:
-        raise ForeignToken(f"the resume token belongs to topic {token.topic!r}, not to {topic!r}")
-    return token, RequestFlag.NONE
-
-
 class ShardStreams:
     """The stream sessions of all shards. `connectors`: one for the service of each shard."""
 
@@ -360,7 +350,7 @@ class ChangeStream(ClosedOnExit):
         self._store = store
         self._request = StreamParameters.of(topic, from_, to)
         self._lease = lease
-        self._from = from_
+        self._from, self._to = from_, to
         self._counts: Counter[str] = Counter()
         self._high = 0
         self._handle = 0
@@ -476,7 +466,7 @@ class ChangeStream(ClosedOnExit):
         if self._lease is not None:
             await self._lease.begin(self._from if stored is None else stored)
         if not self._closed:
-            request = self._request if stored is None else self._request.resumed(stored)
+            request = self._request if stored is None else StreamParameters.of(self.topic, stored, self._to)
             self._handle = self._session.open(request, self)
 
     async def _settle(self) -> None:

@@ -223,20 +223,6 @@ class Transaction:
     The end of the block commits and raises the errors of `commit`; an exception in the block aborts.
     """
 
-    __slots__ = (
-        "_client",
-        "_committing",
-        "_home",
-        "_lent",
-        "_open",
-        "_partial",
-        "_positions",
-        "_sequence",
-        "_session",
-        "_timeout",
-        "_whole",
-    )
-
     def __init__(
         self,
         client: BaseClient,
@@ -452,11 +438,11 @@ class Transaction:
         session.check()
         if self.over:
             raise self._over(opened)
-        await self._wait_whole(opened)
-        future = session.future()
-        session.end(opened, EndPlan(True, future, wait_visible, self._positions, tuple(winners)))
+        if self._partial:
+            await self._wait_whole(opened)
+        rest = (wait_visible, self._positions, tuple(winners))
         try:
-            await future
+            await session.result(lambda future: session.end(opened, EndPlan(True, future, *rest)))
         except asyncio.CancelledError as cancelled:
             if not session.core.transactions.withdraw_commit(opened):
                 cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
@@ -470,9 +456,7 @@ class Transaction:
 
     async def _wait_whole(self, opened: OpenTransaction) -> None:
         """Wait until no call has sent only some of its records; calls that have sent none yet are rejected."""
-        if not self._partial:
-            return
-        self._committing, self._whole = True, self._session.future()
+        self._committing, self._whole = True, asyncio.get_running_loop().create_future()
         try:
             await self._whole
         except BaseException:
