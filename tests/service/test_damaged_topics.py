@@ -51,7 +51,7 @@ async def write(session, least: int, *topics: str):
 def segments(directory: Path, topic: str) -> list[Path]:
     """The files of a topic's ledgers that are not empty, oldest first."""
     with FileBroker.open(str(directory), read_only=True) as broker:
-        entry = broker._follower.named(topic)
+        entry = broker.named(topic)
     found = [directory / "topics" / str(entry.number) / f"{one.ledger}-{one.generation}.log" for one in entry.ledgers]
     return [path for path in found if path.stat().st_size]
 
