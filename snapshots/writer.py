@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from broker_io.batch import Batch, Message
@@ -243,7 +243,8 @@ class SnapshotWriter:
             value = segment.encode(self.topic, epoch, before)
             before = chain[segment.number] = value[-len(before) :]
             first.append(message(segment_key(self.topic, segment.number), SEGMENT, epoch, value))
-        pieces = self._pieces(state)
+        room = self._room()
+        pieces = [state[start : start + room] for start in range(0, len(state), room)] if len(state) > room else []
         for number, piece in enumerate(pieces, self.next_overflow):
             first.append(message(overflow_key(self.topic, number), OVERFLOW, epoch, piece))
         entry = EndEntry(
@@ -261,7 +262,7 @@ class SnapshotWriter:
         )
         numbers = [segment.number for segment in self.waiting]
         end = message(end_key(self.topic), END, epoch, entry.encode())
-        return SnapshotPlan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
+        return SnapshotPlan(first, end, self._tombstones(entry), entry, numbers, chain)
 
     def plan_deletion(self, epoch: int, *, keep_end: bool) -> SnapshotPlan:
         """Plan the removal of every key: the end entry announces it first, and is deleted last unless `keep_end`."""
@@ -277,8 +278,7 @@ class SnapshotWriter:
             next_overflow=self.next_overflow,
             deleted=True,
         )
-        tombstones = [gone(segment_key(self.topic, number), epoch) for number in sorted(self.live_segments)]
-        tombstones += [gone(overflow_key(self.topic, number), epoch) for number in sorted(self.live_overflow)]
+        tombstones = self._tombstones(entry)
         if not keep_end:
             tombstones.append(gone(end_key(self.topic), epoch))
         return SnapshotPlan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
@@ -300,7 +300,7 @@ class SnapshotWriter:
         """Record that the tombstones of a plan are durable."""
         named = plan.entry.segments
         self.live_segments = {number: at for number, at in self.live_segments.items() if number in named}
-        self.live_overflow = set() if plan.entry.deleted else set(plan.entry.overflow_numbers)
+        self.live_overflow = set(plan.entry.overflow_numbers)
 
     def settle(self, plan: SnapshotPlan, found: TopicEntries) -> bool:
         """After a failed write of `plan`, adopt the entries in the topic; return whether its end is one of them."""
@@ -317,19 +317,13 @@ class SnapshotWriter:
         names = 2 * len(self.topic.encode()) + len(self.incarnation.encode())
         return self.max_entry_bytes - _FRAME_BYTES - names
 
-    def _pieces(self, state: bytes) -> list[bytes]:
-        room = self._room()
-        if len(state) <= room:
-            return []
-        return [state[start : start + room] for start in range(0, len(state), room)]
-
-    def _tombstones(self, entry: EndEntry) -> Iterator[Message]:
-        for number in sorted(self.live_segments):
-            if number not in entry.segments:
-                yield gone(segment_key(self.topic, number), entry.epoch)
-        for number in sorted(self.live_overflow):
-            if number not in entry.overflow_numbers:
-                yield gone(overflow_key(self.topic, number), entry.epoch)
+    def _tombstones(self, entry: EndEntry) -> list[Message]:
+        """The deletions of all live keys that the entry does not name."""
+        segments = [number for number in sorted(self.live_segments) if number not in entry.segments]
+        overflow = [number for number in sorted(self.live_overflow) if number not in entry.overflow_numbers]
+        keys = [segment_key(self.topic, number) for number in segments]
+        keys += [overflow_key(self.topic, number) for number in overflow]
+        return [gone(key, entry.epoch) for key in keys]
 
 
 def commit(ownership: SnapshotOwnership, planned: Sequence[tuple[SnapshotWriter, SnapshotPlan]]) -> None:
