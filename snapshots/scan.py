@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from broker_io.batch import PlacedBatch, PropertyColumn
 from broker_io.compacted import CompactedReader
-from broker_io.port import Broker
+from broker_io.port import Broker, Resource
 from broker_io.position import EARLIEST, Position
 from snapshots.format import (
     END,
@@ -73,9 +73,6 @@ class SnapshotTable:
     foreign: set[bytes] = field(default_factory=set)
     history: dict[str, deque[TopicEntries]] | None = None
 
-    def entries(self, topic: str) -> TopicEntries:
-        return self.topics.setdefault(topic, TopicEntries())
-
     def feed(self, placed: PlacedBatch) -> None:
         """Apply messages after `position`; those up to it are known already."""
         batch = placed.messages
@@ -90,7 +87,8 @@ class SnapshotTable:
             stored = Stored(position, version, kind, _epoch(epoch), None)
             parsed = EntryKey.parse(key)
             if key == OWNER_KEY:
-                self._owner(stored)
+                self.owners.append((position, stored.epoch))
+                self.epoch = max(self.epoch, stored.epoch)
             elif stored.epoch < self.epoch and stored.epoch >= 0:
                 self.zombies += 1
             elif parsed is None:
@@ -102,15 +100,11 @@ class SnapshotTable:
             self.position = max(self.position, placed.positions.last)
 
     def _put(self, key: EntryKey, stored: Stored) -> None:
-        entries = self.entries(key.topic)
+        entries = self.topics.setdefault(key.topic, TopicEntries())
         entries.put(key, stored)
         if self.history is not None and key.kind == END and stored.value is not None:
             ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
             ends.append(TopicEntries(stored, segments=dict(entries.segments), overflow=dict(entries.overflow)))
-
-    def _owner(self, stored: Stored) -> None:
-        self.owners.append((stored.position, stored.epoch))
-        self.epoch = max(self.epoch, stored.epoch)
 
 
 def _epoch(text: str) -> int:
@@ -122,7 +116,7 @@ def _texts(column: PropertyColumn | None, count: int) -> list[str]:
     return [""] * count if column is None else [text or "" for text in column.to_list()]
 
 
-class Scan:
+class Scan(Resource):
     """A reader of the snapshot topic and the table that it fills.
 
     The reader opens before an end is requested, so that a compaction meanwhile can't hide an entry both from the part
@@ -157,9 +151,6 @@ def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *
 
     Raises TopicNotFound, and ServiceUnavailable if messages before the end do not come.
     """
-    running = Scan(broker, topic, None if only is None else frozenset({only}), raw=raw)
-    try:
+    with Scan(broker, topic, None if only is None else frozenset({only}), raw=raw) as running:
         running.read_to_end()
-    finally:
-        running.close()
-    return running.table
+        return running.table

@@ -99,8 +99,7 @@ class SnapshotOwnership(Resource):
 
         Raises OwnershipLost, without fencing anyone, if there is another owner.
         """
-        running = Scan(self._broker, self.topic)
-        try:
+        with Scan(self._broker, self.topic) as running:
             running.read_to_end()
             if self.lost or running.table.epoch > self.epoch:
                 self.lost = True
@@ -112,8 +111,6 @@ class SnapshotOwnership(Resource):
                 self.lost = True
                 raise OwnershipLost(self.topic, self.epoch) from error
             self._announce(running)
-        finally:
-            running.close()
         return running.table
 
     def _announce(self, running: Scan) -> None:
@@ -139,14 +136,12 @@ def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[SnapshotOwners
     Raises OwnershipLost if another owner takes it at the same time and is later.
     """
     ownership = open_or_make(broker, topic, lambda: SnapshotOwnership(broker, topic))
-    running = Scan(broker, topic)
     try:
-        ownership._announce(running)
+        with Scan(broker, topic) as running:
+            ownership._announce(running)
     except BaseException:
         ownership.close()
         raise
-    finally:
-        running.close()
     return ownership, running.table
 
 

@@ -188,11 +188,6 @@ class ManagerStatistics(NamedTuple):
     cursors_dropped: int
 
 
-def of_persistence(place: MutationSnapshot) -> CursorStatistics:
-    """Statistics of the persistence cursor: it has passed all snapshots before its own, and returns no items."""
-    return CursorStatistics(PERSISTENCE, place.start, place.start - 1, None, 0, _from(place, place.start - 1))
-
-
 def of_cursor(cursor: Cursor, high: int) -> CursorStatistics:
     backfill = cursor.backfill
     return CursorStatistics(
@@ -318,7 +313,9 @@ class MutationManager:
             )
         for part in rows.parts(self.chain.limit):
             if self.chain.append(part.owned()):
-                self._wake_waiting()
+                for cursor in self.cursors.values():
+                    if cursor.backfill is None:
+                        self._wake(cursor)
 
     def register(self, name: str, after: int, *, end: int | None = None, snapshot_end: int = 0) -> Cursor:
         """A cursor for a reader that has all mutations up to `after`; it replaces a cursor of the same name.
@@ -502,14 +499,11 @@ class MutationManager:
 
     def cursor_statistics(self) -> list[CursorStatistics]:
         """The statistics of each cursor, in the order of registration, the persistence cursor first."""
-        return [of_persistence(self.persistence), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
+        start = self.persistence.start  # it has passed all snapshots before its own, and returns no items
+        persistence = CursorStatistics(PERSISTENCE, start, start - 1, None, 0, _from(self.persistence, start - 1))
+        return [persistence, *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
 
     # Waking cursors
-
-    def _wake_waiting(self) -> None:
-        for cursor in self.cursors.values():
-            if cursor.waiting and cursor.backfill is None:
-                self._wake(cursor)
 
     def _wake(self, cursor: Cursor) -> None:
         if cursor.waiting:

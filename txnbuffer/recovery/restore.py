@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, Ledger
+from broker_io.port import Broker, Ledger, Resource
 from broker_io.position import Position, before_ledger
 from snapshots.errors import (
     AppliedPositionTrimmed,
@@ -392,7 +390,7 @@ def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> Lo
     raise AssertionError("the last attempt returns or raises")
 
 
-class SnapshotLoader:
+class SnapshotLoader(Resource):
     """Loads many topics with one scan of each snapshot topic, which is continued before each load.
 
     The entries of a topic are dropped when it is loaded; loading it again reads the snapshot topic again.
@@ -443,11 +441,6 @@ class SnapshotLoader:
         except SnapshotMissing:
             return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for running in self._scans.values():
             running.close()
