@@ -24,7 +24,7 @@ class Owner:
     def apply(self, log: Log, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:
         for placed in log.batches(start, stop, sizes):
             self.effects += self.buffer.apply_batch(placed)
-            for part in self.buffer.take_sealed():
+            for part in self.buffer.segments.take_sealed():
                 assert self.segments.setdefault(part.number, part) is part
                 assert len(part.items) == self.buffer.segments.segment_size
 

@@ -109,7 +109,7 @@ class LogFollower(Resource):
             raise error.of_topic(self.topic) from None
         self._applied(placed)
         if not self.keeps_sealed:
-            self.buffer.take_sealed()
+            self.buffer.segments.take_sealed()
         return effects
 
     def replay(

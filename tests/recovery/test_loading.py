@@ -39,7 +39,7 @@ def followed(broker, loaded):
     with broker.reader(T, loaded.resume, inclusive=False) as reader:
         while (placed := reader.read()) is not None:
             loaded.buffer.apply_batch(placed)
-            loaded.buffer.take_sealed()
+            loaded.buffer.segments.take_sealed()
     return loaded.buffer
 
 

@@ -165,7 +165,7 @@ def test_row_p4_segments_are_in_the_order_of_markers_not_of_ids():
     owner.register(T)
     abort_some(TopicWriter(broker, T), 9, 3, 7, 1, 8)
     owner.pump()
-    (part,) = owner.buffer(T).take_sealed()
+    (part,) = owner.buffer(T).segments.take_sealed()
     assert part.items.least.tolist() == [9, 3, 7]
 
 

@@ -334,7 +334,7 @@ class BufferSegments:
         return segments
 
     def take_sealed(self) -> list[BufferSegment]:
-        """The segments sealed since the last call."""
+        """The segments sealed since the last call: an owner writes them, a reader drops them."""
         taken, self._sealed = self._sealed, []
         return taken
 
@@ -419,7 +419,7 @@ class TransactionBuffer:
         return buffer
 
     def snapshot_state(self) -> BufferState:
-        """A copy of all but the sealed segments; it names those that `take_sealed` has not returned yet, too."""
+        """A copy of all but the sealed segments; it names these, also those that were not taken yet."""
         return BufferState(
             segment_size=self.segments.segment_size,
             applied=self.applied,
@@ -500,15 +500,11 @@ class TransactionBuffer:
                 raise item
         return effects
 
-    def take_sealed(self) -> list[BufferSegment]:
-        """The segments sealed since the last call: an owner writes them, a reader drops them."""
-        return self.segments.take_sealed()
-
     def trim(self, first_ledger: int) -> list[int]:
         """Drop what only records of ledgers below `first_ledger` need: these ledgers are deleted.
 
         Return the numbers of the dropped segments, ascending; pass each segment to `forget`. Only the oldest
-        segments are dropped, whole, and only after `take_sealed`. Which transactions have ended stays known.
+        segments are dropped, whole, and only after `segments.take_sealed`. Which transactions have ended stays known.
         """
         if first_ledger > self.first_ledger:
             self.first_ledger = first_ledger

@@ -144,7 +144,7 @@ class TransactionCompletion:
         self, record: GroupRecord, transactions: list[TransactionState], retirements: list[Retirement]
     ) -> None:
         """A group of decisions is durable: write the markers, and answer."""
-        self._retention.add(record)
+        self._retention.groups.append(record)
         for transaction in transactions:
             transaction.advance(ENDED_STATE[INTENDED_OUTCOME[transaction.state]])
             transaction.group = record

@@ -148,8 +148,9 @@ class DecisionJournal:
 
     def forget(self, keys: Sequence[str]) -> None:
         """Delete keys from the log. What makes them obsolete must be durable."""
-        self._seal()
-        self._messages += map(tombstone, keys)
+        if keys:
+            self._seal()
+            self._messages += map(tombstone, keys)
 
     def prove_ownership(self, on_durable: OnDurable) -> None:
         """Call `on_durable` once a new message is durable, which proves that the log had no newer owner."""

@@ -24,7 +24,8 @@ class OutcomeRetention:
         self._core = core
         self._producers = producers
         self._consumer_groups = consumer_groups
-        self._groups: deque[GroupRecord] = deque()
+        self.groups: deque[GroupRecord] = deque()
+        """The durable groups of decisions that are not deleted, in order."""
         self._next_mark = history.next_mark
         self._marks = deque((mark.number, mark.raised_at / 1000) for mark in history.marks.values())
         self._leases = deque((lease.first + lease.size - 1, lease.first) for lease in history.leases.values())
@@ -32,10 +33,6 @@ class OutcomeRetention:
         self._mark_under_way = self._ended_under_way = False
         self._marked_at = float("-inf")
         self._covered_at = core.now
-
-    def add(self, record: GroupRecord) -> None:
-        """A group of decisions is durable."""
-        self._groups.append(record)
 
     def leased(self, first: int, last: int) -> None:
         self._leases.append((last, first))
@@ -75,16 +72,15 @@ class OutcomeRetention:
         if self._ended and self._ended.max() <= mark and not self._ended_under_way:
             self._ended = BitMap64()
             keys.append(ENDED_KEY)
-        if keys:
-            core.journal.forget(keys)
+        core.journal.forget(keys)
 
     def _forget_groups(self) -> None:
         """Delete groups that are settled and no longer remembered, and whose ids a durable entry covers."""
         core, keys = self._core, []
         kept: list[GroupRecord] = []
         uncovered = False
-        while self._groups and self._groups[0].decided_at + core.config.remember <= core.now:
-            record = self._groups.popleft()
+        while self.groups and self.groups[0].decided_at + core.config.remember <= core.now:
+            record = self.groups.popleft()
             covered = record.unsettled == 0 and self._covered(record)
             if covered and self._consumer_groups.repeat(record.number, record.consumers):
                 self._producers.repeat(record.number, record.names)
@@ -92,11 +88,9 @@ class OutcomeRetention:
             else:
                 kept.append(record)
                 uncovered |= record.unsettled == 0 and not covered
-        self._groups.extendleft(reversed(kept))
-        oldest = self._groups[0].number if self._groups else core.journal.next_group
-        keys += self._producers.forgettable(oldest)
-        if keys:
-            core.journal.forget(keys)
+        self.groups.extendleft(reversed(kept))
+        oldest = self.groups[0].number if self.groups else core.journal.next_group
+        core.journal.forget(keys + self._producers.forgettable(oldest))
         if uncovered:
             self._cover()
 
@@ -138,5 +132,4 @@ class OutcomeRetention:
         core, keys = self._core, []
         while len(self._marks) > 1 and self._marks[0][1] + core.config.remember <= core.now:
             keys.append(f"mark-{self._marks.popleft()[0]}")
-        if keys:
-            core.journal.forget(keys)
+        core.journal.forget(keys)

@@ -144,7 +144,7 @@ class TakeOver:
         core = self._core
         aborted, committed, rows = group.rows.split(core.progress)
         record = group_record(group, len(rows))
-        self._retention.add(record)
+        self._retention.groups.append(record)
         unsettled = []
         for least, outcome, topics, records in rows:
             transaction = TransactionState(TxnId(core.shard, least), None, None, ENDED_STATE[outcome])

@@ -173,7 +173,7 @@ class FollowedTopic(SequencedFollower):
 
     def capture(self, epoch: int) -> CapturedSnapshot:
         """Plan a snapshot of the current state, and count what it covers."""
-        self.writer.add(map(BufferSegmentPayload, self.buffer.take_sealed()))
+        self.writer.add(map(BufferSegmentPayload, self.buffer.segments.take_sealed()))
         state = self.state()
         plan = self.writer.plan(epoch, encode_state(state))
         return CapturedSnapshot(self, plan, state, self.due.messages, self.due.changes)

@@ -73,7 +73,7 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
     """Fold the log of a topic. Raises as `verify.rebuild`, and TopicNotFound."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
     loaded, problem, buffer, sequencer = _read_both(broker, topic, keeps_sealed=True)
-    segments = tuple(_encoded(topic, segment) for segment in buffer.take_sealed())
+    segments = tuple(_encoded(topic, segment) for segment in buffer.segments.take_sealed())
     state = encode_state(TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin))
     differences, trimmed = _differences(broker, loaded, buffer)
     return FoldedLog(
