@@ -120,7 +120,8 @@ class FileLog:
         self._options = options
         self._manifest = manifest
         self._texts = TopicTexts()
-        self._seed = int(manifest.secret, 16)
+        self.seed = int(manifest.secret, 16)
+        """The seed of the key hashes."""
         self._journal = journal
         self._lock = lock
         self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
@@ -172,11 +173,6 @@ class FileLog:
         for entry in entries:
             self._topics[entry.number] = self._open_topic(entry)
             self._numbers[entry.name] = entry.number
-
-    @property
-    def seed(self) -> int:
-        """The seed of the key hashes."""
-        return self._seed
 
     def _make_segment(self, entry: TopicEntry) -> None:
         with closing(self._disk.open(self._path(entry), write=True, create=True)) as file:
@@ -308,7 +304,7 @@ class FileLog:
         commits: list[LedgerCommit] = []
         for group in by_topic.values():
             try:
-                commits.append(build_commit(group[0].topic, group, now, self._seed, compress))
+                commits.append(build_commit(group[0].topic, group, now, self.seed, compress))
             except Exception as error:  # an inconsistent batch must not leave a future pending
                 _fail(group, error)
         return commits

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlock, open_block, parse_header
-from broker_io.environment import Disk, File, ReadableFile
+from broker_io.environment import Disk, File, ReadableFile, read_file
 from broker_io.errors import Damaged
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry
@@ -81,7 +81,7 @@ class SparseIndex:
         """The index file's entries for the first `size` bytes of its segment; empty if it can't be read."""
         try:
             with closing(disk.open(path)) as file:
-                return cls(decode_index(file.read(0, file.size()), size))
+                return cls(decode_index(read_file(file), size))
         except OSError:
             return cls()
 

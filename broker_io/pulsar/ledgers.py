@@ -67,7 +67,7 @@ def last_position(cluster: Cluster, topic: str) -> Position | None:
 
 
 def read_state(stats: Any) -> LedgerState:
-    """The state in an answer to `internalStats`."""
+    """The state in an answer to `internalStats`. Of positions, `LEDGER:-1` is before the first entry."""
     rows = stats["ledgers"]
     ledgers = []
     for index, row in enumerate(rows):
@@ -76,14 +76,8 @@ def read_state(stats: Any) -> LedgerState:
             entries, size = max(entries, stats["currentLedgerEntries"]), max(size, stats["currentLedgerSize"])
         # The next broker that loads the topic replaces an empty ledger.
         ledgers.append(Ledger(row["ledgerId"], entries, size, not newest, lasting=entries > 0))
-    cursors = {name: read_place(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
-    return LedgerState(ledgers, read_place(stats["lastConfirmedEntry"]), cursors)
-
-
-def read_place(text: str) -> Position:
-    """`LEDGER:ENTRY` as the cluster writes it; `LEDGER:-1` is before the first entry."""
-    ledger, _, entry = text.partition(":")
-    return Position(int(ledger), int(entry))
+    cursors = {name: Position.parse(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
+    return LedgerState(ledgers, Position.parse(stats["lastConfirmedEntry"]), cursors)
 
 
 TRIM_SECONDS = 3.0

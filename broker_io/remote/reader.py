@@ -80,7 +80,7 @@ class RemoteReader(Resource):
     def _open(self) -> _Stream:
         self._connection.check()
         self._stream = stream = _Stream(self._connection, self._opening)
-        opened = messages.decode_opened(stream.receive())
+        opened = messages.decode_opened(next(stream.answers))
         self._opening = self._opening._replace(incarnation=opened.incarnation)
         if self._opening.start >= LATEST:
             self._opening = self._opening._replace(start=opened.after, inclusive=False)
@@ -98,13 +98,13 @@ class _Stream:
     def __init__(self, connection: RemoteConnection, opening: OpenReader) -> None:
         self._requests: ThreadQueue[bytes | None] = current().threads.queue()
         self._requests.put(messages.encode_open_reader(opening))
-        self._answers: Any = connection.stream("Read", iter(self._requests.get, None))
+        self.answers: Any = connection.stream("Read", iter(self._requests.get, None))
         self._ahead = False
 
     def ask(self, limit: int, wait: float) -> Answer:
         if not self._ahead:
             self._requests.put(messages.encode_ask(Ask(limit, round(wait * 1000))))
-        answer = messages.decode_answer(self.receive())
+        answer = messages.decode_answer(next(self.answers))
         if self._ahead and answer.batch is None and answer.error is None:
             self._ahead = False
             return self.ask(limit, wait)
@@ -113,10 +113,6 @@ class _Stream:
             self._requests.put(messages.encode_ask(Ask(limit, 0)))
         return answer
 
-    def receive(self) -> bytes:
-        data: bytes = next(self._answers)
-        return data
-
     def close(self) -> None:
         self._requests.put(None)
-        self._answers.cancel()
+        self.answers.cancel()

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
+from posixpath import dirname
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 __all__ = ["Crash", "Operation", "SimulatedDisk", "SimulatedFile", "Unsynced"]
@@ -150,10 +151,6 @@ def normal(path: str) -> str:
     return "" if text == "." else text
 
 
-def parent(path: str) -> str:
-    return posixpath.dirname(path)
-
-
 def os_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
@@ -167,7 +164,7 @@ class NameChange:
     node: Node | None
 
     def directories(self) -> set[str]:
-        return {parent(path) for path in (self.removed, self.path) if path is not None}
+        return {dirname(path) for path in (self.removed, self.path) if path is not None}
 
     def apply(self, names: Names) -> None:
         if self.removed is not None:
@@ -202,10 +199,10 @@ class Tree:
         place = normal(path)
         if self.find(place) is not DIRECTORY:
             raise os_error(errno.ENOENT if self.find(place) is None else errno.ENOTDIR, path)
-        return sorted(posixpath.basename(name) for name in self._now if name not in ROOTS and parent(name) == place)
+        return sorted(posixpath.basename(name) for name in self._now if name not in ROOTS and dirname(name) == place)
 
     def check_parent(self, path: str) -> None:
-        if self._now.get(parent(normal(path))) is not DIRECTORY:
+        if self._now.get(dirname(normal(path))) is not DIRECTORY:
             raise os_error(errno.ENOENT, path)
 
     def missing_directories(self, path: str) -> list[str]:
@@ -214,7 +211,7 @@ class Tree:
         place = normal(path)
         while (found := self._now.get(place)) is None:
             missing.append(place)
-            place = parent(place)
+            place = dirname(place)
         if found is not DIRECTORY:
             raise os_error(errno.ENOTDIR, path)
         return missing[::-1]
@@ -266,7 +263,7 @@ class Tree:
         other._made = self._made
         for path in sorted(names):
             node = names[path]
-            if path in ROOTS or other._now.get(parent(path)) is DIRECTORY:  # else its directory was lost
+            if path in ROOTS or other._now.get(dirname(path)) is DIRECTORY:  # else its directory was lost
                 other._now[path] = node.after_power_loss(unsynced, choose) if isinstance(node, Inode) else node
         other._stable = dict(other._now)
         return other
