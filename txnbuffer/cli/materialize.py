@@ -14,7 +14,7 @@ from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from txnbuffer.client.connection import PendingConnection
-    from txnbuffer.sinks.runner import SinkProgress
+    from txnbuffer.sinks.runner import OnProgress, SinkProgress
 
 SCHEME = "sqlite:"
 
@@ -59,7 +59,7 @@ def materialize_command(
 
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is not a sink: give sqlite:FILE")
-    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "on_progress": ProgressPrinter().show}
+    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "on_progress": _progress_printer()}
     progress = asyncio.run(_run(connect(log.address, **log.connect_options(max_unavailable)), wanted))
     show_rows([_row(one) for one in progress], output, empty="stopped before anything was read")
 
@@ -97,18 +97,15 @@ async def _run(connection: PendingConnection, wanted: dict[str, Any]) -> list[Si
         await client.close()
 
 
-class ProgressPrinter:
-    """Prints the progress of each topic: when it has caught up, at a rollback, and at intervals."""
+def _progress_printer() -> OnProgress:
+    """A function that prints the progress of each topic: when it has caught up, at a rollback, and at intervals."""
+    began = time.monotonic()
+    shown: dict[str, tuple[float, bool, int]] = {}
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._shown: dict[str, tuple[float, bool, int]] = {}
-
-    def show(self, progress: SinkProgress) -> None:
-        """Called after every write."""
+    def show(progress: SinkProgress) -> None:
         if progress.token is None:
             return
-        at, caught_up, rollbacks = self._shown.get(progress.topic, (self._began, False, 0))
+        at, caught_up, rollbacks = shown.get(progress.topic, (began, False, 0))
         topic, seqno, now = progress.topic, progress.token.seqno, time.monotonic()
         if progress.rollbacks > rollbacks:
             narrate(f"{topic}: history branched, rolled back to seqno {seqno:,}")
@@ -118,7 +115,9 @@ class ProgressPrinter:
             narrate(f"{topic}: at seqno {seqno:,}")
         else:
             return
-        self._shown[topic] = now, caught_up or progress.caught_up, progress.rollbacks
+        shown[topic] = now, caught_up or progress.caught_up, progress.rollbacks
+
+    return show
 
 
 def _row(progress: SinkProgress) -> dict[str, Any]:

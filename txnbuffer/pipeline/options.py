@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -225,7 +226,8 @@ def _places(option: str, text: str, default: str) -> dict[str, StartOrEnd]:
 def _place(option: str, text: str) -> StartOrEnd:
     if text in (BEGINNING, END):
         return text
-    if (position := _position(text)) is not None:
+    with suppress(ValueError):
+        position = Position.parse(text)
         if position != EARLIEST and not (min(*position[:2], position.batch + 1) >= 0 and max(position) < 2**63):
             raise InvalidRequest(f"option {option} can't be {text!r}: no ledger or entry has this number")
         return position
@@ -236,13 +238,6 @@ def _place(option: str, text: str) -> StartOrEnd:
             f"option {option} can't be {text!r}: use a position LEDGER:ENTRY, a date and time such as {A_TIME}, "
             f"{BEGINNING} or {END}"
         ) from None
-
-
-def _position(text: str) -> Position | None:
-    try:
-        return Position.parse(text)
-    except ValueError:
-        return None
 
 
 def _columns(text: str | None, *, aborted: bool) -> tuple[str, ...]:

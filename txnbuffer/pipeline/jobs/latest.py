@@ -133,19 +133,14 @@ def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 def order_of(table: pa.Table) -> Rows | None:
     """The rows in the order of their positions; None if they are in this order."""
-    axes = (
-        [np.concatenate([_numbers(chunk) for chunk in _axis(table, axis)]) for axis in range(3)] if len(table) else []
-    )
-    if not axes:
+    if not len(table):
         return None
+    chunks = [chunk for chunk in table[ORDER].chunks if len(chunk)]
+    axes = [np.concatenate([_numbers(chunk.field(axis)) for chunk in chunks]) for axis in range(3)]
     packed = _packed(axes)
     if packed is None:
         return np.lexsort(axes[::-1])
     return None if (packed[1:] >= packed[:-1]).all() else np.argsort(packed, kind="stable")
-
-
-def _axis(table: pa.Table, axis: int) -> list[pa.Array]:
-    return [chunk.field(axis) for chunk in table[ORDER].chunks if len(chunk)]
 
 
 def _packed(axes: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
