@@ -13,11 +13,9 @@ from broker_io.port import Broker
 from broker_io.pulsar.broker import OVERHEAD_BYTES
 from broker_io.testing.contract import BrokerContract
 from broker_io.testing.contract.base import Base
-from broker_io.testing.contract.contents import ContentsContract
-from broker_io.testing.contract.owning import OwningContract
-from broker_io.testing.contract.reading import FollowingContract, ReadingContract
-from broker_io.testing.contract.topics import TopicsContract
-from broker_io.testing.contract.trimming import LedgersContract, TrimmingContract
+from broker_io.testing.contract.ledgers import LedgersContract, TrimmingContract
+from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
+from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,7 @@ class TopicsContract(Base):
             broker.create_topic(name)
         assert broker.topics() == before
 
-    @pytest.mark.parametrize(
-        "name",
-        ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€😀", "A", "-end", "%2F", "a:b", "nul"],
-    )
+    @pytest.mark.parametrize("name", NAMES)
     def test_any_printable_name_is_valid(self, broker: Broker, name: str) -> None:
         mark = uuid.uuid4().hex
         topic = f"{name}-{mark}" if name[0] != "." else name + mark
