@@ -71,9 +71,10 @@ class Client(BaseClient):
 
         If the caller is cancelled, the exception is raised only after everything is closed.
         """
-        for part in (self.sessions, self.admin, self.streams):  # the last one is closed first
-            self.resources.push_async_callback(part.close)
-        await run_to_completion(self.resources.aclose())
+        parts = AsyncExitStack()
+        for close in (self.resources.aclose, self.sessions.close, self.admin.close, self.streams.close):
+            parts.push_async_callback(close)  # the last one is closed first
+        await run_to_completion(parts.aclose())
 
     # Transactions
 
