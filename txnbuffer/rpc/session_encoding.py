@@ -84,7 +84,9 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
     for number, (most, least), timeout, parent, sequence in frame.begins:
         row = begin(request=number, most=most, least=least, timeout=timeout)
         if parent is not None or sequence is not None:
-            details = session_pb2.BeginDetails(parent=parent and parent._asdict(), sequence=_fields(sequence))
+            details = session_pb2.BeginDetails(
+                parent=parent and parent._asdict(), sequence=sequence and sequence._asdict()
+            )
             row.details.CopyFrom(details)
     blocks = []
     for topic, batch in frame.sends:
@@ -105,17 +107,13 @@ def _add_commits(message: session_pb2.ClientFrame, commits: Iterable[Commit]) ->
         if sequence is None and not (winners or losers or positions):
             continue
         details = row.details
-        details.CopyFrom(session_pb2.CommitDetails(sequence=_fields(sequence)))
+        details.CopyFrom(session_pb2.CommitDetails(sequence=sequence and sequence._asdict()))
         for txn, branch_topics, branch_records in winners:
             details.winners.add(txn=txn._asdict(), topics=branch_topics, records=branch_records)
         details.losers.extend(map(_txn_message, losers))
         for position in positions:
             ends = {"start": position.start._asdict(), "end": position.end._asdict()}
             details.positions.add(**{**position._asdict(), **ends})
-
-
-def _fields(sequence: ProducerSequence | None) -> Fields | None:
-    return None if sequence is None else sequence._asdict()
 
 
 def _txn_message(txn: TxnId) -> session_pb2.TransactionId:
@@ -255,7 +253,10 @@ def _consumer_position(row: session_pb2.ConsumerPosition) -> ConsumerPosition:
 def encode_server_frame(frame: ServerFrame) -> bytes:
     """Return the bytes of a frame. Raises TypeError for a result that is not an answer, such as SessionOpened."""
     message = session_pb2.ServerFrame(
-        acknowledged=frame.acknowledged, credits=frame.credits, draining=frame.draining, goodbye=_error(frame.goodbye)
+        acknowledged=frame.acknowledged,
+        credits=frame.credits,
+        draining=frame.draining,
+        goodbye=None if frame.goodbye is None else encode_error(frame.goodbye),
     )
     if frame.welcome is not None:
         fields = frame.welcome._asdict()
@@ -268,10 +269,6 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
         else:
             message.answers.add(request=request, **_answer(result))
     return serialize(message)
-
-
-def _error(error: Error | None) -> ErrorMessage | None:
-    return None if error is None else encode_error(error)
 
 
 def _known(known: tuple[TxnId, State | Error]) -> Fields:
