@@ -113,8 +113,21 @@ def replayed_topics(broker: Broker, shards: int) -> Buffers:
 
     Raises SnapshotError for an unusable snapshot, which must be repaired first, and errors of readers.
     """
+    buffers: Buffers = {}
     owners = (Shard(number, shards) for number in range(shards))
-    return {name: buffer for owner in owners for name, buffer in _buffers(broker, owner).items()}
+    for owner in owners:
+        try:
+            names = restored_topics(scan(broker, owner.topic(SNAPSHOT_TOPIC)))
+        except TopicNotFound:
+            continue
+        there = {*broker.topics()}
+        for name in names:
+            if name not in there or not owner.owns(name) or not (loaded := load(broker, name)).registered:
+                continue
+            with LogFollower(broker, name, loaded.buffer, loaded.resume) as log:
+                log.replay()
+            buffers[name] = loaded.buffer
+    return buffers
 
 
 def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
@@ -138,20 +151,3 @@ def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
     except PositionTrimmed as error:
         return history, str(error)
     return history, None
-
-
-def _buffers(broker: Broker, shard: Shard) -> Buffers:
-    try:
-        names = restored_topics(scan(broker, shard.topic(SNAPSHOT_TOPIC)))
-    except TopicNotFound:
-        return {}
-    there = {*broker.topics()}
-    buffers: Buffers = {}
-    for name in filter(there.__contains__, filter(shard.owns, names)):
-        loaded = load(broker, name)
-        if not loaded.registered:
-            continue
-        with LogFollower(broker, name, loaded.buffer, loaded.resume) as log:
-            log.replay()
-        buffers[name] = loaded.buffer
-    return buffers

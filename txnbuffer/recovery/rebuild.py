@@ -22,7 +22,6 @@ from snapshots.format import FORMAT_VERSION, SEGMENT, Stored, chain_start
 from snapshots.scan import SnapshotTable, TopicEntries
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
-from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, visible_counts
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.recovery.codec import (
@@ -73,7 +72,10 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
     """Fold the log of a topic. Raises as `verify.rebuild`, and TopicNotFound."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
     loaded, problem, buffer, sequencer = _read_both(broker, topic, keeps_sealed=True)
-    segments = tuple(_encoded(topic, segment) for segment in buffer.segments.take_sealed())
+    before = chain_start(topic, "")
+    segments = tuple(
+        encode_segment(EncodedSegment(topic, _ANY_EPOCH, before, segment)) for segment in buffer.segments.take_sealed()
+    )
     state = encode_state(TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin))
     differences, trimmed = _differences(broker, loaded, buffer)
     return FoldedLog(
@@ -160,13 +162,7 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
     writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
-    writer.add(BufferSegmentPayload(_decoded(topic, number, data)) for number, data in enumerate(found.segments, 1))
+    for number, data in enumerate(found.segments, 1):
+        stored = Stored(Position(0, 0), FORMAT_VERSION, SEGMENT, _ANY_EPOCH, data)
+        writer.add([BufferSegmentPayload(decode_segment(topic, number, stored).segment)])
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
-
-
-def _encoded(topic: str, segment: BufferSegment) -> bytes:
-    return encode_segment(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), segment))
-
-
-def _decoded(topic: str, number: int, data: bytes) -> BufferSegment:
-    return decode_segment(topic, number, Stored(Position(0, 0), FORMAT_VERSION, SEGMENT, _ANY_EPOCH, data)).segment

@@ -185,7 +185,11 @@ def restore(
     except (SnapshotDamaged, AppliedPositionTrimmed) as error:
         if not fall_back:
             raise
-        older = _older(broker, snapshot_topic, topic)
+        try:
+            history = scan(broker, snapshot_topic, topic, raw=True).history or {}
+        except PositionTrimmed:
+            history = {}
+        older = list(reversed(history.get(topic, ())))
         restored = _from_older(topic, incarnation, older, ledgers, entries.segments)
         restored = restored or _from_start(topic, incarnation, older, ledgers)
         if restored is None:
@@ -255,15 +259,6 @@ def stored_log(topic: str, incarnation: str, versions: Iterable[Version]) -> Fai
 def version_of(topic: str, incarnation: str, branch: str) -> int:
     """The uuid of a version of a topic's history; `branch` is unique for each, "" for the first."""
     return int.from_bytes(digest(f"{topic}\0{incarnation}\0{branch}".encode())[:UUID_BYTES], "big") or 1
-
-
-def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries]:
-    """The entries of a topic's older snapshots that the raw snapshot topic still holds, newest first."""
-    try:
-        history = scan(broker, snapshot_topic, topic, raw=True).history
-    except PositionTrimmed:
-        return []
-    return list(reversed((history or {}).get(topic, ())))
 
 
 def _from_older(
