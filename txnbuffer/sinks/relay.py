@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from broker_io.batch import Batch
-from broker_io.environment import current
+from broker_io.environment import Clock, current
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Position
@@ -156,36 +156,27 @@ class _ResumePoint(NamedTuple):
     rollback: int | None = None
 
 
+@dataclass(eq=False)
 class Relay:
-    """Copies one topic; see `run`. `source` opens the broker of the topic.
+    """Copies one topic; see `run`. `open_source` opens the broker of the topic.
 
     `resend`: if the history of the source branched, append the new history from the branch on. `max_unavailable`:
     seconds without progress after which a transient error is raised. `on_progress` is called after every durable
     append. `cursor` keeps in the log of the source what the target does not have yet.
     """
 
-    def __init__(
-        self,
-        source: Callable[[], Broker],
-        topic: str,
-        target: Target,
-        *,
-        resend: bool = False,
-        max_unavailable: float = 60.0,
-        on_progress: Callable[[RelayProgress], None] | None = None,
-        cursor: RelayCursor | None = None,
-    ) -> None:
-        self.progress = RelayProgress()
-        self._open_source = source
-        self._topic = topic
-        self._target = target
-        self._resend = resend
-        self._max_unavailable = max_unavailable
-        self._on_progress = on_progress
-        self._cursor = cursor
-        self._last_progress = 0.0
-        self._clock = current().clock
-        self._appends: deque[tuple[Future[Any], RelayProgress]] = deque()
+    open_source: Callable[[], Broker]
+    topic: str
+    target: Target
+    _: KW_ONLY
+    resend: bool = False
+    max_unavailable: float = 60.0
+    on_progress: Callable[[RelayProgress], None] | None = None
+    cursor: RelayCursor | None = None
+    progress: RelayProgress = field(default_factory=RelayProgress, init=False)
+    _last_progress: float = field(default=0.0, init=False)
+    _clock: Clock = field(default_factory=lambda: current().clock, init=False)
+    _appends: deque[tuple[Future[Any], RelayProgress]] = field(default_factory=deque, init=False)
 
     def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> RelayProgress:
         """Relay until `stop` returns true; without `follow` up to the present end. Returns the progress.
@@ -200,12 +191,12 @@ class Relay:
             before = self._last_progress
             try:
                 with ExitStack() as stack:
-                    stack.callback(self._target.close)
+                    stack.callback(self.target.close)
                     self._attempt(stack, follow=follow, stop=stop)
             except Error as error:
                 retryable = error.retryable or isinstance(error, RETRIED)
                 silent = self._clock.monotonic() - self._last_progress
-                if not retryable or (silent > self._max_unavailable and not stop()):
+                if not retryable or (silent > self.max_unavailable and not stop()):
                     raise
             else:
                 return self.progress
@@ -220,24 +211,24 @@ class Relay:
         return sum(sent.records for _, sent in [*self._appends])
 
     def _attempt(self, stack: ExitStack, *, follow: bool, stop: Callable[[], bool]) -> None:
-        broker = stack.enter_context(self._open_source())
-        mark = self._target.open()
+        broker = stack.enter_context(self.open_source())
+        mark = self.target.open()
         self._appends.clear()  # the mark shows which of the earlier ones the target has
         resume = self._resume_point(broker, mark)
-        if self._cursor is not None:
-            self._cursor.begin(broker, resume.after)
-            stack.callback(self._cursor.close)
-        reader = stack.enter_context(CommittedReader(broker, self._topic, start=resume.start))
+        if self.cursor is not None:
+            self.cursor.begin(broker, resume.after)
+            stack.callback(self.cursor.close)
+        reader = stack.enter_context(CommittedReader(broker, self.topic, start=resume.start))
         self._copy(broker, reader, resume, follow=follow, stop=stop)
 
     def _resume_point(self, broker: Broker, mark: RelayMark | None) -> _ResumePoint:
-        loaded = load(broker, self._topic)
+        loaded = load(broker, self.topic)
         source = self._source(loaded)
         if mark is None:
             return _ResumePoint("beginning", None, source)
-        if mark.source.topic != self._topic:
+        if mark.source.topic != self.topic:
             raise RelayTargetTaken(
-                f"the target has records of topic {mark.source.topic!r}, not {self._topic!r}: relay to another topic"
+                f"the target has records of topic {mark.source.topic!r}, not {self.topic!r}: relay to another topic"
             )
         shared = self._shared_seqno(broker, mark, loaded)
         if shared is None:
@@ -247,14 +238,14 @@ class Relay:
             if mark.seqno is not None and ledger < loaded.first_ledger:
                 start = "beginning"  # nothing is missing if the log begins with the next seqno, which is checked
             return _ResumePoint(start, mark.seqno, source)
-        if not self._resend:
+        if not self.resend:
             relayed = str(mark.position) if mark.seqno is None else f"up to {mark.seqno}"
-            raise RelayBranched(self._topic, shared, relayed)
+            raise RelayBranched(self.topic, shared, relayed)
         return _ResumePoint("beginning", shared, source, shared)
 
     def _source(self, loaded: LoadedTopic) -> RelaySource:
         version = loaded.failover.current.uuid if loaded.registered else 0
-        return RelaySource(self._topic, loaded.incarnation, version)
+        return RelaySource(self.topic, loaded.incarnation, version)
 
     def _shared_seqno(self, broker: Broker, mark: RelayMark, loaded: LoadedTopic) -> int | None:
         """The last seqno that the target shares with the source, or None if that is all it has."""
@@ -266,7 +257,7 @@ class Relay:
                 return 0
             if mark.seqno is not None and mark.seqno > end:
                 return end
-        last = broker.last_position(self._topic)
+        last = broker.last_position(self.topic)
         if last is None or (last.ledger, last.entry) < mark.position[:2]:
             return 0  # the log is shorter than what was relayed, and no version shows where it differs
         return None
@@ -293,12 +284,12 @@ class Relay:
                 # A new owner starts a version before its first records.
                 if not source.version or reader.epochs != epochs:
                     epochs = reader.epochs
-                    source = self._source(load(broker, self._topic))
+                    source = self._source(load(broker, self.topic))
             messages = relay_messages(batch, source, rollback)
             rollback = None
             seqno = None if batch.seqnos is None else int(batch.seqnos[-1])
             sent = RelayProgress(len(batch), seqno, batch.positions.last)
-            appends.append((self._target.append(messages, seqno), sent))
+            appends.append((self.target.append(messages, seqno), sent))
             if len(appends) == MAX_UNACKNOWLEDGED:
                 self._await_oldest(stop)
         while appends:
@@ -310,29 +301,29 @@ class Relay:
             self._await_oldest(stop)
             return
         self._last_progress = self._clock.monotonic()
-        if self._cursor is not None:
-            self._cursor.move_if_due()
+        if self.cursor is not None:
+            self.cursor.move_if_due()
 
     def _await_oldest(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises its error, or ServiceUnavailable after too long."""
         future, sent = self._appends[0]
-        began, max_unavailable, stopping = self._clock.monotonic(), self._max_unavailable, False
+        began, max_unavailable, stopping = self._clock.monotonic(), self.max_unavailable, False
         while not wait([future], POLL).done:
             now = self._clock.monotonic()
             if not stopping and stop():
                 stopping, max_unavailable = True, min(max_unavailable, now - began + LAST_WAIT)
             if now - began > max_unavailable:
                 raise ServiceUnavailable(f"the target has acknowledged nothing for {max_unavailable:.0f} s")
-        self._target.acknowledged(future.result())
+        self.target.acknowledged(future.result())
         self._appends.popleft()
         progress = self.progress
         progress.records += sent.records
         progress.seqno, progress.position = sent.seqno, sent.position
         self._last_progress = self._clock.monotonic()
-        if self._cursor is not None:
-            self._cursor.acknowledged(sent.seqno)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        if self.cursor is not None:
+            self.cursor.acknowledged(sent.seqno)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
 
 def _next_after(after: int | None, seqnos: list[int]) -> int:
