@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
+from typing import Any
 from urllib.request import urlopen
 
 import pyarrow as pa
@@ -18,7 +20,14 @@ from txnbuffer import connect
 from txnbuffer.errors import InvalidRequest, LogRestored, ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.options import WriteOptions
 from txnbuffer.pipeline.spark import sink as sink_module
-from txnbuffer.pipeline.spark.sink import BatchWriter, TaskResult, abort_messages, commit_messages, write_branch
+from txnbuffer.pipeline.spark.sink import (
+    BatchWriter,
+    Stopped,
+    TaskResult,
+    abort_messages,
+    commit_messages,
+    write_branch,
+)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +139,21 @@ def test_a_failed_task_is_aborted_at_once(address: str, service: ServiceProcess)
     abort_messages(sink, [write_branch(sink, "failed", 1, rows("never")), None])
     assert open_transactions(service) == 0
     assert read(address, "failed") == []
+
+
+def main(infile: io.BufferedReader, *arguments: Any) -> TaskResult:
+    """Write a branch under a function with the name and the input of the one in which Spark runs a task."""
+    return write_branch(*arguments)
+
+
+def test_a_stopped_task_is_aborted_at_once(address: str, service: ServiceProcess) -> None:
+    wanted = options(address, "stopped")
+    with pytest.raises(Stopped, match="before it had read all its rows"):
+        main(io.BufferedReader(io.BytesIO(b"")), wanted, "spark-stopped", 1, rows("a"))
+    assert open_transactions(service) == 0
+    complete = main(io.BufferedReader(io.BytesIO(b"\xff\xff\xff\xfc")), wanted, "spark-stopped", 1, rows("a", "b"))
+    commit_messages(wanted, [complete], each=True)
+    assert read(address, "stopped") == [b"a", b"b"]
 
 
 def test_a_failed_task_is_aborted_before_its_client_closes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from service_process import ServiceProcess
 from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from txnbuffer import connect
+from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.pipeline.options import WriteOptions
 from txnbuffer.pipeline.spark.sink import abort_messages, write_branch
 
@@ -101,6 +103,46 @@ def test_a_failed_job_leaves_nothing_and_blocks_nobody(spark: Any, address: str)
             txn.send("failed", b"after")
             txn.commit(wait_visible=True)
         with client.reader("failed") as reader:
+            found = reader.read(timeout=60)
+    assert found is not None
+    assert [record.value for record in found] == [b"after"]
+
+
+def wait_for_transactions(service: ServiceAddress, count: int) -> None:
+    """Wait until so many transactions are open."""
+    deadline = time.monotonic() + 120
+    while len(found := list(call(service, "FindHanging", seconds=0))) != count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def row_each_second(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for _ in range(60):
+            yield batch.slice(0, 1)
+            time.sleep(1)
+
+
+def test_a_stopped_query_leaves_nothing_and_blocks_nobody(spark: Any, address: str, tmp_path: Path) -> None:
+    with connect(address) as client:
+        with client.transaction() as txn:
+            txn.send_many("endless", [b"x" * 200_000])
+        reading = spark.readStream.format("txnbuffer").options(broker=address, columns="key,value").load("endless")
+        query = (
+            reading.mapInArrow(row_each_second, reading.schema)
+            .writeStream.format("txnbuffer")
+            .options(broker=address, checkpointLocation=str(tmp_path))
+            .start("half")
+        )
+        service = ServiceAddress(address.removeprefix("txnbuf://"))
+        wait_for_transactions(service, 1)
+        time.sleep(2)  # a stopped task ends in the middle of its rows
+        query.stop()
+        wait_for_transactions(service, 0)
+        with client.transaction() as txn:
+            txn.send("half", b"after")
+            txn.commit(wait_visible=True)
+        with client.reader("half") as reader:
             found = reader.read(timeout=60)
     assert found is not None
     assert [record.value for record in found] == [b"after"]

@@ -20,6 +20,7 @@ Rows become records without copying their bytes. The columns of a data frame are
 from __future__ import annotations
 
 import contextlib
+import inspect
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -228,6 +229,24 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort_messages(self._options, messages)
 
 
+class Stopped(Error):
+    """Spark stopped a task, whose query or job was stopped, has failed, or has a faster attempt."""
+
+
+def _stopped() -> bool:
+    """Whether Spark stopped this task before it read all its rows. It blocks until Spark has said which it is.
+
+    The rows of a stopped task end like those of a complete one, because Spark closes the connection that sends them.
+    Only after all rows, it sends an end marker for the function that runs the task, `pyspark.worker.main(infile, ...)`.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and "infile" in frame.f_locals:
+            return not frame.f_locals["infile"].peek(1)
+        frame = frame.f_back
+    return False
+
+
 def write_branch(options: WriteOptions, name: str, number: int, rows: Iterator[pa.RecordBatch]) -> TaskResult:
     """Write the rows of a task as a branch of number `number` of `name`, and wait until they are durable."""
     name = options.producer(name)
@@ -248,6 +267,8 @@ def write_branch(options: WriteOptions, name: str, number: int, rows: Iterator[p
             for batch in chain((first,), filled):
                 for topic, records in batches_of(batch, options.topic):
                     client.call(participant.send_batch, topic, records)
+            if _stopped():
+                raise Stopped("Spark stopped the task before it had read all its rows: its transaction is aborted")
             return TaskResult(name, number, client.call(participant.finish))
         except TransactionAborted as error:
             raise _advised(options, error) from error
