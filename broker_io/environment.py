@@ -207,6 +207,9 @@ class Network(Protocol):
     def probe(self, host: str, port: int, seconds: float) -> None:
         """Return if the address accepts connections."""
 
+    def ask(self, host: str, port: int, request: bytes, seconds: float) -> bytes:
+        """The first bytes of the answer; none if the address accepts the connection, but does not answer."""
+
     def listen(self, host: str, port: int) -> socket.socket:
         """A socket that listens at an address."""
 

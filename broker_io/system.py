@@ -237,6 +237,14 @@ class SystemNetwork:
     def probe(self, host: str, port: int, seconds: float) -> None:
         socket.create_connection((host, port), seconds).close()
 
+    def ask(self, host: str, port: int, request: bytes, seconds: float) -> bytes:
+        with socket.create_connection((host, port), seconds) as connection:
+            try:
+                connection.sendall(request)
+                return connection.recv(4096)
+            except OSError:  # also the timeout
+                return b""
+
     def listen(self, host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 

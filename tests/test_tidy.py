@@ -140,7 +140,6 @@ PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words 
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
-    "txnbuffer.pipeline.spark.session": "the only place that starts Spark",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from threading import Event
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -116,11 +117,23 @@ def test_errors_of_the_connection_to_the_jvm_are_one_line(
 
 @pytest.mark.parametrize(
     "master",
-    ["lokal[*]", "local[0]", "local[2", "local[x]", "localhost:7077", "spark://h", "spark://h:x", "spark://:1"],
+    [
+        "",
+        "mesos://h:5050",
+        "k8s://",
+        "lokal[*]",
+        "local[0]",
+        "local[2",
+        "local[x]",
+        "localhost:7077",
+        "spark://h",
+        "spark://h:x",
+        "spark://:1",
+    ],
 )
 def test_an_invalid_master_is_refused_without_a_jvm(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     monkeypatch.setenv("JAVA_HOME", "/missing")
-    with pytest.raises(InvalidRequest, match=r"^master '.*' is invalid: write "), session(master):
+    with pytest.raises(InvalidRequest, match=r"^master '.*' is invalid: (write|Spark has no Mesos) "), session(master):
         pass
     with pytest.raises(InvalidRequest, match="is invalid"), session(settings={"spark.master": master}):
         pass
@@ -138,18 +151,49 @@ def test_a_master_that_does_not_answer_is_one_error_without_a_jvm(monkeypatch: p
 @pytest.mark.parametrize(
     "master", ["local", "local[*]", "local[2, 3]", "local-cluster[1,1,1024]", "yarn", "k8s://https://h:443"]
 )
-def test_other_masters_are_left_to_spark(master: str) -> None:
+def test_other_masters_are_left_to_spark(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/hadoop")
+    monkeypatch.setattr(SystemNetwork, "probe", lambda *_: None)
     sessions.check_master(master)
+
+
+def test_yarn_requires_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidRequest, match="set HADOOP_CONF_DIR"):
+        sessions.check_master("yarn")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:{}", "https://127.0.0.1:{}", "http://127.0.0.1:{}/api"])
+def test_a_kubernetes_that_does_not_answer_is_one_error(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    place = url.format(Port().number)
+    with pytest.raises(ServiceUnavailable, match=f"^no Kubernetes API server answers at {place} "):
+        sessions.check_master(f"k8s://{place}")
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    sessions.check_master(f"k8s://{place}")
+
+
+def test_a_web_server_is_not_a_master() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(ServiceUnavailable, match="it answers, but with another protocol"):
+            sessions.check_master(f"spark://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
 
 
 def test_one_standby_of_a_master_has_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    def probe(_: object, host: str, port: int, seconds: float) -> None:
+    def ask(_: object, host: str, port: int, request: bytes, seconds: float) -> bytes:
         asked.append((host, port))
         if host == "away":
             raise ConnectionRefusedError
+        return b""
 
-    monkeypatch.setattr(SystemNetwork, "probe", probe)
+    monkeypatch.setattr(SystemNetwork, "ask", ask)
     sessions.check_master("spark://away:1,[::1]:2,third:3")
     assert asked == [("away", 1), ("::1", 2)]

@@ -12,10 +12,12 @@ from service_process import ServiceProcess
 from spark_cluster import SparkCluster, Submitted
 
 from txnbuffer import connect
+from txnbuffer.pipeline.spark.session import check_master
 
 
 def test_submitted_job_does_what_the_command_does(spark: Any, tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service, SparkCluster(tmp_path / "workers", workers=1) as cluster:
+        check_master(cluster.url)
         address = f"txnbuf://127.0.0.1:{service.port}"
         texts = [f"{transaction}-{index}" for transaction in range(8) for index in range(8)]
         with connect(address) as client:

@@ -23,8 +23,9 @@ from pyspark.sql.types import (
 from broker_io.batch import NO_TIME, Batch, Message, PlacedBatch
 from broker_io.errors import CallerError
 from broker_io.position import Positions
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.options import TRANSACTION_TIMEOUT, WriteOptions
+from txnbuffer.pipeline.options import TRANSACTION_TIMEOUT, ReadOptions, WriteOptions
 from txnbuffer.pipeline.reading import RecordRows
 from txnbuffer.pipeline.spark.sink import batches_of, check_schema
 
@@ -154,7 +155,13 @@ def test_options() -> None:
     options = WriteOptions.of({**SERVICE, "Topic": "t", "checkpointLocation": "/c", "path": "t"}, streaming=True)
     assert (options.topic, options.producer_number, options.batching) == ("t", None, "messages")
     assert options.timeout == TRANSACTION_TIMEOUT
-    assert WriteOptions.of({**SERVICE, "Path": "t"}, streaming=False).topic == "t"
+    for path, topic in {"t": "t", " t ": "t", '["j"]': "j", '["a,b"]': "a,b", "x,": "x"}.items():
+        assert WriteOptions.of({**SERVICE, "Path": path}, streaming=False).topic == topic
+        assert ReadOptions.of({**SERVICE, "path": path}).topics == (topic,)
+    for path in ("x,y", '["x","y"]', "[]", ","):
+        with pytest.raises(InvalidRequest, match=r"^the path .* names (2|0) topics"):
+            WriteOptions.of({**SERVICE, "path": path}, streaming=False)
+    assert WriteOptions.of({**SERVICE, "topic": "x,y"}, streaming=False).topic == "x,y"
     cluster = {"broker": "pulsar://h:6650/t/n", "service": "h:1", "batching": "records", "pulsar.admin_url": "http://h"}
     options = WriteOptions.of({**cluster, "name": "n", "number": "7", "transaction_timeout": "5"}, streaming=False)
     assert (options.service, options.batching) == ("h:1", "records")

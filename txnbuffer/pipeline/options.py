@@ -206,6 +206,17 @@ def _topics(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _path(text: str) -> str:
+    """The topic that the argument of `save` or `start` names as that of `load` does. Raises InvalidRequest."""
+    names = _topics(text)
+    if len(names) != 1:
+        raise InvalidRequest(
+            f"the path {text} names {len(names)} topics, and a sink writes to one: for a name with a comma use the "
+            f"option topic, for several topics the column topic"
+        )
+    return names[0]
+
+
 def _pattern(text: str | None) -> str | None:
     try:
         return None if text is None else re.compile(text).pattern
@@ -317,7 +328,11 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """The parsed options. Raises InvalidRequest, InvalidAddress, InvalidTopicName."""
-        own = {name: text for name, text in options.items() if name.lower() not in SPARKS}
+        own = {
+            name: _path(text) if name.lower() == "path" else text
+            for name, text in options.items()
+            if name.lower() not in SPARKS
+        }
         given, settings = _known(own, "topic", _WRITE_OPTIONS)
         broker = broker_address(given.get("broker"))
         if broker.startswith("file:"):

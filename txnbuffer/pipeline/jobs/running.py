@@ -76,7 +76,9 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
     if not submitted and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise MissingDependency("jobs require Java 17 for Spark: install it, or set JAVA_HOME")
     with spark_errors("Spark does not start"):
-        spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
+        if master is None and not submitted:
+            master = "local[*]"
+        spark = open_session(master, settings={**SETTINGS, **(settings or {})})
     with _ending(spark), spark_errors():
         yield spark
 
