@@ -31,6 +31,20 @@ def check_number(number: object) -> int:
     return number
 
 
+def check_last_number(number: object) -> int:
+    """Return the last number of a deleted producer; 0 for none. Raises InvalidRequest."""
+    if type(number) is not int or not 0 <= number <= MAX_NUMBER:
+        raise InvalidRequest(f"last_number must be an integer from 0 to 2^63 - 1, got {_short(number)}")
+    return number
+
+
+def check_flag(flag: object, what: str) -> bool:
+    """Return a flag; `what` names it in the error. Raises InvalidRequest if it is neither True nor False."""
+    if type(flag) is not bool:
+        raise InvalidRequest(f"{what} must be True or False, got {_short(flag)}")
+    return flag
+
+
 def check_timeout(timeout: object) -> float | None:
     """Return a timeout in seconds, or None. Raises InvalidRequest."""
     if timeout is None:
@@ -56,10 +70,8 @@ def check_limit(limit: object) -> int:
 
 def check_txn(txn: object) -> TxnId:
     """Return a transaction id, which may be given as text. Raises InvalidRequest."""
-    if isinstance(txn, TxnId):
-        return txn
     try:
-        return TxnId.parse(txn if isinstance(txn, str) else _short(txn))
+        return TxnId.parse(txn if isinstance(txn, str) else str(txn) if isinstance(txn, TxnId) else _short(txn))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
 

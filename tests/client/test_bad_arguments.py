@@ -12,8 +12,12 @@ from client_world import World, in_world, values
 
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
 from txnbuffer import Client, connect
-from txnbuffer.client.record_path import Outbox
+from txnbuffer.client.record_path import EndPlan, Outbox
+from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import ClientBroken, InvalidRequest
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import ClientFrame, Query
+from txnbuffer.rpc.session_encoding import encode_client_frame
 
 Call = Callable[[Client], Awaitable[Any]]
 
@@ -27,6 +31,12 @@ async def beginning(client: Client, **options: Any) -> None:
         await txn.send("orders", b"never")
 
 
+async def committing(client: Client, **options: Any) -> None:
+    async with client.transaction() as txn:
+        await txn.send("orders", b"never")
+        await txn.commit(**options)
+
+
 async def reading(client: Client, **options: Any) -> None:
     await client.send("there", b"x")
     async with await client.reader("there") as reader:
@@ -36,6 +46,8 @@ async def reading(client: Client, **options: Any) -> None:
 def columns(*arguments: Any, **options: Any) -> Call:
     return lambda client: client.send_many("orders", *arguments, **options)
 
+
+BAD_ID, BAD_COUNT = Branch(TxnId(0, 0), (), ()), Branch(TxnId(0, 1), ("orders",), (2**63,))
 
 BAD: list[tuple[Call, type[CallerError], str]] = [
     (sending(event_time=2**63), InvalidMessage, "an event time must be"),
@@ -59,6 +71,20 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (lambda client: client.join("\ud800"), InvalidRequest, "the name of a group must be"),
     (lambda client: client.join("g" * 401), InvalidRequest, "the name of a group must be"),
     (lambda client: client.committed_number(""), InvalidRequest, "the name of a producer must be"),
+    (lambda client: client.delete_name("n", last_number=-1), InvalidRequest, "from 0 to 2^63 - 1, got -1"),
+    (lambda client: client.delete_name("n", last_number=2**63), InvalidRequest, "from 0 to 2^63 - 1"),
+    (lambda client: client.delete_name("n", last_number=True), InvalidRequest, "from 0 to 2^63 - 1, got True"),
+    (lambda client: client.outcome(TxnId(0, 0)), InvalidRequest, "'0:0' is not a transaction id"),
+    (lambda client: client.outcome(TxnId(2**63, 1)), InvalidRequest, "both numbers must fit in 63 bits"),
+    (
+        lambda client: committing(client, wait_visible="x"),
+        InvalidRequest,
+        "wait_visible must be True or False, got 'x'",
+    ),
+    (lambda client: committing(client, winners=[5]), InvalidRequest, "winners must be a list of branches, got 5"),
+    (lambda client: committing(client, winners=5), InvalidRequest, "winners must be a list of branches, got 5"),
+    (lambda client: committing(client, winners=[BAD_ID]), InvalidRequest, "'0:0' is not a transaction id"),
+    (lambda client: committing(client, winners=[BAD_COUNT]), InvalidRequest, "winners must be a list of branches"),
     (columns("abc"), InvalidMessage, "values must be a list with an item for each record, got str"),
     (columns(iter([b"a"])), InvalidMessage, "values must be a list"),
     (columns([b"a"], keys=b"k"), InvalidMessage, "keys must be a list"),
@@ -85,6 +111,33 @@ def test_invalid_argument_is_rejected_and_the_client_stays_usable(
         assert text in str(caught.value)
         async with client.transaction() as txn:
             await txn.send("orders", b"fine")
+        assert values(world.broker, "orders") == [b"fine"]
+
+    in_world(test)
+
+
+def encoded(frame: ClientFrame) -> bool:
+    """Encode a frame, as links over gRPC do; return False."""
+    encode_client_frame(frame)
+    return False
+
+
+def test_request_that_cannot_be_encoded_fails_alone() -> None:
+    async def test(world: World) -> None:
+        world.before = encoded
+        client = await world.client()
+        session = client.session
+        too_large = session.ask("queries", lambda number: Query(number, TxnId(0, 2**70)))
+        async with asyncio.timeout(60), client.transaction() as txn:
+            await txn.send("orders", b"fine")
+            error, number = await asyncio.gather(too_large, client.committed_number("n"), return_exceptions=True)
+            broken = session.core.begin()
+            never: Any = EndPlan(True, None, positions=("x",))  # type: ignore[arg-type]  # on purpose
+            with pytest.raises(InvalidRequest, match="cannot be encoded"):
+                await session.result(lambda future: session.end(broken, never._replace(waiter=future)))
+        assert isinstance(error, InvalidRequest)
+        assert "the request cannot be encoded: ValueError" in str(error)
+        assert number == 0
         assert values(world.broker, "orders") == [b"fine"]
 
     in_world(test)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from broker_io.port import Broker
-from txnbuffer.checks import check_name, check_number, check_timeout
+from txnbuffer.checks import check_last_number, check_name, check_number, check_timeout
 from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import run_to_completion
@@ -133,8 +133,9 @@ class Client(BaseClient):
 
         Afterwards the numbers of the name start at 1 again. `last_number` protects against late retries: for the
         service's `transactions.remember` seconds (one hour by default) transactions with a number up to it raise
-        AlreadyCommitted.
+        AlreadyCommitted. Raises InvalidRequest.
         """
+        check_last_number(last_number)
         self.names.forget(check_name(name, "a producer"))
         session = self.sessions.of(name)
         await session.ask("delete_names", lambda number: Deletion(number, name, last_number))

@@ -19,8 +19,8 @@ from broker_io.waits import Backoff
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
-from txnbuffer.client.session_core import Field, SessionCore
-from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
+from txnbuffer.client.session_core import REQUESTS, Field, SessionCore
+from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
@@ -235,12 +235,27 @@ class ClientSession:
             # Wait for the other requests of this iteration of the event loop: they go into the same frame.
             await asyncio.sleep(0)
             while (frame := self.core.take_frame()) is not None:
-                await link.send(frame)
+                await self._send(link, frame)
             self._deliver()
             if self._closing:
                 await link.send(ClientFrame(bye=True))
                 await link.end()
                 return
+
+    async def _send(self, link: Link, frame: ClientFrame) -> None:
+        """Send a frame. If it cannot be encoded, fail only the requests that cannot, and send the others."""
+        try:
+            await link.send(frame)
+        except Error:
+            raise
+        except Exception:
+            for field, row, part in frame.split():
+                try:
+                    await link.send(part)
+                except Exception as error:
+                    if isinstance(error, Error) or field not in REQUESTS:
+                        raise
+                    self.core.reject(row[0], InvalidRequest(f"the request cannot be encoded: {error!r}"))
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
         """Fail all requests if the writer failed unexpectedly. A lost connection is reported by the reader."""

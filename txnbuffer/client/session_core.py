@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import Batch
 from txnbuffer.client.record_path import (
@@ -69,6 +69,7 @@ Field: TypeAlias = Literal[
     "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
 ]
 """A field of the client frame that has requests as rows."""
+REQUESTS: frozenset[str] = frozenset(get_args(Field))
 
 
 class PendingRequest(NamedTuple):
@@ -412,6 +413,10 @@ class SessionCore:
         self._take_sent()
         if frame.goodbye is not None:
             self.broken = frame.goodbye
+
+    def reject(self, number: int, error: Error) -> None:
+        """Handle a request that cannot be sent, as if the service had answered it with this error."""
+        self._answer(number, error)
 
     def take_frame(self) -> ClientFrame | None:
         """Return the next frame to send; None if there is nothing."""

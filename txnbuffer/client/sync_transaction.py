@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker_io.environment import current
+from txnbuffer.checks import check_flag
 from txnbuffer.client.portal import Portal
 from txnbuffer.client.send_columns import (
     PROPERTY_BYTES,
@@ -28,7 +29,8 @@ from txnbuffer.client.send_columns import (
     one_row,
     weight,
 )
-from txnbuffer.client.transaction import Transaction
+from txnbuffer.client.transaction import Transaction, check_branches
+from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
 
@@ -160,14 +162,16 @@ class SyncTransaction:
         """Delete a key: send a record with this key and no value. Raises as `send`."""
         self._send(SyncSend(topic, deletion(key), None, None))
 
-    def commit(self, *, wait_visible: bool = False) -> None:
+    def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; return when all records and the commit are durable. Arguments and errors as in `Transaction.commit`.
 
         KeyboardInterrupt has a note that says whether the transaction may have committed.
         """
         self._check_begun()
         self._transaction.check_can_end()
-        self._portal.call(self._commit, wait_visible)
+        branches = check_branches(winners)
+        check_flag(wait_visible, "wait_visible")
+        self._portal.call(self._commit, wait_visible, branches)
 
     def abort(self) -> None:
         """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
@@ -289,13 +293,13 @@ class SyncTransaction:
             raise InvalidRequest(self._closed)
         await self._transaction.send_rows(*send)
 
-    async def _commit(self, wait_visible: bool) -> None:
+    async def _commit(self, wait_visible: bool, winners: Sequence[Branch]) -> None:
         try:
             await self.close(ENDED)
         except asyncio.CancelledError as error:
             await self._leave(error)
             raise
-        await self._transaction.commit(wait_visible=wait_visible)
+        await self._transaction.commit(wait_visible=wait_visible, winners=winners)
 
     async def _abort(self) -> None:
         if await self._drop():

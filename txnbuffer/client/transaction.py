@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from broker_io.batch import Blobs
 from broker_io.port import Broker, check_topic_name
-from txnbuffer.checks import check_name, check_txn
+from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.reader import AsyncReader, Start
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
@@ -207,6 +207,23 @@ class BaseClient:
 def _check_unpartitioned(topic: str, partition: int | None) -> None:
     if partition is not None:
         raise InvalidRequest(f"topic {topic!r} has no partitions: cannot send to partition {partition}")
+
+
+def check_branches(branches: object) -> tuple[Branch, ...]:
+    """Return the branches to commit with a transaction. Raises InvalidRequest."""
+    found = tuple(branches) if isinstance(branches, Sequence) else (branches,)
+    for branch in found:
+        if not isinstance(branch, Branch) or not _is_counted(branch.topics, branch.records):
+            raise InvalidRequest(f"winners must be a list of branches, got {branch!r}")
+        check_txn(branch.txn)
+    return found
+
+
+def _is_counted(topics: object, records: object) -> bool:
+    if not (isinstance(topics, tuple) and isinstance(records, tuple) and len(topics) == len(records)):
+        return False
+    counts = all(type(count) is int and 0 <= count <= MAX_NUMBER for count in records)
+    return counts and all(isinstance(topic, str) for topic in topics)
 
 
 PARTLY_SENT = "only some of the records of a send were sent"
@@ -424,7 +441,7 @@ class Transaction:
         - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`.
 
         If the call is cancelled after the commit was requested, the transaction may commit; the exception has a note
-        that says so. Raises:
+        that says so. After InvalidRequest for an argument the transaction is still open. Raises:
 
         - TransactionAborted: nothing became visible; run the transaction again.
         - OutcomeUnknown: it may or may not have committed; call `client.outcome`.
@@ -433,6 +450,8 @@ class Transaction:
         - NotVisible: it has committed, but is not visible on all topics yet.
         """
         self.check_can_end()
+        branches = check_branches(winners)
+        check_flag(wait_visible, "wait_visible")
         opened = self._begun()
         session = self._session
         session.check()
@@ -440,7 +459,7 @@ class Transaction:
             raise self._over(opened)
         if self._partial:
             await self._wait_whole(opened)
-        rest = (wait_visible, self._positions, tuple(winners))
+        rest = (wait_visible, self._positions, branches)
         try:
             await session.result(lambda future: session.end(opened, EndPlan(True, future, *rest)))
         except asyncio.CancelledError as cancelled:

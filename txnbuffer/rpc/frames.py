@@ -11,8 +11,9 @@ before them are missing, the send fails.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from broker_io.batch import Batch
 from txnbuffer.coordinator.messages import Begin, Commit, GroupHeartbeat, Result, State
@@ -102,6 +103,13 @@ class ClientFrame:
     returned: tuple[IdBlock, ...] = ()
     bye: bool = False
     """The client closes its session and expects no more answers; the service ends the connection."""
+
+    def split(self) -> Iterator[tuple[str, Any, ClientFrame]]:
+        """Yield the rows in this order, each with the name of its field and a frame that has only this row."""
+        for field in fields(self)[1:-1]:  # without `hello` and `bye`
+            for row in getattr(self, field.name):
+                part: dict[str, Any] = {field.name: (row,)}
+                yield field.name, row, ClientFrame(**part)
 
 
 class Welcome(NamedTuple):
