@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from broker_io.block import BadBlock, Decoded, decode_foreign_block
 from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
@@ -42,16 +41,25 @@ class StreamMethod(NamedTuple, Generic[Out, In]):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Return the message of these bytes. Raises ValueError, also for fields that this release does not know."""
+    """Return the message of these bytes. Raises ValueError, also for fields at any depth that are not known here."""
     message: Any = kind()
     try:
         message.ParseFromString(data)
     except DecodeError:
         raise ValueError(f"these {len(data)} bytes are not a {message.DESCRIPTOR.name}") from None
-    if len(UnknownFieldSet(message)):
+    message.DiscardUnknownFields()
+    # Most peers encode as this library does, so that equal bytes show quickly that nothing was discarded.
+    if message.SerializeToString() != data and _has_unknown_fields(kind, data):
         raise ValueError(f"a {message.DESCRIPTOR.name} has a field that this release does not know")
     found: M = message
     return found
+
+
+def _has_unknown_fields(kind: type[Any], data: bytes) -> bool:
+    message = kind.FromString(data)
+    size: int = message.ByteSize()
+    message.DiscardUnknownFields()
+    return bool(message.ByteSize() < size)
 
 
 BLOCKS_TAG = 15 << 3 | 2

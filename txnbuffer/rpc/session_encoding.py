@@ -7,6 +7,7 @@ peer are checked: decoding raises MalformedFrame for contradictions, Unsupported
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from broker_io.block import encode_block
@@ -196,9 +197,10 @@ def _member(row: session_pb2.GroupHeartbeat) -> GroupHeartbeat:
 
 
 def _begin(row: session_pb2.Begin) -> Begin:
-    if not 0.0 <= row.timeout < float("inf"):
+    timeout = row.timeout
+    if not 0.0 <= timeout < inf:
         raise ValueError("a begin has a timeout that is negative or not a finite number")
-    begin = Begin(row.request, _txn(row), row.timeout or None)
+    begin = Begin(row.request, _txn(row), timeout or None)
     if not row.HasField("details"):
         return begin
     details = row.details
