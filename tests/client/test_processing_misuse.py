@@ -191,6 +191,29 @@ def test_record_that_exceeds_the_timeout_stops_processing_by_default() -> None:
     in_world(test)
 
 
+@pytest.mark.usefixtures("_hurried")
+def test_batches_of_a_handler_that_exceed_the_timeout_are_halved_until_the_record_is_found() -> None:
+    sizes = []
+
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def waits(txn: Transaction, records: RecordBatch) -> None:
+            values = records.messages.values.to_list()
+            await txn.send_many("target", values)
+            if b"0" in values:
+                sizes.append(len(records))
+                await until_aborted(world, client, txn)
+
+        await client.send_many("source", NUMBERS)
+        done = await client.process_batches("source", "g", waits, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (29, 1)
+        assert sizes == [30, 15, 8, 4, 2, *[1] * membership.MIN_CALLS]
+        await until(lambda: values(world.broker, "target") == NUMBERS[1:])
+
+    in_world(test)
+
+
 def test_handler_that_blocks_the_event_loop_is_logged_and_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -247,14 +247,14 @@ class HandlerRunner:
                     await txn.commit()
         except TransactionAborted as aborted:
             if aborted.timed_out and clock() - done <= max(done - began, COMMIT_TIME):
-                self._took_too_long(records, done - began, done - self._last_at, TIMED_OUT)
+                self._took_too_long(records, done - began, done, TIMED_OUT)
                 await asyncio.sleep(PAUSE)
             else:
                 await self._pause(aborted)
             return 0
         except StaleGeneration:
             if stalls.longest >= BLOCKED:
-                self._took_too_long(records, stalls.longest, done - self._last_at, LOOP_BLOCKED)
+                self._took_too_long(records, stalls.longest, done, LOOP_BLOCKED)
             raise
         except OutcomeUnknown as unknown:
             if unknown.txn != txn.id:
@@ -344,9 +344,11 @@ class HandlerRunner:
             )
         await asyncio.sleep(self._backoff.after(self._aborts))
 
-    def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
-        """Reduce the batch size, because handling these records took too long; `last`: seconds of the last record."""
+    def _took_too_long(self, records: RecordBatch, seconds: float, done: float, why: str) -> None:
+        """Reduce the batch size, because handling these records took too long; `done`: when the last one was done."""
         first = records.positions.first
+        # A batch handler does not tell how long a single record took.
+        last = 0.0 if self._task.batch_handler is not None else done - self._last_at
         self._batch_size.too_long(first, self._tried, seconds, last)
         what = "the record at" if self._tried == 1 else f"{self._tried} records from"
         LOG.warning(
