@@ -9,7 +9,7 @@ import grpc
 
 from broker_io.errors import Closed, Error, InvalidAddress
 from broker_io.remote.messages import SERVICE, parse
-from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of
+from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of, is_target
 from broker_io.rpc.log_pb2 import TopicRequest
 from broker_io.waits import RetryPolicy
 
@@ -66,8 +66,7 @@ class RemoteConnection:
 
 def target_of(rest: str, address: str) -> str:
     """HOST:PORT of an address without its scheme. Raises InvalidAddress."""
-    host, colon, port = rest.removeprefix("//").rpartition(":")
-    valid = rest.startswith("//") and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not valid or not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
+    target = rest.removeprefix("//")
+    if target == rest or not is_target(target):
         raise InvalidAddress(f"{address!r} is not the address of a service: write txnbuf://HOST:PORT")
-    return f"{host}:{port}"
+    return target

@@ -54,6 +54,14 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 
 
+def is_target(text: str) -> bool:
+    """Return whether the text is HOST:PORT of a service; an IPv6 address is in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
+        return False
+    return port.isascii() and port.isdigit() and 0 < int(port) < 65536
+
+
 class Endpoint(NamedTuple):
     """HOST:PORT of a service; with `root_certificates` (PEM) the connection uses TLS."""
 

@@ -20,10 +20,19 @@ def test_cluster_options_require_a_cluster_address(address: str, options: dict[s
         run(connect(address, **options).open())
 
 
-@pytest.mark.parametrize("service", ["", "localhost", "localhost:", ":7711", "txnbuf://localhost"])
+@pytest.mark.parametrize(
+    "service",
+    ["", "localhost", "localhost:", ":7711", "txnbuf://localhost", "localhost:65536", "localhost:0", "localhost:٧"],
+)
 def test_service_must_be_host_and_port(service: str) -> None:
     with pytest.raises(InvalidAddress, match="service must be HOST:PORT, got"):
         run(connect("pulsar://localhost:1/public/default", service=service).open())
+
+
+@pytest.mark.parametrize("port", ["73247", "65536", "0", "-1", "٧"])
+def test_port_of_an_address_is_not_another_port(port: str) -> None:
+    with pytest.raises(InvalidAddress, match="is not the address of a service"):
+        run(connect(f"txnbuf://127.0.0.1:{port}").open())
 
 
 def test_errors_of_opening_a_cluster_are_raised() -> None:

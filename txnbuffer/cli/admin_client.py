@@ -114,14 +114,13 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     """The response of a service to one admin call. Raises the error that it returns, or ServiceUnavailable."""
     import grpc
 
-    from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of
+    from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of, is_target
     from broker_io.rpc.encoding import parse
     from txnbuffer.rpc.admin_encoding import ADMIN_PATH, encode_admin_request
     from txnbuffer.rpc.admin_pb2 import AdminAnswer
 
     target = service.address.removeprefix("txnbuf://")
-    host, _, port = target.rpartition(":")
-    if not host or not port.isdecimal() or "/" in target:
+    if not is_target(target):
         kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
         raise InvalidAddress(f"{service.address!r} is {kind}: give HOST:PORT of the service")
     message = encode_admin_request(request).SerializeToString()

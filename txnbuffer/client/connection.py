@@ -21,7 +21,7 @@ from broker_io import is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker, PartitionedBroker
-from broker_io.rpc.channel import Channel, Endpoint, LogIdentity, MessageStream
+from broker_io.rpc.channel import Channel, Endpoint, LogIdentity, MessageStream, is_target
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
@@ -465,9 +465,3 @@ def connect(
     return PendingConnection(
         address, Serializers(serializer, schemas), timeout, max_unavailable, tls_ca, cluster, batching
     )
-
-
-def is_target(text: str) -> bool:
-    """Return whether the text is HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit()
