@@ -14,6 +14,7 @@ from broker_io.remote.messages import decode_position
 from broker_io.remote.reader import RemoteReader
 from broker_io.remote.writer import RemoteWriter
 from broker_io.rpc import log_pb2
+from broker_io.rpc.channel import Endpoint, LogIdentity
 
 T = TypeVar("T")
 
@@ -24,15 +25,22 @@ MAX_WAIT = 30.0
 class RemoteBroker(Resource):
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
-    With `root_certificates` (PEM) the connection uses TLS. While the service is unavailable, each call waits up to
-    `max_unavailable` seconds for it, and so does opening the broker. Raises ServiceUnavailable if the service does not
-    answer in that time, PeerError if what answers is no log service.
+    With `root_certificates` (PEM) the connection uses TLS. All calls are for the log in `log_identity`, by default the
+    log of the service that answers first: at the service of another log they raise ServiceUnavailable. While the
+    service is unavailable, each call waits up to `max_unavailable` seconds for it, and so does opening the broker.
+    Raises ServiceUnavailable if the service does not answer in that time, PeerError if what answers is no log service.
     """
 
     def __init__(
-        self, target: str, *, root_certificates: bytes | None = None, max_unavailable: float = MAX_WAIT
+        self,
+        target: str,
+        *,
+        root_certificates: bytes | None = None,
+        max_unavailable: float = MAX_WAIT,
+        log_identity: LogIdentity | None = None,
     ) -> None:
-        self._connection = RemoteConnection(target, root_certificates, max_unavailable)
+        address = Endpoint(target, root_certificates)
+        self._connection = RemoteConnection(address, log_identity or LogIdentity(), max_unavailable)
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = current().threads.lock()
         try:

@@ -9,7 +9,7 @@ import grpc
 
 from broker_io.errors import Closed, Error, InvalidAddress
 from broker_io.remote.messages import SERVICE, parse
-from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of, is_target
+from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, error_of, is_target
 from broker_io.rpc.log_pb2 import TopicRequest
 from broker_io.waits import RetryPolicy
 
@@ -20,13 +20,18 @@ CALL_SECONDS = 60.0
 
 
 class RemoteConnection:
-    """A connection to a service; `retry` repeats idempotent calls for up to `max_unavailable` seconds."""
+    """A connection to a service; `retry` repeats idempotent calls for up to `max_unavailable` seconds.
 
-    def __init__(self, target: str, root_certificates: bytes | None, max_unavailable: float) -> None:
-        self.target = target
+    Each call has the identity of the log in `log`, which the first reply sets if it is not known before. So no call
+    reaches the service of another log at the same address.
+    """
+
+    def __init__(self, address: Endpoint, log: LogIdentity, max_unavailable: float) -> None:
+        self.target = address.target
         self.closed = False
+        self._log = log
         self._max_unavailable = max_unavailable
-        self._channel = Endpoint(target, root_certificates).channel(grpc)
+        self._channel = address.channel(grpc)
         self._calls: dict[str, Any] = {}
 
     def check(self) -> None:
@@ -39,15 +44,28 @@ class RemoteConnection:
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
         request = TopicRequest(topic=topic, number=number).SerializeToString()
+        timeout, metadata = None if slow else CALL_SECONDS, self._log.known_metadata()
         try:
-            reply = self._calls[method](request, timeout=None if slow else CALL_SECONDS, metadata=VERSION_METADATA)
+            reply, call = self._calls[method].with_call(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self.to_error(error) from None
+        self._check_log(call)
         return parse(kind, reply)
 
     def stream(self, method: str, requests: Any) -> Any:
-        """The answers of a stream; `cancel` ends it."""
-        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=VERSION_METADATA)
+        """The answers of a stream; `cancel` ends it. Take the first one with `first`."""
+        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=self._log.known_metadata())
+
+    def first(self, answers: Any) -> bytes:
+        """The first answer of a stream. Raises as `next`, and ServiceUnavailable if the service has another log."""
+        data: bytes = next(answers)
+        self._check_log(answers)
+        return data
+
+    def _check_log(self, call: Any) -> None:
+        served = dict(call.initial_metadata() or ()).get(LOG_KEY)
+        if served is not None:  # a broker that is served by another program may have no identity
+            self._log.check(self.target, served)
 
     def retry(self, attempt: Callable[[], T]) -> T:
         policy = RetryPolicy(self._max_unavailable, self.check)

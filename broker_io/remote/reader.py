@@ -74,13 +74,16 @@ class RemoteReader(Resource):
             except StopIteration:
                 self._drop()
                 raise ServiceUnavailable(f"{self._connection.target} ended the stream of a reader") from None
+            except ServiceUnavailable:  # the service of another log
+                self._drop()
+                raise
 
         return self._connection.retry(attempt)
 
     def _open(self) -> _Stream:
         self._connection.check()
         self._stream = stream = _Stream(self._connection, self._opening)
-        opened = messages.decode_opened(next(stream.answers))
+        opened = messages.decode_opened(self._connection.first(stream.answers))
         self._opening = self._opening._replace(incarnation=opened.incarnation)
         if self._opening.start >= LATEST:
             self._opening = self._opening._replace(start=opened.after, inclusive=False)

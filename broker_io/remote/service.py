@@ -39,7 +39,7 @@ from broker_io.remote.messages import (
     encode_appended,
 )
 from broker_io.rpc import log_pb2
-from broker_io.rpc.channel import end_call
+from broker_io.rpc.channel import LOG_KEY, end_call
 from broker_io.rpc.log_pb2 import TopicRequest
 
 T = TypeVar("T")
@@ -315,6 +315,8 @@ class LogService:
     """Serves a broker that the caller owns: add `handler` to a grpc.aio server, and `close` before that stops.
 
     The server has to accept messages slightly above `max_append_bytes`; `max_message_bytes` is the broker's limit.
+    Answers name the log by `identity`; the server must reject calls for another log, see `rejection` of
+    `broker_io.rpc.channel`.
     """
 
     def __init__(
@@ -324,8 +326,10 @@ class LogService:
         guard: Guard | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_append_bytes: int | None = None,
+        identity: str | None = None,
     ) -> None:
         self._broker = broker
+        self._identity = () if identity is None else ((LOG_KEY, identity),)
         self._guard = guard
         self._limits = max_message_bytes, max_append_bytes or max_message_bytes + APPEND_BYTES
         self._budget = Budget(TOTAL_BYTES)
@@ -476,6 +480,7 @@ class LogService:
         try:
             if self._closed:
                 raise _stopping()
+            await context.send_initial_metadata(self._identity)
             yield
         except Error as error:
             await end_call(context, error)

@@ -40,12 +40,16 @@ class RemoteWriter(Resource):
         self._queue.put(messages.encode_open_writer(topic, exclusive))
         self._answers = connection.stream("Append", self._frames())
         try:
-            messages.decode_appended(next(self._answers))
+            messages.decode_appended(connection.first(self._answers))
         except grpc.RpcError as error:
             self._queue.put(None)
             raise connection.to_error(error) from None
         except StopIteration:
             raise ServiceUnavailable(f"{connection.target} ended the stream of a writer") from None
+        except ServiceUnavailable:  # the service of another log
+            self._queue.put(None)
+            self._answers.cancel()
+            raise
         self._thread = threads.thread(self._take_answers, name=f"answers {topic}", daemon=True)
         self._thread.start()
 

@@ -2,8 +2,9 @@
 
 Each call has as metadata the version of the protocol, and the identity of the log that the client expects, if it knows
 it. The service ends a call of another version as FAILED_PRECONDITION and one for another log as UNAVAILABLE, without
-any effect. It answers streams of sessions and changes with the identity of its log before anything else, and the client
-checks that too: addresses are reused, so the service of another log may answer at one.
+any effect. It answers streams of sessions and changes, and calls of its log, with the identity of its log before
+anything else, and the client checks that too: addresses are reused, so the service of another log may answer at one.
+Everything that one client opens shares one `LogIdentity`, and so does everything of one broker.
 
 A call that failed ends with the gRPC status of its error and the error itself in trailing metadata. The one policy of
 retries is `broker_io.waits.RetryPolicy`.
@@ -92,6 +93,10 @@ class LogIdentity:
         """Return the metadata for a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
         if self.name is None and self._read_identity is not None:
             self.name = await asyncio.to_thread(self._read_identity)
+        return self.known_metadata()
+
+    def known_metadata(self) -> Metadata:
+        """Return the metadata for a call, without reading the identity."""
         return VERSION_METADATA if self.name is None else (*VERSION_METADATA, (LOG_KEY, self.name))
 
     def check(self, target: str, name: str) -> None:

@@ -130,6 +130,25 @@ def test_reader_continues_after_a_restart_of_the_service(place: Place, remote: R
     assert [placed.message for placed in found] == numbered(40)
 
 
+def test_what_a_service_says_of_its_log_is_checked() -> None:
+    """The services have the same topics, and do not check which log their clients expect."""
+    log = MemoryBroker()
+    log.create_topic(TOPIC)
+    first = LogServer(log.connect(), identity="one")
+    with open_broker(first.address, max_unavailable=0.3) as remote, remote.reader(TOPIC) as reader:
+        assert reader.read() is None
+        first.stop()
+        with LogServer(log.connect(), port=first.port, identity="two"):
+            for call in (remote.topics, lambda: remote.reader(TOPIC), lambda: remote.writer(TOPIC), reader.read):
+                for _ in range(2):  # a connection that was refused is not used later
+                    with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
+                        call()
+        with LogServer(log.connect(), port=first.port, identity="one"):
+            assert remote.topics() == [TOPIC]
+        with LogServer(log.connect(), port=first.port):  # an identity is optional
+            assert remote.topics() == [TOPIC]
+
+
 def test_reader_at_the_end_misses_no_message_of_a_restart(place: Place, remote: RemoteBroker) -> None:
     with place.log.writer(TOPIC) as writer:
         put(writer, numbered(5))

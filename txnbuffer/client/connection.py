@@ -350,20 +350,20 @@ class PendingConnection:
         target = self.address.removeprefix(REMOTE).rstrip("/")
         if not is_target(target):
             raise InvalidAddress(f"{self.address!r} is not the address of a service: write txnbuf://HOST:PORT")
-        trusted = await self._certificates()
+        trusted, log = await self._certificates(), LogIdentity()
         brokers: list[Broker] = []
 
         def broker() -> Broker:
             if not brokers:
-                tls = {} if trusted is None else {"root_certificates": trusted}
-                brokers.append(open_broker(self.address, max_unavailable=self.max_unavailable, **tls))
+                options = {"max_unavailable": self.max_unavailable, "log_identity": log}
+                brokers.append(open_broker(f"{REMOTE}{target}", root_certificates=trusted, **options))
             return brokers[0]
 
         async def close_broker() -> None:
             for one in brokers:
                 await asyncio.to_thread(one.close)
 
-        connectors = ServiceConnectors.to_address(Endpoint(target, trusted), self._attempt, LogIdentity())
+        connectors = ServiceConnectors.to_address(Endpoint(target, trusted), self._attempt, log)
         client = await self._client_of(connectors.session, broker)
         resources.push_async_callback(close_broker)
         return client, [connectors]

@@ -7,7 +7,7 @@
   to, trim and delete internal topics and topics that sessions have written to; any client may change other topics.
 
 The protocol files and `docs/wire.md` define the messages. `broker_io.rpc.channel` checks the metadata of a call: its
-version, and the log that it is meant for. Sessions and change streams begin by naming the served log. The
+version, and the log that it is meant for. The answers of sessions, change streams and the log name the served log. The
 server listens before there is an engine, because the engine publishes its address; until `serve` it rejects all calls.
 """
 
@@ -125,6 +125,7 @@ class GrpcServer:
             guard=partial(check_change, engine.topics.by_name),
             max_message_bytes=limits.max_message_bytes,
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
+            identity=engine.log,
         )
         self._methods = admin.methods()
         self._engine = engine
