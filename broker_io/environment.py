@@ -186,6 +186,9 @@ class Threads(Protocol):
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
         """A daemon thread that calls something some seconds after its start."""
 
+    def at_exit(self, call: Callable[[], object]) -> None:
+        """Call something when the main thread has ended, while executors still work. RuntimeError: they do not."""
+
     def executor(self, workers: int, name: str) -> Executor: ...
 
     def lock(self) -> Mutex: ...

@@ -211,6 +211,11 @@ class SystemThreads:
         timer.daemon = True
         return timer
 
+    def at_exit(self, call: Callable[[], object]) -> None:
+        # The executors stop in a call that was registered before, and these calls are made in reverse order. `atexit`
+        # would be too late.
+        threading._register_atexit(call)  # type: ignore[attr-defined]  # private, but all versions have it
+
     def executor(self, workers: int, name: str) -> Executor:
         return ThreadPoolExecutor(workers, name, _enter, (contextvars.copy_context(),))
 

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from txnbuffer import connect
+from txnbuffer import Client, connect
+from txnbuffer.client import portal
 from txnbuffer.client.portal import LoopThread
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.client.session_core import Requests, SessionCore
+from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 SECONDS = 120.0
 
@@ -99,7 +102,7 @@ def test_keyboard_interrupt_ends_a_waiting_call_and_cancels_its_work() -> None:
         interrupt_soon()
         with pytest.raises(KeyboardInterrupt) as interrupt:
             client.call(waits)
-        assert interrupt.value.__notes__ == ["a commit that was in progress may have happened: query its outcome"]
+        assert not hasattr(interrupt.value, "__notes__")  # nothing that the call did can have happened
         assert cancelled.wait(SECONDS)
         client.send("log", b"the client still works")
 
@@ -122,6 +125,64 @@ def test_keyboard_interrupt_cancels_a_call_that_has_not_started() -> None:
         client.call(nothing)
         client.send("log", b"the client still works")
     assert ran == []
+
+
+def test_keyboard_interrupt_of_a_commit_says_that_it_may_have_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect("memory:") as client:
+        txn = client.transaction().begin()
+        name = str(txn.id)
+        monkeypatch.setattr(Requests, "withdraw", lambda self, number: False)  # as if it was sent
+        monkeypatch.setattr(SessionCore, "receive", lambda self, frame: None)
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            txn.commit()
+        assert interrupt.value.__notes__ == [f"transaction {name} may have committed: query its outcome"]
+        monkeypatch.undo()
+
+
+def test_keyboard_interrupt_of_a_call_that_cannot_be_cancelled_yet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portal, "CANCEL_TIMEOUT", 0.05)
+    blocked = threading.Event()
+    with connect("memory:") as client:
+        client.loop.soon(lambda: blocked.wait(SECONDS))
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            client.send("log", b"v")
+        assert interrupt.value.__notes__ == ["the interrupted call has not ended yet, and may still take effect"]
+        blocked.set()
+
+
+def test_interrupted_close_completes_in_the_background(tmp_path: Path) -> None:
+    before = threading.enumerate()
+    address, blocked = f"file:{tmp_path / 'log'}", threading.Event()
+    client = connect(address).open_sync()
+    client.send("log", b"v")
+    client.loop.soon(lambda: blocked.wait(SECONDS))
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        client.close()
+    assert not hasattr(interrupt.value, "__notes__")
+    threading.Timer(0.2, blocked.set).start()
+    client.close()  # waits
+    client.close()
+    with connect(address) as again:
+        again.send("log", b"w")
+    deadline = time.monotonic() + SECONDS
+    while left := [thread for thread in threading.enumerate() if thread not in before]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def test_error_of_closing_is_raised_after_all_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(self: Client) -> None:
+        raise ServiceUnavailable("some reason")
+
+    client = connect("memory:").open_sync()
+    monkeypatch.setattr(Client, "close", fails)
+    with pytest.raises(ServiceUnavailable, match="some reason"):
+        client.close()
+    client.close()
+    assert_refused(client.loop)
 
 
 def test_keyboard_interrupt_ends_processing() -> None:
@@ -176,3 +237,32 @@ def test_interpreter_exits_with_an_open_client(tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXITS, f"file:{tmp_path / 'log'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+LATE = """
+import atexit, sys
+from txnbuffer import connect
+from txnbuffer.errors import InvalidRequest
+client = connect(sys.argv[1]).open_sync()
+client.send("log", b"v")
+def late():
+    for call in (lambda: client.send("log", b"w"), connect("memory:").open_sync):
+        try:
+            call()
+        except InvalidRequest as error:
+            print(error)
+    client.close()
+atexit.register(late)
+"""
+
+
+def test_atexit_handler_of_an_embedded_log_gets_one_clear_error(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, address], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "the client was closed: connect again",
+        "the interpreter is exiting, and cannot open a log any more: open it earlier",
+    ]
+    assert (done.stderr, done.returncode) == ("", 0)

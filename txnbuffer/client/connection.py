@@ -302,7 +302,8 @@ class PendingConnection:
         """Open a SyncClient, which runs its calls on a background thread."""
         from txnbuffer.client.sync_client import SyncClient
 
-        return SyncClient.open(self.open)
+        embedded = not is_cluster(self.address) and not self.address.startswith(REMOTE)
+        return SyncClient.open(self.open, embedded=embedded)
 
     async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
         service, options = self.cluster

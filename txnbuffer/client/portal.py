@@ -1,6 +1,7 @@
 """The portal of the sync client: other threads call an asyncio client on an event loop in a thread of its own
 
-A call can be cancelled before and after its task has started.
+A call can be cancelled before and after its task has started. Closing ends in the loop's thread, so that it completes
+even if KeyboardInterrupt ends the wait for it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
@@ -26,23 +27,33 @@ InCaller: TypeAlias = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
 
 STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
+CANCEL_TIMEOUT = 2.0
+"""Seconds that an interrupted call waits until it is cancelled."""
 CLOSED = "the client was closed: connect again"
 
 
 class LoopCall(Generic[Result]):
-    """A coroutine function to run on the loop, which other threads can cancel, also before it has started."""
+    """A coroutine function to run on the loop, which other threads can cancel, also before it has started.
+
+    `notes`: those of the CancelledError that ended it.
+    """
 
     def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop) -> None:
         self._work = work
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
+        self.notes: list[str] = []
 
     async def run(self) -> Result:
         self._task = asyncio.current_task()
         if self._cancelled:
             raise asyncio.CancelledError
-        return await self._work()
+        try:
+            return await self._work()
+        except asyncio.CancelledError as cancelled:
+            self.notes = getattr(cancelled, "__notes__", [])
+            raise
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -63,20 +74,28 @@ class LoopThread:
         self._started: set[asyncio.Task[Any] | None] = set()
         self._lock = threads.reentrant_lock()  # reentrant for signal handlers
         self._ending = False
-        self._thread = threads.thread(self._loop.run_forever, name="txnbuffer-client", daemon=True)
+        self._end: asyncio.Task[None] | None = None
+        self._end_error: Exception | None = None
+        self._ended = threads.event()
+        self._thread = threads.thread(self._run, name="txnbuffer-client", daemon=True)
         self._thread.start()
 
     def call(self, work: Work[Result]) -> Result:
         """Run a coroutine function and return its result. KeyboardInterrupt in the waiting thread cancels it.
 
+        The exception gets the notes of the cancelled call, and a note if the call completed or may still complete.
         Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
         one = LoopCall(work, self._loop)
+        future: Future[Result] | None = None
         try:
-            return result_of(self.submit(one))
+            future = self.submit(one)
+            return result_of(future)
         except KeyboardInterrupt as interrupt:
             one.cancel()
-            interrupt.add_note("a commit that was in progress may have happened: query its outcome")
+            if future is not None:
+                for note in _notes(one, future):
+                    interrupt.add_note(note)
             raise
 
     def start(self, work: Work[Result]) -> Future[Result]:
@@ -85,7 +104,7 @@ class LoopThread:
 
     def startable(self, work: Work[Result]) -> LoopCall[Result]:
         """Return a call for `submit` that `cancel_started` cancels as well."""
-        return LoopCall(partial(self._kept, work), self._loop)
+        return LoopCall(partial(self.kept, work), self._loop)
 
     def submit(self, one: LoopCall[Result]) -> Future[Result]:
         """Run a call on the loop; return its future. Raises as `call`."""
@@ -118,16 +137,21 @@ class LoopThread:
                 "client from another thread, or use another client"
             )
 
-    def stop(self) -> None:
-        """Cancel all unfinished coroutines, then stop the loop and its thread."""
-        with self._lock:  # nothing can start after `_end` has listed the tasks
-            self._ending = True
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def stop(self, first: Work[None] | None = None) -> None:
+        """Run `first`, cancel all other coroutines, and end the loop and its thread; wait for that.
 
-    async def _kept(self, work: Work[Result]) -> Result:
+        All of this is still done if KeyboardInterrupt ends the wait; another call waits for it. Raises the error of
+        `first`, once.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._begin_end, first)
+        self._ended.wait()  # `join` takes the thread for ended once KeyboardInterrupt has interrupted it
+        self._thread.join()
+        error, self._end_error = self._end_error, None
+        if error is not None:
+            raise error
+
+    async def kept(self, work: Work[Result]) -> Result:
         task = asyncio.current_task()
         self._started.add(task)
         try:
@@ -135,12 +159,40 @@ class LoopThread:
         finally:
             self._started.discard(task)
 
-    async def _end(self) -> None:
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+            self._ended.set()
+
+    def _begin_end(self, first: Work[None] | None) -> None:
+        with self._lock:  # nothing can start after `_end_all` has listed the tasks
+            self._ending = True
+        if self._end is None:
+            self._end = self._loop.create_task(self._end_all(first))
+
+    async def _end_all(self, first: Work[None] | None) -> None:
+        try:
+            if first is not None:
+                await first()
+        except Exception as error:
+            self._end_error = error
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=STOP_TIMEOUT)
+        self._loop.stop()
+
+
+def _notes(one: LoopCall[Any], future: Future[Any]) -> list[str]:
+    """Return the notes for the KeyboardInterrupt that has cancelled a call, when the call has ended."""
+    if not wait([future], CANCEL_TIMEOUT).done:
+        return ["the interrupted call has not ended yet, and may still take effect"]
+    if not future.cancelled() and future.exception() is None:
+        return ["the interrupted call had already completed"]
+    return one.notes
 
 
 def result_of(future: Future[Result]) -> Result:
@@ -182,13 +234,19 @@ class Portal(SyncObject[Client]):
         self.closed = False
 
     @classmethod
-    def open(cls, opening: Work[Client]) -> Self:
+    def open(cls, opening: Work[Client], *, embedded: bool = False) -> Self:
+        """Open a client. `embedded`: it needs executors of this process, and closes when the interpreter exits."""
+        if not CLOSED_AT_EXIT.prepare() and embedded:
+            raise InvalidRequest("the interpreter is exiting, and cannot open a log any more: open it earlier")
         loop = LoopThread()
         try:
-            return cls(loop.call(opening), loop)
+            portal = cls(loop.call(partial(loop.kept, opening)), loop)
         except BaseException:
-            loop.stop()
+            loop.stop(loop.cancel_started)
             raise
+        if embedded:
+            CLOSED_AT_EXIT.portals.add(portal)
+        return portal
 
     @property
     def inherited(self) -> bool:
@@ -196,14 +254,20 @@ class Portal(SyncObject[Client]):
         return lifecycle.inherited(self.forked_from)
 
     def close(self) -> None:
-        """Close the client; open transactions abort. Raises UsedAfterFork."""
+        """Close the client; open transactions abort. Raises UsedAfterFork.
+
+        If KeyboardInterrupt ends the wait, the client closes in the background; another call waits for that.
+        """
         lifecycle.check(self.forked_from)
         self.loop.check_other()
-        if not self.closed:
-            self.closed = True
-            self.loop.call(self.loop.cancel_started)
-            self.loop.call(self.client.close)
-            self.loop.stop()
+        self.closed = True
+        CLOSED_AT_EXIT.portals.add(self)  # if the wait is interrupted, the exit waits
+        self.loop.stop(self._close)
+        CLOSED_AT_EXIT.portals.discard(self)
+
+    async def _close(self) -> None:
+        await self.loop.cancel_started()
+        await self.client.close()
 
     def call(self, function: Callable[P, Coroutine[Any, Any, Result]], *args: P.args, **kwargs: P.kwargs) -> Result:
         """Run a coroutine function on the loop; return its result.
@@ -262,6 +326,35 @@ class Portal(SyncObject[Client]):
         lifecycle.check(self.forked_from)
         if self.closed:
             raise InvalidRequest(CLOSED)
+
+
+class _ClosedAtExit:
+    """Closes clients when the interpreter begins to exit; afterwards executors accept no more work."""
+
+    def __init__(self) -> None:
+        self.portals: set[Portal] = set()
+        self._prepared = False
+        self._exiting = False
+
+    def prepare(self) -> bool:
+        """Close at exit what is in `portals` then; False if the interpreter is exiting already."""
+        if not self._prepared:
+            self._prepared = True
+            try:
+                current().threads.at_exit(self._close_all)
+            except RuntimeError:
+                self._exiting = True
+        return not self._exiting
+
+    def _close_all(self) -> None:
+        self._exiting = True
+        for portal in [*self.portals]:
+            if not portal.inherited:
+                with contextlib.suppress(Exception):
+                    portal.close()
+
+
+CLOSED_AT_EXIT = _ClosedAtExit()
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:

@@ -293,7 +293,7 @@ class SyncTransaction:
             raise InvalidRequest(self._closed)
         await self._transaction.send_rows(*send)
 
-    async def _commit(self, wait_visible: bool, winners: Sequence[Branch]) -> None:
+    async def _commit(self, wait_visible: bool, winners: Sequence[Branch] = ()) -> None:
         try:
             await self.close(ENDED)
         except asyncio.CancelledError as error:
