@@ -171,6 +171,10 @@ class ServiceUnavailable(PeerError):
     retryable = True
 
 
+class UntrustedService(ServiceUnavailable):
+    """The certificate of a service does not verify: the CA certificate, the host name or the address is wrong."""
+
+
 class ClusterRefused(PeerError):
     """A cluster rejects a request; `status` is the HTTP status, or 0, and `reason` the cluster's text."""
 

@@ -18,6 +18,7 @@ from broker_io.errors import PeerError as PeerError
 from broker_io.errors import ServiceUnavailable as ServiceUnavailable
 from broker_io.errors import StorageError as StorageError
 from broker_io.errors import TopicNotFound
+from broker_io.errors import UntrustedService as UntrustedService
 from broker_io.position import Position
 from txnbuffer.model import TxnId
 

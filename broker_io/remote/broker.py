@@ -6,7 +6,7 @@ import weakref
 from typing import TypeVar
 
 from broker_io.environment import current
-from broker_io.errors import NotSupported
+from broker_io.errors import NotSupported, ServiceUnavailable, UntrustedService
 from broker_io.port import Ledger, Resource, check_topic_name
 from broker_io.position import EARLIEST, Position
 from broker_io.remote.connection import RemoteConnection
@@ -44,11 +44,20 @@ class RemoteBroker(Resource):
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = current().threads.lock()
         try:
-            limits = self._ask("Hello", log_pb2.LogLimits)
+            limits = self._hello()
         except BaseException:
             self._connection.close()
             raise
         self.max_message_bytes, self._max_append_bytes = limits.max_message_bytes, limits.max_append_bytes
+
+    def _hello(self) -> log_pb2.LogLimits:
+        """The limits of the service. A certificate that does not verify is an error at once."""
+        try:
+            return self._connection.ask("Hello", log_pb2.LogLimits)
+        except UntrustedService:
+            raise
+        except ServiceUnavailable:
+            return self._ask("Hello", log_pb2.LogLimits)
 
     def topics(self) -> list[str]:
         return [*self._ask("Topics", log_pb2.TopicNames).names]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from broker_io.errors import Error, MessageTooLarge, PeerError, ServiceUnavailable, VersionMismatch
+from broker_io.errors import Error, MessageTooLarge, PeerError, ServiceUnavailable, UntrustedService, VersionMismatch
 from broker_io.rpc.encoding import StreamMethod, decode_error, encode_error, parse
 from broker_io.rpc.log_pb2 import Error as ErrorMessage
 
@@ -46,6 +46,16 @@ OPTIONS = [
 TOO_LONG = "larger than max"
 """Part of gRPC's error text for a message that exceeds the size limit of the client or the service."""
 REMEDY = "give the address of this log's service, or connect again if the log was re-created"
+
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
+"""Parts of gRPC's error texts for a certificate that does not verify."""
+TLS_HINTS = {
+    "WRONG_VERSION_NUMBER": "what answers there does not use TLS: connect without a CA certificate",
+    "Socket closed": "if the service uses TLS, give its CA certificate",
+    "Failed to create security handshaker": "the CA certificate cannot be used",
+}
+"""What other parts of these texts mean in a failure to connect."""
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 Metadata = tuple[tuple[str, str], ...]
 VERSION_METADATA: Metadata = ((VERSION_KEY, str(VERSION)),)
@@ -120,17 +130,32 @@ class Channel:
     @classmethod
     async def open(cls, address: Endpoint, timeout: float, log: LogIdentity) -> Channel:
         """Connect within `timeout` seconds. Raises ServiceUnavailable."""
-        channel = cls(address, log)
+        channel, reasons = cls(address, log), [""]
         try:
             async with asyncio.timeout(timeout):
-                await channel._channel.channel_ready()
+                await channel._connect(reasons)
         except BaseException as error:
             await channel.close()
             if isinstance(error, TimeoutError):
-                text = f"no service answers at {address.target} within {timeout:g} s: check that `txnbuf serve` is"
-                raise ServiceUnavailable(f"{text} running there") from None
+                text = f"no service answers at {address.target} within {timeout:g} s{reasons[-1]}: check that"
+                raise ServiceUnavailable(f"{text} `txnbuf serve` is running there") from None
             raise
         return channel
+
+    async def _connect(self, reasons: list[str]) -> None:
+        """Wait for the connection, and append why each attempt failed. Raises UntrustedService."""
+        import grpc
+
+        state = self._channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                try:  # gRPC tells why only to a call, which fails at once in this state
+                    await self._channel.unary_unary(HEALTH_CHECK)(b"")
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.UNAVAILABLE:
+                        reasons.append(f" ({_connect_failure(self.target, error.details())})")
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
 
     async def ask(self, path: str, request: Any, kind: type[M], timeout: float) -> M:
         """Return the answer to a request. Raises the error of the service; ServiceUnavailable without an answer."""
@@ -215,6 +240,17 @@ class MessageStream(Generic[Out, In]):
         await self._channel.close()
 
 
+def _connect_failure(target: str, details: str | None) -> str:
+    """Return the reason of a failure to connect, with a hint. Raises UntrustedService."""
+    reason = (details or "").rpartition("last error: ")[2]
+    if any(text in reason for text in UNTRUSTED):
+        raise UntrustedService(
+            f"the certificate of the service at {target} does not verify ({reason}): give the CA certificate of this "
+            "service, and the host name in its certificate"
+        )
+    return "; ".join([reason, *[hint for text, hint in TLS_HINTS.items() if text in reason]])
+
+
 def error_of(error: Any, target: str, *, connected: bool = False) -> Error:
     """Return the error of a failed call: the service's own, in its class; else what the status of gRPC means."""
     import grpc
@@ -234,7 +270,11 @@ def error_of(error: Any, target: str, *, connected: bool = False) -> Error:
         return PeerError(f"the server at {target} is not a service of this release: give the address of `txnbuf serve`")
     if connected:
         return ServiceUnavailable(f"the connection to {target} was lost ({error.details()})")
-    return ServiceUnavailable(f"no service answers at {target} ({error.details()}): is it running?")
+    try:
+        reason = _connect_failure(target, error.details())
+    except UntrustedService as untrusted:
+        return untrusted
+    return ServiceUnavailable(f"no service answers at {target} ({reason}): is it running?")
 
 
 def rejection(metadata: Mapping[str, str], served_log: str | None) -> Error | None:

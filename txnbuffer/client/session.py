@@ -20,7 +20,7 @@ from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.session_core import REQUESTS, Field, SessionCore
-from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable, UntrustedService
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
@@ -87,11 +87,17 @@ class ClientSession:
         self._lost_at = 0.0
 
     async def open(self) -> None:
-        """Connect. Raises ServiceUnavailable, and the service's error if it rejects this client."""
+        """Connect. Raises ServiceUnavailable, and the service's error if it rejects this client.
+
+        A certificate that does not verify is an error at once; in a later attempt to connect it may be a mistake that
+        is corrected soon.
+        """
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         try:
             link = await self._connector()
+        except UntrustedService:
+            raise
         except ServiceUnavailable as away:
             link = None  # the service may be starting: wait for it
             self._reason = away
