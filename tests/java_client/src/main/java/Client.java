@@ -35,7 +35,10 @@ public final class Client {
   private static final int FROM_OLDEST = 2, TO_NOW = 4;
 
   public static void main(String[] arguments) throws Exception {
-    ManagedChannel connection = ManagedChannelBuilder.forTarget(arguments[0]).usePlaintext().build();
+    ManagedChannel connection = ManagedChannelBuilder.forTarget(arguments[0])
+        .usePlaintext()
+        .maxInboundMessageSize(Integer.MAX_VALUE)
+        .build();
     Metadata metadata = new Metadata();
     metadata.put(Metadata.Key.of("txnbuffer-version", Metadata.ASCII_STRING_MARSHALLER), VERSION);
     Channel channel = ClientInterceptors.intercept(connection, MetadataUtils.newAttachHeadersInterceptor(metadata));
