@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from txnbuffer.service import streams
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.streams.client import ClientConfig
+from txnbuffer.streams.messages import Grant, StreamHello, StreamRequest
 
 SMALL = StreamsConfig(memory_bytes=200_000, readers=1)
 
@@ -246,6 +248,33 @@ async def test_readers_that_lag_get_everything_in_little_memory(monkeypatch):
         await resumed.until(60 * 40)
         assert resumed.table == truth
         await stalled.stream._session.close()
+
+
+@on_a_loop
+async def test_many_streams_that_nobody_reads_share_the_memory(broker):
+    count, limit = 100, 2_000_000
+    async with (
+        engine_on(broker, streams=replace(SMALL, memory_bytes=limit)) as engine,
+        client_of(engine, broker) as client,
+    ):
+        for number in range(20):
+            await write(client, "t", {f"{number}-{at}": "x" * 200 for at in range(40)})
+        connection = engine.streams.connect()
+        requests = [StreamRequest(stream, "t", 0, 2**62, (), 0, 0) for stream in range(1, count + 1)]
+        grants = [Grant(stream, 2**62, 2**62) for stream in range(1, count + 1)]
+        connection.receive([StreamHello("", 10.0), *requests, *grants])
+        backfills, budget = engine.streams.backfills, engine.streams.budget
+        await eventually(lambda: budget.backfill_memory.active == count)
+        for _ in range(2):  # the answers, then the first mutations
+            await connection.next()
+        await eventually(lambda: budget.backfill_memory.active == count and not backfills.active + backfills.pending)
+        assert 0 < budget.account.bytes <= limit
+        follower = Follower(client.stream("t"))
+        await follower.until(20 * 40)
+        assert len(follower.table) == 20 * 40
+        assert budget.account.bytes <= limit
+        connection.lost()
+        assert budget.backfill_memory.active <= 1
 
 
 @on_a_loop

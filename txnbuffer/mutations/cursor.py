@@ -7,8 +7,8 @@ another one when the backfill ends, until memory has all missing mutations.
 A backfill is a capped queue of snapshots, made from the mutations that the log returns. Its range may become several
 snapshots. Each has every key once, as of its end, so it is returned only when its end is known: when the range ends, or
 when it has half of the queue's cap. The log is read on demand, one request at a time, and only while there is room: a
-queue has at most `cap` bytes and one answer. Only a snapshot with a given end (the rest of one that the reader has in
-part) is completed whatever its size.
+queue has at most `cap` bytes and one answer. The more backfills there are, the smaller is the cap of each. Only a
+snapshot with a given end (the rest of one that the reader has in part) is completed whatever its size.
 """
 
 from __future__ import annotations
@@ -22,23 +22,41 @@ from txnbuffer.mutations.snapshot import Chain, Chunk, MemoryAccount, MutationSn
 
 
 @dataclass(slots=True, eq=False)
+class BackfillMemory:
+    """The memory of all backfills: `active` ones share `bytes` bytes."""
+
+    bytes: int
+    active: int = 0
+
+    @property
+    def share(self) -> int:
+        return max(self.bytes // max(self.active, 1), 1)
+
+
+@dataclass(slots=True, eq=False)
 class Backfill:
     """Mutations read from the log for one cursor: `next` to `last` are to come; no snapshot ends below `floor`.
 
-    `ready` snapshots are complete, `building` is the next one. `ticket`: that of the pending request, if there is one.
+    It may have `most` bytes, and at most its share of `memory`. `ready` snapshots are complete, `building` is the next
+    one. `ticket`: that of the pending request, if there is one.
     `items`: the number of mutations read so far.
     """
 
     next: int
     last: int
     floor: int
-    cap: int
+    most: int
+    memory: BackfillMemory
     account: MemoryAccount
     leaving: MemoryAccount
     ticket: int | None = None
     items: int = 0
     ready: deque[MutationSnapshot] = field(default_factory=deque)
     building: MutationSnapshot | None = None
+
+    @property
+    def cap(self) -> int:
+        return min(self.most, self.memory.share)
 
     @property
     def snapshots(self) -> list[MutationSnapshot]:
@@ -240,6 +258,7 @@ class Cursor:
         if backfill.ready:
             self._read(backfill.ready.popleft())
         elif backfill.next > backfill.last:
+            self._manager.end_backfill(backfill)
             self.backfill = None
         else:
             if self.error is None:

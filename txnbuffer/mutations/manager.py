@@ -23,7 +23,7 @@ import numpy as np
 from broker_io.position import Int64s, Position, Positions
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.mutations.cursor import Backfill, Cursor
+from txnbuffer.mutations.cursor import UNLIMITED, Backfill, BackfillMemory, Cursor
 from txnbuffer.mutations.snapshot import Chain, MemoryAccount, MutationSnapshot
 
 CAP = 4096
@@ -268,7 +268,8 @@ class MutationManager:
     """The manager of one topic. At its start mutations `first_seqno` to `high` are in the log, and none in memory.
 
     `max_snapshot_bytes` and `backfill_bytes` (for each cursor) are soft limits, which one batch may exceed. The
-    second must be twice the first, so that the rest of a snapshot always fits. Bytes are added to `account`.
+    second must be twice the first, so that the rest of a snapshot always fits. Bytes are added to `account`. All
+    backfills share `backfill_memory`.
     """
 
     def __init__(
@@ -280,12 +281,14 @@ class MutationManager:
         max_snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
         backfill_bytes: int = BACKFILL_BYTES,
         account: MemoryAccount | None = None,
+        backfill_memory: BackfillMemory | None = None,
     ) -> None:
         self.account = MemoryAccount(account)
         self.leaving = MemoryAccount(self.account)
         self.index = index or SnapshotIndex()
         self.first_seqno = first_seqno
         self.backfill_bytes = backfill_bytes
+        self.backfill_memory = backfill_memory or BackfillMemory(UNLIMITED)
         self.chain = Chain(high, max_snapshot_bytes, MemoryAccount(self.account), self.leaving)
         self.cursors: dict[str, Cursor] = {}
         self.cursors_dropped = 0
@@ -440,7 +443,8 @@ class MutationManager:
     # Called by cursors
 
     def new_backfill(self, first: int, last: int, floor: int) -> Backfill:
-        return Backfill(first, last, floor, self.backfill_bytes, self.backfills, self.leaving)
+        self.backfill_memory.active += 1
+        return Backfill(first, last, floor, self.backfill_bytes, self.backfill_memory, self.backfills, self.leaving)
 
     def demand(self, cursor: Cursor, backfill: Backfill) -> None:
         """Ask the log for what there is room for."""
@@ -458,6 +462,7 @@ class MutationManager:
 
     def end_backfill(self, backfill: Backfill) -> None:
         """A backfill is no longer used."""
+        self.backfill_memory.active -= 1
         if backfill.ticket is not None:
             del self._requests[backfill.ticket]
             self._effects.append(StopReading(backfill.ticket))
@@ -545,15 +550,18 @@ class MemoryBudget:
     3. evict mutations that the log has and that no cursor needs next;
     4. make cursors read the log, the slowest first.
 
+    Backfills are made with `backfill_memory`, half of the budget, so the steps are enough for the other half.
+
     Memory that was freed while a reader still refers to it counts as freed.
     """
 
-    __slots__ = ("account", "budget", "lower", "managers", "upper")
+    __slots__ = ("account", "backfill_memory", "budget", "lower", "managers", "upper")
 
     def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
         if not 0 < lower <= upper <= 1:
             raise ValueError(f"the marks must satisfy 0 < lower <= upper <= 1, got {lower} and {upper}")
         self.account = MemoryAccount()
+        self.backfill_memory = BackfillMemory(0)
         self.managers: dict[str, MutationManager] = {}
         self.upper = upper
         self.lower = lower
@@ -562,6 +570,7 @@ class MemoryBudget:
     def resize(self, budget: int) -> None:
         """Change the budget, and the size of snapshots accordingly."""
         self.budget = budget
+        self.backfill_memory.bytes = budget // 2
         self._fit()
 
     def add(self, topic: str, manager: MutationManager) -> None:

@@ -85,6 +85,7 @@ class Feed:
             max_snapshot_bytes=budget.snapshot_bytes,
             backfill_bytes=max(min(BACKFILL_BYTES, 2 * budget.budget // SNAPSHOTS_PER_TOPIC), 2 * MIN_SNAPSHOT_BYTES),
             account=budget.account,
+            backfill_memory=budget.backfill_memory,
         )
         self._budget = budget
         budget.add(self.name, self.manager)

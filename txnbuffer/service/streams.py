@@ -205,6 +205,8 @@ def _reason(error: Error) -> EndReason:
 ANSWER_BYTES = 4 * MIB
 """Approximate maximum size of one backfill answer, so that cursors take turns."""
 READ_MESSAGES = 4096
+LEAST_MESSAGE_BYTES = 256
+"""Of a smaller answer, a read takes no more messages than if they had this size."""
 READ_SECONDS = 30.0
 """Seconds within which a message of the log must be read."""
 
@@ -265,7 +267,8 @@ class Backfills:
     async def _read(self, feed: Feed, request: ReadLog) -> MutationBatch:
         """The requested mutations, or the first of them. Raises MutationsTrimmed, and as `Reader.read`."""
         place = feed.read_start(request)
-        wanted = min(request.max_bytes, ANSWER_BYTES)
+        share = feed.manager.backfill_memory.share  # it may be smaller than when the answer was requested
+        wanted = min(request.max_bytes, ANSWER_BYTES, share)
         found: list[MutationBatch] = []
         width = Width()
         start = place.position._replace(batch=NO_INDEX)  # the message that contains the record
@@ -275,7 +278,8 @@ class Backfills:
         reader: Reader = await in_thread(open_reader)
         try:
             while wanted > 0 and place.seqno <= request.last and not width.full:
-                placed = await in_thread(partial(reader.read, limit=READ_MESSAGES, timeout=READ_SECONDS))
+                limit = READ_MESSAGES if place.seqno < request.first else -(-wanted // LEAST_MESSAGE_BYTES)
+                placed = await in_thread(partial(reader.read, limit=min(limit, READ_MESSAGES), timeout=READ_SECONDS))
                 if placed is None:
                     raise BackfillFailed(
                         f"topic {feed.name!r}: no message after {place.position} could be read; try again"
@@ -287,9 +291,10 @@ class Backfills:
                         continue
                     place = place._replace(seqno=rows.last + 1)
                     if (rows := _within(rows, request)) is not None:
-                        found.append(rows)
-                        width.add(rows.messages.properties, len(rows))
-                        wanted -= rows.payload()
+                        fitting = next(rows.parts(wanted))
+                        found.append(fitting)
+                        width.add(fitting.messages.properties, len(fitting))
+                        wanted = wanted - fitting.payload() if len(fitting) == len(rows) else 0
                     if wanted <= 0 or width.full:
                         break
         finally:
