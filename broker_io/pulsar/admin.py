@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from broker_io.environment import Mutex, current
-from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
+from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import AnswerKind, classify_status
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.waits import RetryPolicy
@@ -32,6 +32,8 @@ class AdminClient:
     """Requests to the interface at `url`; safe from any thread."""
 
     def __init__(self, url: str, credentials: Credentials, retry: RetryPolicy) -> None:
+        if not isinstance(url, str):
+            raise InvalidAddress(f"admin_url must be a text, got {url!r}: write http://HOST:PORT")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InvalidAddress(f"{url!r} is not the address of an admin interface: write http://HOST:PORT")
@@ -79,7 +81,13 @@ class AdminClient:
             try:
                 return json.loads(content) if content else None
             except ValueError:
-                return content.decode(errors="replace")
+                text = content.decode(errors="replace")
+                if text.lstrip().startswith("<"):
+                    raise InvalidAddress(
+                        f"{self.url} answered {method} {path} with a page instead of JSON: check that admin_url is "
+                        f"the admin interface of the cluster"
+                    ) from None
+                return text
         reason = reason[:REASON_CHARACTERS]
         what = f"{self.url} answered {method} {path} with {status} ({reason})"
         if means is AnswerKind.UNAUTHORIZED:
@@ -106,6 +114,8 @@ class AdminClient:
                     method, place, content=data, headers=headers, timeout=seconds, extensions={"trace": trace}
                 )
                 return response.status_code, response.content, response.headers.get("Location")
+            except httpx.LocalProtocolError as error:  # its text may show a header
+                raise CallerError(f"the request to {place} can't be sent ({type(error).__name__})") from None
             except (httpx.RequestError, httpx.InvalidURL) as error:
                 if isinstance(error, httpx.TimeoutException):
                     self.close()  # all kept ones may be dead

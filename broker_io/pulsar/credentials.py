@@ -41,21 +41,31 @@ class Credentials:
             raise CallerError("more than one of token, token_file, oauth2 and tls_cert is given: choose one")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise CallerError("only one of tls_cert and tls_key is given: give both")
-        if self.oauth2 is not None and not {"issuer_url", "private_key"} <= {*self.oauth2}:
-            raise CallerError("oauth2 requires issuer_url and private_key: give both")
+        if self.token is not None:
+            _check_token(self.token, "token")
+        if self.oauth2 is not None:
+            if not {"issuer_url", "private_key"} <= {*self.oauth2}:
+                raise CallerError("oauth2 requires issuer_url and private_key: give both")
+            for name, text in self.oauth2.items():
+                if not isinstance(text, str):
+                    raise CallerError(f"{name} of oauth2 must be a text, got a {type(text).__name__}")
 
     def current_token(self) -> str | None:
-        """The token; a token file is read each time, because the token may be renewed there."""
+        """The token; a token file is read each time, because the token may be renewed there. Raises CallerError."""
         if self.token_file is None:
-            return self.token
+            return None if self.token is None else _check_token(self.token, "token")
         try:
-            return current().disk.read(self.token_file).decode("ascii").strip()
-        except (OSError, UnicodeError) as error:
+            text = current().disk.read(self.token_file).decode("ascii")
+        except UnicodeError:  # its text would show a part of the token
+            raise CallerError(f"the token file {self.token_file} has other characters than ASCII") from None
+        except OSError as error:
             raise CallerError(f"the token file {self.token_file} can't be read ({error})") from None
+        return _check_token(text, f"token file {self.token_file}")
 
     def for_client(self) -> pulsar.Authentication | None:
         """The authentication object of the client library."""
         if self.oauth2 is not None:
+            _content(self.oauth2["private_key"])  # the library's error would not say what is wrong
             return pulsar.AuthenticationOauth2(json.dumps(dict(self.oauth2)))
         if self.tls_cert is not None:
             return pulsar.AuthenticationTLS(self.tls_cert, self.tls_key)
@@ -72,6 +82,16 @@ class Credentials:
         except (OSError, ssl.SSLError) as error:
             raise CallerError(f"the TLS files {self.tls_trust}, {self.tls_cert} can't be used ({error})") from None
         return context
+
+
+def _check_token(text: object, what: str) -> str:
+    """The token without surrounding white space. Raises CallerError, which does not contain the token."""
+    token = text.strip() if isinstance(text, str) else ""
+    if not token:
+        raise CallerError(f"the {what} is empty or no text: set it to a token, or leave it out")
+    if not all("!" <= character <= "~" for character in token):
+        raise CallerError(f"the {what} has white space or characters other than ASCII in it: copy it again")
+    return token
 
 
 class Bearer:
@@ -121,7 +141,15 @@ def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
         if isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error:
             raise ServiceUnavailable(f"the token issuer {issuer} fails ({_said(error)})") from None
         raise NotAuthorized(f"{issuer} refuses a token ({_said(error)}): check the credentials of oauth2") from None
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol, OSError, ValueError, KeyError, TypeError) as error:
+    except (
+        httpx.InvalidURL,
+        httpx.UnsupportedProtocol,
+        httpx.TooManyRedirects,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:
         raise NotAuthorized(f"no token from {issuer} ({error!r}): check the parameters of oauth2") from None
     except httpx.RequestError as error:
         raise ServiceUnavailable(f"the token issuer {issuer} does not answer ({error!r})") from None
@@ -133,6 +161,12 @@ def _said(error: Exception) -> str:
 
 
 def _content(place: str) -> bytes:
-    if place.startswith("data:"):
-        return base64.b64decode(place.partition(",")[2])
-    return current().disk.read(place.removeprefix("file://").removeprefix("file:"))
+    """The credentials at a path or URL. Raises CallerError."""
+    try:
+        if place.startswith("data:"):
+            return base64.b64decode(place.partition(",")[2], validate=True)
+        return current().disk.read(place.removeprefix("file://").removeprefix("file:"))
+    except ValueError:
+        raise CallerError("private_key of oauth2 is no valid data: URL: write data:application/json;base64,…") from None
+    except OSError as error:
+        raise CallerError(f"private_key of oauth2 can't be read ({error})") from None

@@ -356,9 +356,12 @@ def test_a_proxy_of_the_environment_is_not_used(
         {"tls_cert": "a"},
         {"oauth2": {"issuer_url": "x"}},
         {"token": "a", "tls_cert": "b", "tls_key": "c"},
+        {"token": ""},
+        {"token": "\n"},
+        {"oauth2": {"issuer_url": 5, "private_key": "x"}},
     ],
 )
-def test_inconsistent_credentials_are_rejected(options: dict[str, str]) -> None:
+def test_inconsistent_credentials_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(CallerError):
         Credentials(**options)
 
@@ -367,7 +370,48 @@ def test_credentials_are_not_printed() -> None:
     assert "hush" not in repr(Credentials(token="hush"))
 
 
+def test_white_space_around_a_token_is_dropped(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    interface.will_answer(204)
+    admin(Credentials(token=" abc\n")).ask("GET", "x")
+    assert interface.questions[-1][3] == "Bearer abc"
+
+
+@pytest.mark.parametrize("token", ["hush\nhush", "hush hush", "hush-t\u00f6k\u00e9n\U0001f600", "hush\0"])
+def test_a_token_that_no_header_can_have_is_one_error_without_it(tmp_path: Path, token: str) -> None:
+    with pytest.raises(CallerError, match=r"^the token has ") as error:
+        Credentials(token=token)
+    assert "hush" not in str(error.value)
+    (file := tmp_path / "file").write_text(token)
+    with pytest.raises(CallerError, match=r"^the token file .* has ") as error:
+        Credentials(token_file=str(file)).current_token()
+    assert "hush" not in str(error.value)
+
+
+def test_a_private_key_that_is_no_data_is_one_error(tmp_path: Path) -> None:
+    for key in ("data:application/json;base64,!!!", str(tmp_path / "missing")):
+        with pytest.raises(CallerError, match=r"^private_key of oauth2 "):
+            Credentials(oauth2={"issuer_url": "http://127.0.0.1:1", "private_key": key}).for_client()
+
+
+def test_redirects_of_an_issuer_without_end_are_not_retried(
+    interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
+) -> None:
+    (secret := tmp_path / "key.json").write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
+    for _ in range(21):
+        interface.will_answer(302, None, Location=f"{interface.url}/again")
+    with pytest.raises(NotAuthorized, match="check the parameters of oauth2"):
+        admin(Credentials(oauth2={"issuer_url": interface.url, "private_key": str(secret)})).ask("GET", "x")
+
+
+def test_a_page_instead_of_json_is_not_an_answer(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    interface.will_answer(200, b"<!DOCTYPE html><html></html>")
+    with pytest.raises(InvalidAddress, match=f"^{interface.url} answered GET x with a page instead of JSON"):
+        admin().ask("GET", "x")
+
+
 def test_invalid_admin_address_is_rejected() -> None:
+    with pytest.raises(InvalidAddress, match="must be a text, got 5"):
+        AdminClient(5, Credentials(), RetryPolicy(0.0, nothing))  # type: ignore[arg-type]  # what a caller may do
     with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
         AdminClient("host:8080", Credentials(), RetryPolicy(0.0, nothing))
 
