@@ -61,6 +61,20 @@ def check_max_unavailable(seconds: object, what: str) -> float:
     return float(seconds)
 
 
+def check_wait(timeout: object) -> float:
+    """Return how many seconds a call may wait; those below 0 count as 0. Raises InvalidRequest."""
+    if type(timeout) not in (int, float) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+        raise InvalidRequest(f"timeout must be a number of seconds, got {_short(timeout)}")
+    return float(timeout)
+
+
+def check_attempts(attempts: object) -> int:
+    """Return how many times work may be tried. Raises InvalidRequest."""
+    if type(attempts) is not int or attempts < 1:
+        raise InvalidRequest(f"attempts must be at least 1, got {_short(attempts)}")
+    return attempts
+
+
 def check_limit(limit: object) -> int:
     """Return the maximum number of records of a batch. Raises InvalidRequest."""
     if type(limit) is not int or limit < 1:

@@ -8,6 +8,7 @@ import pytest
 from client_world import World, in_world, once, until, values
 
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
@@ -241,7 +242,7 @@ def test_closing_aborts_open_transactions_and_fails_waiting_callers() -> None:
         await txn.send("log", b"v")
         await asyncio.sleep(0.05)
         await client.close()
-        with pytest.raises(ServiceUnavailable, match="closed"):
+        with pytest.raises(InvalidRequest, match="was closed"):
             await client.send("log", b"v")
         other = await world.client()
         while await other.outcome(txn.id) is None:

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from broker_io.port import Broker
-from txnbuffer.checks import check_last_number, check_name, check_number, check_timeout
+from txnbuffer.checks import (
+    check_attempts,
+    check_awaitable,
+    check_callable,
+    check_last_number,
+    check_name,
+    check_number,
+    check_timeout,
+)
 from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import run_to_completion
@@ -71,6 +79,7 @@ class Client(BaseClient):
 
         If the caller is cancelled, the exception is raised only after everything is closed.
         """
+        self.closed = True
         parts = AsyncExitStack()
         for close in (self.resources.aclose, self.sessions.close, self.admin.close, self.streams.close):
             parts.push_async_callback(close)  # the last one is closed first
@@ -112,13 +121,15 @@ class Client(BaseClient):
         pauses that double from 10 ms. An exception of `work` aborts the transaction; it is raised unless it is
         TransactionAborted. The other arguments are those of `transaction`.
 
-        Raises TransactionAborted after the last attempt, and the other errors of `Transaction.commit`.
+        Raises TransactionAborted after the last attempt, InvalidHandler if `work` returns nothing to await, and the
+        other errors of `Transaction.commit`.
         """
+        check_callable(work)
         pause = FIRST_PAUSE
-        for attempt in range(1, attempts + 1):
+        for attempt in range(1, check_attempts(attempts) + 1):
             try:
                 async with self.transaction(name=name, number=number, timeout=timeout) as txn:
-                    result = await work(txn)
+                    result = await check_awaitable(work(txn))
             except TransactionAborted:
                 if attempt == attempts:
                     raise
@@ -126,7 +137,7 @@ class Client(BaseClient):
                 pause *= 2
             else:
                 return result
-        raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def delete_name(self, name: str, *, last_number: int = 0) -> None:
         """Delete a producer name, fence its holder and abort its open transactions.
@@ -262,6 +273,9 @@ class Client(BaseClient):
         the topic branched, the stream delivers a `Rollback`. Raises UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
+        self.check_open()
+        if store is not None and not (hasattr(store, "load") and hasattr(store, "save")):
+            raise InvalidRequest(f"a token store needs methods load and save, got {store!r}")
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
         return ChangeStream(self.streams.of(topic), topic, from_, to, store, lease)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from broker_io.environment import current
 from broker_io.waits import Backoff
 from snapshots.shards import shard_of
+from txnbuffer.client.session import CLOSED
 from txnbuffer.errors import (
     Error,
     ForeignToken,
@@ -53,6 +54,7 @@ class AdminClients:
         self.max_unavailable = max_unavailable
         self._connectors = connectors
         self._links: dict[int, AdminLink] = {}
+        self._closed = False
         self._lock = asyncio.Lock()
         self._backoff = Backoff()
 
@@ -62,6 +64,8 @@ class AdminClients:
         Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
         ServiceUnavailable.
         """
+        if self._closed:
+            raise InvalidRequest(CLOSED)
         if not self._connectors:
             raise InvalidRequest("this client has no connector for admin requests: create it with connect")
         monotonic = current().clock.monotonic
@@ -82,7 +86,8 @@ class AdminClients:
             await asyncio.sleep(pause)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; later requests fail."""
+        self._closed = True
         for number in [*self._links]:
             await self._hang_up(number)
 

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVa
 from broker_io.environment import ThreadQueue, current
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import Client
+from txnbuffer.client.session import CLOSED
 from txnbuffer.errors import InvalidRequest
 
 P = ParamSpec("P")
@@ -29,7 +30,6 @@ STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
 CANCEL_TIMEOUT = 2.0
 """Seconds that an interrupted call waits until it is cancelled."""
-CLOSED = "the client was closed: connect again"
 
 
 class LoopCall(Generic[Result]):

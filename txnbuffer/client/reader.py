@@ -27,7 +27,7 @@ from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
 from txnbuffer.buffer.visibility import reader_floor
-from txnbuffer.checks import check_limit, check_topics
+from txnbuffer.checks import check_limit, check_topics, check_wait
 from txnbuffer.client import lifecycle
 from txnbuffer.client.lifecycle import ClosedOnExit, opened
 from txnbuffer.client.records import RecordBatch
@@ -399,6 +399,7 @@ ISOLATIONS = ("read_committed", "read_uncommitted")
 
 PARTITION_CHECK_INTERVAL = 10.0
 """Seconds between checks for new partitions of a topic."""
+CLOSED = "the reader is closed: open another one"
 SLICE = 0.01
 """Seconds that a reader of several topics waits for one of them before it checks the next."""
 
@@ -454,6 +455,7 @@ class CommittedReader(Resource):
         self._clock = clock or current().clock
         self._followers: list[CommittedFollower | UncommittedFollower] = []
         self._turn = 0
+        self._closed = False
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
         self._read_topics = ReadTopics(broker, topics, start)
         try:
@@ -470,7 +472,8 @@ class CommittedReader(Resource):
         """
         check_limit(limit)
         lifecycle.check(self._forked_from)
-        deadline = self._clock.monotonic() + timeout
+        deadline = self._clock.monotonic() + check_wait(timeout)
+        self._check_open()
         while True:
             self._add_partitions()
             for _ in self._followers:
@@ -488,6 +491,10 @@ class CommittedReader(Resource):
                 continue
             self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest(CLOSED)
 
     def _open(self, topics: list[tuple[str, Start]]) -> None:
         for topic, start in topics:
@@ -517,6 +524,7 @@ class CommittedReader(Resource):
 
     def lag(self) -> dict[str, Lag]:
         """Return the lag of each topic and partition, by name."""
+        self._check_open()
         lags = {}
         for follower in self._followers:
             ledgers = self._broker.ledgers(follower.topic)
@@ -531,6 +539,7 @@ class CommittedReader(Resource):
         """Close the reader. In a forked child this does nothing, because the parent owns the connections and files."""
         if self._forked_from != lifecycle.generation():
             return
+        self._closed = True
         for follower in self._followers:
             follower.close()
 
@@ -605,7 +614,7 @@ class AsyncReader(ClosedOnExit):
         Concurrent reads run one after the other. Raises the errors of `CommittedReader.read`.
         """
         check_limit(limit)
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + check_wait(timeout)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._turn.acquire()
@@ -657,5 +666,5 @@ class AsyncReader(ClosedOnExit):
     def _call(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
         """Run a function in the reader's thread. Raises InvalidRequest once the reader is closed."""
         if self._closing is not None:
-            raise InvalidRequest("the reader is closed: open another one")
+            raise InvalidRequest(CLOSED)
         return asyncio.get_running_loop().run_in_executor(self._thread, function)

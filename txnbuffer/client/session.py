@@ -50,6 +50,7 @@ VISIBLE = 120.0
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for the ends of transactions, and for the service to end the connection."""
 CLOSE_POLL = 0.005
+CLOSED = "the client was closed: connect again"
 
 
 class ClientSession:
@@ -173,6 +174,7 @@ class ClientSession:
         if self._unavailable_timer is not None:
             self._unavailable_timer.cancel()
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
+        self._unreachable = InvalidRequest(CLOSED)  # of later calls
 
     async def _end_transactions(self) -> None:
         """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""

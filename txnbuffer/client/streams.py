@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 from broker_io.environment import current
 from broker_io.waits import Backoff
 from snapshots.shards import shard_of
+from txnbuffer.checks import check_wait
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.lifecycle import ClosedOnExit
 from txnbuffer.client.tokens import TokenStore
@@ -382,7 +383,7 @@ class ChangeStream(ClosedOnExit):
         Raises the error that ended the stream, and ServiceUnavailable after `max_unavailable` seconds without a
         connection; the next call continues the stream. Concurrent calls run one after the other.
         """
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + check_wait(timeout)
         async with asyncio.timeout_at(deadline):
             await self._next_lock.acquire()
         try:

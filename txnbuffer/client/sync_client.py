@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from broker_io.environment import current
-from txnbuffer.checks import check_sync_function, check_sync_result
+from txnbuffer.checks import check_attempts, check_sync_function, check_sync_result
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import DurableCursors
 from txnbuffer.client.portal import InCaller, Portal, SyncObject, blocking
@@ -20,7 +20,7 @@ from txnbuffer.client.streams import ChangeBatch, ChangeStatistics, ChangeStream
 from txnbuffer.client.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest, TransactionAborted
+from txnbuffer.errors import TransactionAborted
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SyncClient(Portal):
         """
         check_sync_function(work)
         pause = FIRST_PAUSE
-        for attempt in range(1, attempts + 1):
+        for attempt in range(1, check_attempts(attempts) + 1):
             try:
                 with self.transaction(name=name, number=number, timeout=timeout) as txn:
                     result = check_sync_result(work(txn))
@@ -71,7 +71,7 @@ class SyncClient(Portal):
                 pause *= 2
             else:
                 return result
-        raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     outcome = blocking(Client.outcome)
     """Return whether a transaction committed or aborted, as `Client.outcome`."""

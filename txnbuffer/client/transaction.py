@@ -33,7 +33,7 @@ from txnbuffer.client.send_columns import (
     slices,
     take_rows,
 )
-from txnbuffer.client.session import ClientSession, ShardSessions
+from txnbuffer.client.session import CLOSED, ClientSession, ShardSessions
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import (
     Branch,
@@ -115,6 +115,7 @@ class BaseClient:
         self.names = ProducerNames()
         self._ordinary = ordinary
         self._topics: set[str] = set()
+        self.closed = False
 
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
         """Return whether a transaction committed or aborted; None while it is open.
@@ -146,8 +147,14 @@ class BaseClient:
         self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
+    def check_open(self) -> None:
+        """Raises InvalidRequest once the client is closed."""
+        if self.closed:
+            raise InvalidRequest(CLOSED)
+
     def check(self) -> None:
         """Raise the error that makes every request fail, if there is one."""
+        self.check_open()
         if self._ordinary is None:
             self.session.check()
         else:
@@ -155,7 +162,7 @@ class BaseClient:
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName."""
-        if topic not in self._topics:
+        if type(topic) is not str or topic not in self._topics:
             self._topics.add(check_topic_name(topic))
 
     @property
