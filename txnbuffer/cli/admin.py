@@ -69,7 +69,8 @@ def find_hanging_command(seconds: float, service: ServiceAddress, output: str) -
     """Find transactions that have been open for long, the oldest first.
 
     Each one blocks the readers of all topics that it wrote to. The service aborts it at its timeout;
-    `txnbuf abort` aborts it now.
+    `txnbuf abort` aborts it now. A client announces a transaction up to 2 seconds after its begin; until then
+    it is shown as "not known to the coordinator yet".
     """
     responses = call_all(service, "FindHanging", seconds=seconds)
     show_rows(_merged(responses.each), output, title="open transactions", empty="none found")
