@@ -14,6 +14,7 @@ from broker_io.memory import MemoryBroker
 from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
+from txnbuffer.service import topics
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topics import HELD_BYTES
 
@@ -69,6 +70,26 @@ async def test_topics_that_are_registered_together_share_manifests(tmp_path):
             assert replaced.call_count < len(names) / 2
             assert {*names} <= {*broker.topics()}
             assert not any(isinstance(answer, Exception) for answer in session.answers.values())
+
+
+@on_a_loop
+async def test_many_new_topics_are_created_in_steps(tmp_path):
+    """Between two steps the log accepts the records of others."""
+    with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
+        async with engine_on(broker) as engine:
+            session, _ = await session_on(engine)
+            with (
+                patch.object(topics, "TOPICS_AT_ONCE", 8),
+                patch.object(broker, "create_topics", wraps=broker.create_topics) as created,
+            ):
+                numbers = [session.request + place for place in range(1, 61)]
+                session.request += len(numbers)
+                asked = (NamedRequest(number, f"t{number}") for number in numbers)
+                session.link.send(ClientFrame(registers=tuple(asked)))
+                await session.until(lambda: {*numbers} <= session.answers.keys())
+            sizes = [len(call.args[0]) for call in created.call_args_list]
+            assert max(sizes) == 8
+            assert {f"t{number}" for number in numbers} <= {*broker.topics()}
 
 
 @on_a_loop

@@ -49,6 +49,8 @@ from txnbuffer.service.takeover import OwnedLog
 
 T = TypeVar("T")
 
+TOPICS_AT_ONCE = 64
+"""Topics that one step creates; records of others are not written meanwhile."""
 HELD_BYTES = 64 * MIB
 """Undecided messages of all topics that wait in memory for their seqnos."""
 LEAST_HELD = 64 * 1024
@@ -226,7 +228,8 @@ class Topics(ABC):
         topic.writer = await self.work(self._create_and_open, topic.name)
 
     def _create_and_open(self, name: str) -> Writer:
-        waiting, self._to_open = self._to_open, []
+        waiting = self._to_open[:TOPICS_AT_ONCE]
+        del self._to_open[:TOPICS_AT_ONCE]
         if self._create and waiting and isinstance(self.broker, BulkBroker):
             self.broker.create_topics(waiting)  # the next calls find their topics created
         self._create_topic(name)
