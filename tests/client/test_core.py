@@ -276,6 +276,21 @@ def test_giving_up_fails_all_waiters() -> None:
     assert hello.open == ()
 
 
+def test_commit_that_was_never_sent_has_aborted_when_the_client_gives_up() -> None:
+    core = welcomed()
+    sent, unsent = core.begin(), core.begin()
+    core.transactions.end(sent, EndPlan(True, "sent"))
+    core.take_frame()
+    core.lost()
+    core.transactions.end(unsent, EndPlan(True, "unsent"))
+    core.hello()
+    states = ((sent.txn, State.OPEN), (unsent.txn, State.OPEN))
+    core.receive(ServerFrame(welcome=Welcome("s", 0, 2, 1000, states)))  # both are in the next frame
+    core.give_up(ServiceUnavailable("nobody there"))
+    told = {waiter: type(result) for waiter, result in core.take_results() if waiter is not None}
+    assert told == {"sent": OutcomeUnknown, "unsent": TransactionAborted}
+
+
 def test_answers_to_unknown_requests_are_ignored() -> None:
     core = welcomed()
     core.receive(

@@ -98,16 +98,17 @@ class Requests:
         self._queued.setdefault(field, []).append(row)
         return self._number
 
+    def unsent(self, number: int) -> bool:
+        """Return whether a request was not sent over any connection."""
+        request = self.unanswered.get(number)
+        return request is not None and number not in self._sent and request.row in self._queued.get(request.field, [])
+
     def withdraw(self, number: int) -> bool:
         """Withdraw a request; False if it was already sent."""
-        request = self.unanswered.get(number)
-        if request is None:
+        if not self.unsent(number):
             return False
-        rows = self._queued.get(request.field, [])
-        if number in self._sent or request.row not in rows:
-            return False
-        rows.remove(request.row)
-        del self.unanswered[number]
+        request = self.unanswered.pop(number)
+        self._queued[request.field].remove(request.row)
         return True
 
     def again(self) -> None:
@@ -439,9 +440,11 @@ class SessionCore:
     def give_up(self, error: Error) -> None:
         """Fail all requests, because no service can be reached or the service rejects this client."""
         self._results += [(waiter, error) for waiter in self._path.drop_all()]
-        for request in list(self.requests.unanswered.values()):
+        for number, request in self.requests.unanswered.items():
             if request.waiter is not None:
-                self._results.append((request.waiter, _unanswered(request, error)))
+                never_committed = request.field == "commits" and self.requests.unsent(number)
+                failure = refusal(request.subject, error) if never_committed else _unanswered(request, error)
+                self._results.append((request.waiter, failure))
         self.requests.drop_all()
         self.transactions.give_up(error)
         self._leasing = False
