@@ -2,34 +2,38 @@
 
 Stored names call a sealed segment a `part`, and an entry with overflow of the state a `spill`.
 
-A data topic T has the keys `T-1`, `T-2`, … for its sealed segments, `T-s1`, `T-s2`, … for the overflow of its end
-entry, and `T-end`; `__owner` is the owner's. The text after the last `-` distinguishes them, so the topics `a`, `a-1`,
-`a-s1` and `a-end` do not conflict: `a-1-1` is segment 1 of `a-1`.
+A data topic T has the keys `T-1`, `T-2`, … and `T-m1`, `T-m2`, … for its two chains of sealed segments, those of the
+buffer and those of mutation snapshots; `T-s1`, `T-s2`, … for the overflow of its end entry; and `T-end`. `__owner` is
+the owner's. The text after the last `-` distinguishes them, so the topics `a`, `a-1`, `a-s1` and `a-end` do not
+conflict: `a-1-1` is segment 1 of `a-1`.
 
-A message has the key of its entry and three properties: `tb.v`, the format version (1); `tb.kind`, one of `owner`,
-`part`, `spill`, `end`, `gone`; and `tb.epoch`, the epoch of the owner that wrote it. Its value is one Avro record of
-the schema `<kind>-<version>` (overflow: plain bytes). `gone` has no value: it deletes its key.
+A message has the key of its entry and three properties: `tb.v`, the version of the format of its kind (2 for `end`, 1
+for all others); `tb.kind`, one of `owner`, `part`, `mutations`, `spill`, `end`, `gone`; and `tb.epoch`, the epoch of
+the owner that wrote it. Its value is one Avro record of the schema `<kind>-<version>` (overflow: plain bytes). `gone`
+has no value: it deletes its key.
 
 A message whose epoch is lower than that of an `owner` entry before it in the log was written by an owner that had
 already lost the topic; readers ignore it.
 
-`T-end` (schema `end-1`) is the commit record: a snapshot exists once its end entry is durable, and consists of what
+`T-end` (schema `end-2`) is the commit record: a snapshot exists once its end entry is durable, and consists of what
 that entry names. It names the segments `T-first_part` to `T-(next_part - 1)` by their numbers and by the chain digest
-before the first and after the last of them. It holds the state as bytes, inline or, if that is too long for one entry,
-split into the n overflow entries `T-s(next_spill - n)` to `T-s(next_spill - 1)`, each named by its digest.
+before the first and after the last of them, and those of mutation snapshots, `T-m(first_mutations)` to
+`T-m(next_mutations - 1)`, in the same way. Version 1 (`end-1`) is read too; it has no segments of mutation snapshots.
+It holds the state as bytes, inline or, if that is too long for one entry, split into the n overflow entries
+`T-s(next_spill - n)` to `T-s(next_spill - 1)`, each named by its digest.
 
 A sealed segment never changes and is written once under its number. Its content and that of the state are opaque here;
 `txnbuffer/recovery/codec.py` describes them.
 
-A digest is BLAKE2b of 16 bytes. An entry ends with the digest of all its bytes before. For a segment that digest is the
-chain digest after it, since the entry also holds the one before it: at restore the chain proves that no segment is
-missing, torn or of another topic. It starts with the digest of topic and incarnation. Overflow entries have no digest
-of their own.
+A digest is BLAKE2b of 16 bytes. End entries and segments end with the digest of all their bytes before. For a segment
+that digest is the chain digest after it, since the entry also holds the one before it: at restore the chain proves that
+no segment is missing, torn or of another topic. It starts with the digest of topic and incarnation; that of mutation
+snapshots also hashes the word `mutations`. Owner and overflow entries have no digest of their own.
 
 The records are Avro whose arrays are columns. The schemas are plain Avro in the directory `schemas` of the package that
 writes the records, one file per kind and version. They use `long`, `boolean`, `string`, `bytes`, `fixed`, `array<long>`
-(a column) and `array<bytes>`, in one flat record. Any Avro library reads what is written here, and what it writes is
-read here.
+(a column) and `array<bytes>`, in one flat record. Any Avro library reads what is written here, and what an Avro
+library writes is read here.
 
 A column of n numbers is an Avro `array<long>` of n longs: the first number, then the difference of each to the one
 before it, modulo 2**64. Avro's array is one block (its count, then the items) and a closing 0; a long is the zigzag of
@@ -49,7 +53,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib import resources
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -355,15 +359,21 @@ OWNER_KEY = b"__owner"
 
 OWNER = "owner"
 SEGMENT = "part"
+MUTATIONS = "mutations"
 OVERFLOW = "spill"
 END = "end"
 GONE = "gone"
 
-_NUMBERED = re.compile(r"(s?)([1-9][0-9]{0,17})")
+CHAINS = (SEGMENT, MUTATIONS)
+"""The kinds of sealed segments."""
+
+_PREFIXES = {SEGMENT: "", MUTATIONS: "m", OVERFLOW: "s"}
+_KINDS = {prefix: kind for kind, prefix in _PREFIXES.items()}
+_NUMBERED = re.compile(r"([ms]?)([1-9][0-9]{0,17})")
 
 
 class EntryKey(NamedTuple):
-    """A key of the snapshot topic other than `__owner`: SEGMENT, OVERFLOW or END, which has number 0, others 1, 2, …"""
+    """A key of the snapshot topic other than `__owner`; `number` is 0 for END, else 1, 2, …"""
 
     topic: str
     kind: str
@@ -372,8 +382,7 @@ class EntryKey(NamedTuple):
     def __str__(self) -> str:
         if self.kind == END:
             return f"{self.topic}-end"
-        prefix = "s" if self.kind == OVERFLOW else ""
-        return f"{self.topic}-{prefix}{self.number}"
+        return f"{self.topic}-{_PREFIXES[self.kind]}{self.number}"
 
     def to_bytes(self) -> bytes:
         return str(self).encode()
@@ -392,19 +401,7 @@ class EntryKey(NamedTuple):
         match = _NUMBERED.fullmatch(suffix)
         if match is None:
             return None
-        return cls(topic, OVERFLOW if match[1] else SEGMENT, int(match[2]))
-
-
-def segment_key(topic: str, number: int) -> bytes:
-    return EntryKey(topic, SEGMENT, number).to_bytes()
-
-
-def overflow_key(topic: str, number: int) -> bytes:
-    return EntryKey(topic, OVERFLOW, number).to_bytes()
-
-
-def end_key(topic: str) -> bytes:
-    return EntryKey(topic, END).to_bytes()
+        return cls(topic, _KINDS[match[1]], int(match[2]))
 
 
 def is_internal(topic: str) -> bool:
@@ -417,7 +414,8 @@ def check_data_topic(topic: str) -> None:
         raise InvalidTopicName(f"topic {topic!r} is internal and has no buffer: name a data topic")
 
 
-FORMAT_VERSION = "1"
+_VERSIONS = {END: ("1", "2")}
+"""The versions of a kind that are read; the last one is written. Of all other kinds there is version 1."""
 
 VERSION_PROPERTY = "tb.v"
 KIND_PROPERTY = "tb.kind"
@@ -437,17 +435,27 @@ class Stored(NamedTuple):
     value: bytes | None
 
 
-def message(key: bytes, kind: str, epoch: int, value: bytes | None) -> Message:
-    properties = {VERSION_PROPERTY: FORMAT_VERSION, KIND_PROPERTY: kind, EPOCH_PROPERTY: str(epoch)}
-    return Message(key, value, properties)
+def versions_of(kind: str) -> tuple[str, ...]:
+    """The versions of a kind of entry that can be read; the last one is written."""
+    return _VERSIONS.get(kind, ("1",))
 
 
-def gone(key: bytes, epoch: int) -> Message:
-    return message(key, GONE, epoch, None)
+def _message(key: bytes, kind: str, epoch: int, value: bytes | None) -> Message:
+    return Message(
+        key, value, {VERSION_PROPERTY: versions_of(kind)[-1], KIND_PROPERTY: kind, EPOCH_PROPERTY: str(epoch)}
+    )
+
+
+def message(key: EntryKey, epoch: int, value: bytes) -> Message:
+    return _message(key.to_bytes(), key.kind, epoch, value)
+
+
+def gone(key: EntryKey, epoch: int) -> Message:
+    return _message(key.to_bytes(), GONE, epoch, None)
 
 
 def owner_message(epoch: int) -> Message:
-    return message(OWNER_KEY, OWNER, epoch, record("owner-1", __package__).encode({"epoch": epoch}))
+    return _message(OWNER_KEY, OWNER, epoch, record("owner-1", __package__).encode({"epoch": epoch}))
 
 
 DIGEST_BYTES = 16
@@ -459,9 +467,10 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def chain_start(topic: str, incarnation: str) -> bytes:
-    """The chain digest before segment 1."""
-    return digest(f"{topic}\0{incarnation}".encode())
+def chain_start(topic: str, incarnation: str, kind: str = SEGMENT) -> bytes:
+    """The chain digest before the first segment of a chain."""
+    names = (topic, incarnation) if kind == SEGMENT else (topic, incarnation, kind)
+    return digest("\0".join(names).encode())
 
 
 def sealed(codec: RecordCodec, values: Mapping[str, Any], last: str) -> bytes:
@@ -479,9 +488,10 @@ def unsealed(codec: RecordCodec, data: bytes) -> dict[str, Any]:
 
 def checked(key: EntryKey, stored: Stored, decode: Callable[[bytes], T]) -> T:
     """Decode an entry. Raises SnapshotDamaged or UnsupportedSnapshot that names it."""
-    if stored.version.isascii() and stored.version.isdigit() and stored.version != FORMAT_VERSION:
+    known = stored.version in versions_of(key.kind)
+    if stored.version.isascii() and stored.version.isdigit() and not known:
         raise UnsupportedSnapshot(key.topic, str(key), stored.version)
-    if stored.version != FORMAT_VERSION or stored.kind != key.kind or stored.value is None:
+    if not known or stored.kind != key.kind or stored.value is None:
         raise SnapshotDamaged(key.topic, str(key), f"its properties are not those of a {key.kind} entry")
     try:
         return decode(stored.value)
@@ -489,59 +499,95 @@ def checked(key: EntryKey, stored: Stored, decode: Callable[[bytes], T]) -> T:
         raise SnapshotDamaged(key.topic, str(key), str(error)) from error
 
 
-_STORED_NAMES = {
-    "first_segment": "first_part", "next_segment": "next_part", "next_overflow": "next_spill", "overflow": "spills"
-}  # fmt: skip
+class ChainRange(NamedTuple):
+    """The segments `first` to before `next` of a chain, and the chain digests before and after them."""
+
+    first: int
+    next: int
+    before: bytes
+    after: bytes
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.next)
+
+
+_STORED_CHAINS = {
+    SEGMENT: ("first_part", "next_part", "chain_first", "chain_next"),
+    MUTATIONS: ("first_mutations", "next_mutations", "mutations_chain_first", "mutations_chain_next"),
+}
+"""The fields of each chain in an end entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndEntry:
-    """The content of `T-end`; the schema `end-1` describes each field. `overflow`: digests of the overflow entries."""
+    """The content of `T-end`; the schema `end-2` describes each field.
+
+    `chains`: by kind. `overflow`: digests of the overflow entries.
+    """
 
     topic: str
     incarnation: str
     epoch: int
     snapshot_id: int
-    first_segment: int
-    next_segment: int
-    chain_first: bytes
-    chain_next: bytes
+    chains: Mapping[str, ChainRange]
     next_overflow: int = 1
     overflow: tuple[bytes, ...] = ()
     state: bytes = b""
     deleted: bool = False
 
     @property
-    def segments(self) -> range:
-        return range(self.first_segment, self.next_segment)
-
-    @property
     def overflow_numbers(self) -> range:
         return range(self.next_overflow - len(self.overflow), self.next_overflow)
 
+    def numbers(self, kind: str) -> range:
+        """The numbers of the entries of a kind that it names."""
+        return self.overflow_numbers if kind == OVERFLOW else self.chains[kind].numbers
+
     def encode(self) -> bytes:
-        values = {_STORED_NAMES.get(name, name): getattr(self, name) for name in self.__slots__}
-        return sealed(record("end-1", __package__), {**values, "spills": list(self.overflow)}, "digest")
+        values = {
+            "topic": self.topic,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch,
+            "snapshot_id": self.snapshot_id,
+            "deleted": self.deleted,
+            "next_spill": self.next_overflow,
+            "spills": list(self.overflow),
+            "state": self.state,
+        }
+        for kind, fields in _STORED_CHAINS.items():
+            values |= zip(fields, self.chains[kind], strict=True)
+        return sealed(record("end-2", __package__), values, "digest")
 
     @classmethod
-    def decode(cls, data: bytes) -> EndEntry:
+    def decode(cls, data: bytes, version: str = "2") -> EndEntry:
         """Raises BadRecord."""
-        values = unsealed(record("end-1", __package__), data)
-        fields = {name: values[_STORED_NAMES.get(name, name)] for name in cls.__slots__}
-        end = cls(**{**fields, "overflow": tuple(fields["overflow"])})
-        if (
-            end.next_overflow <= len(end.overflow)
-            or not 1 <= end.first_segment <= end.next_segment
-            or end.snapshot_id < 1
-        ):
+        values = unsealed(record(f"end-{version}", __package__), data)
+        topic, incarnation = values["topic"], values["incarnation"]
+        chains = {kind: no_segments(topic, incarnation, kind) for kind in CHAINS}
+        for kind, fields in _STORED_CHAINS.items():
+            if fields[0] in values:
+                chains[kind] = ChainRange(*map(values.__getitem__, fields))
+        end = cls(
+            *(topic, incarnation, values["epoch"], values["snapshot_id"], chains),
+            *(values["next_spill"], tuple(values["spills"]), values["state"], values["deleted"]),
+        )
+        in_order = all(1 <= chain.first <= chain.next for chain in chains.values())
+        if end.next_overflow <= len(end.overflow) or not in_order or end.snapshot_id < 1:
             raise BadRecord("its numbers contradict each other")
         return end
+
+
+def no_segments(topic: str, incarnation: str, kind: str) -> ChainRange:
+    """A chain before its first segment."""
+    start = chain_start(topic, incarnation, kind)
+    return ChainRange(1, 1, start, start)
 
 
 def decode_end(topic: str, stored: Stored) -> EndEntry:
     """The end entry of a topic. Raises SnapshotDamaged and UnsupportedSnapshot."""
     key = EntryKey(topic, END)
-    end = checked(key, stored, EndEntry.decode)
+    end = checked(key, stored, partial(EndEntry.decode, version=stored.version))
     if end.topic != topic:
         raise SnapshotDamaged(topic, str(key), f"it is of topic {end.topic}")
     if end.epoch != stored.epoch:
@@ -577,19 +623,18 @@ E = TypeVar("E", bound=SegmentEntry)
 
 
 def chained(
-    topic: str, end: EndEntry, found: Mapping[int, Stored], decode: Callable[[str, int, Stored], E]
+    topic: str, end: EndEntry, kind: str, found: Mapping[int, Stored], decode: Callable[[str, int, Stored], E]
 ) -> Iterator[E]:
-    """All segments that an end entry names, each checked against the one before it. Raises SnapshotDamaged."""
-    if end.first_segment == 1 and end.chain_first != chain_start(topic, end.incarnation):
-        raise SnapshotDamaged(
-            topic, str(EntryKey(topic, END)), "its chain does not start with the digest of this topic"
-        )
-    before, epoch = end.chain_first, 0
-    for number in end.segments:
-        key = str(EntryKey(topic, SEGMENT, number))
+    """All segments of a chain that an end entry names, each checked against the one before. Raises SnapshotDamaged."""
+    chain, of_end = end.chains[kind], str(EntryKey(topic, END))
+    if chain.first == 1 and chain.before != chain_start(topic, end.incarnation, kind):
+        raise SnapshotDamaged(topic, of_end, "its chain does not start with the digest of this topic")
+    before, epoch = chain.before, 0
+    for number in chain.numbers:
+        key = str(EntryKey(topic, kind, number))
         stored = found.get(number)
         if stored is None:
-            named = f"{end.first_segment} to {end.next_segment - 1}"
+            named = f"{chain.first} to {chain.next - 1}"
             raise SnapshotDamaged(topic, key, f"it is missing, but the end entry names {named}")
         entry = decode(topic, number, stored)
         if entry.chain_before != before:
@@ -598,8 +643,8 @@ def chained(
             raise SnapshotDamaged(topic, key, f"its epoch {entry.epoch} is out of order")
         before, epoch = entry.chain_after, entry.epoch
         yield entry
-    if before != end.chain_next:
-        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), "its chain does not end with the last segment")
+    if before != chain.after:
+        raise SnapshotDamaged(topic, of_end, "its chain does not end with the last segment")
 
 
 def state_bytes(topic: str, end: EndEntry, found: Mapping[int, Stored]) -> bytes:

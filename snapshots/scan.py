@@ -15,11 +15,12 @@ from broker_io.compacted import CompactedReader
 from broker_io.port import Broker, Resource
 from broker_io.position import EARLIEST, Position
 from snapshots.format import (
+    CHAINS,
     END,
     EPOCH_PROPERTY,
     KIND_PROPERTY,
+    OVERFLOW,
     OWNER_KEY,
-    SEGMENT,
     SNAPSHOT_TOPIC,
     VERSION_PROPERTY,
     EntryKey,
@@ -33,26 +34,37 @@ HISTORY_KEPT = 8
 
 @dataclass(slots=True)
 class TopicEntries:
-    """The newest live entries of one data topic, by number; `end_deleted`: the end entry was deleted."""
+    """The newest live entries of one data topic: the end entry, others by kind and number.
+
+    `end_deleted`: the end entry was deleted.
+    """
 
     end: Stored | None = None
     end_deleted: bool = False
-    segments: dict[int, Stored] = field(default_factory=dict)
-    overflow: dict[int, Stored] = field(default_factory=dict)
+    numbered: dict[str, dict[int, Stored]] = field(default_factory=lambda: {kind: {} for kind in (*CHAINS, OVERFLOW)})
 
     def put(self, key: EntryKey, stored: Stored) -> None:
         if key.kind == END:
             self.end = None if stored.value is None else stored
             self.end_deleted = stored.value is None
-            return
-        numbered = self.segments if key.kind == SEGMENT else self.overflow
-        if stored.value is None:
-            numbered.pop(key.number, None)
+        elif stored.value is None:
+            self.numbered[key.kind].pop(key.number, None)
         else:
-            numbered[key.number] = stored
+            self.numbered[key.kind][key.number] = stored
+
+    def get(self, key: EntryKey) -> Stored | None:
+        return self.end if key.kind == END else self.numbered[key.kind].get(key.number)
+
+    def keys(self, topic: str) -> list[EntryKey]:
+        """The keys of all numbered entries."""
+        return [EntryKey(topic, kind, number) for kind, found in self.numbered.items() for number in sorted(found)]
+
+    def as_of_end(self) -> TopicEntries:
+        """A copy, which later entries do not change."""
+        return TopicEntries(self.end, numbered={kind: {**found} for kind, found in self.numbered.items()})
 
     def __bool__(self) -> bool:
-        return bool(self.end or self.segments or self.overflow)
+        return self.end is not None or any(self.numbered.values())
 
 
 @dataclass(slots=True)
@@ -104,7 +116,7 @@ class SnapshotTable:
         entries.put(key, stored)
         if self.history is not None and key.kind == END and stored.value is not None:
             ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
-            ends.append(TopicEntries(stored, segments=dict(entries.segments), overflow=dict(entries.overflow)))
+            ends.append(entries.as_of_end())
 
 
 def _epoch(text: str) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from broker_io.batch import Batch, Message
@@ -29,21 +29,22 @@ from broker_io.port import Broker, Resource, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import OwnershipLost, SnapshotError
 from snapshots.format import (
+    CHAINS,
+    DIGEST_BYTES,
     END,
     OVERFLOW,
-    SEGMENT,
     SNAPSHOT_TOPIC,
+    ChainRange,
     EndEntry,
+    EntryKey,
     SegmentPayload,
     chain_start,
     decode_end,
     digest,
-    end_key,
     gone,
     message,
-    overflow_key,
+    no_segments,
     owner_message,
-    segment_key,
 )
 from snapshots.scan import Scan, SnapshotTable, TopicEntries
 
@@ -157,23 +158,87 @@ _FRAME_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """One snapshot of one topic to be written. `numbers`: of the segments in `first`."""
+    """One snapshot of one topic to be written.
+
+    `keys`: of the entries in `first`. `digests`: by kind, the chain digest after each segment that the end names.
+    """
 
     first: list[Message]
     end: Message
     tombstones: list[Message]
     entry: EndEntry
-    numbers: list[int]
-    chain: dict[int, bytes]
+    keys: list[EntryKey]
+    digests: dict[str, dict[int, bytes]]
+
+
+@dataclass(slots=True)
+class ChainWriter:
+    """The segments of one kind that a topic has in the snapshot topic, and those to be written next.
+
+    `digests` has the chain digest after each segment that the last durable end entry names and that is still needed;
+    `before` is the one before the first of them, which is numbered `first`. `live` has the positions of all live
+    segments by number; `waiting` the sealed ones that no durable end entry names yet.
+    """
+
+    kind: str
+    before: bytes
+    first: int = 1
+    digests: dict[int, bytes] = field(default_factory=dict)
+    live: dict[int, Position] = field(default_factory=dict)
+    waiting: list[SegmentPayload] = field(default_factory=list)
+
+    @property
+    def next(self) -> int:
+        """The number of the next segment to be written, the first of `waiting` if there are any."""
+        return self.first + len(self.digests)
+
+    def adopt(self, chain: ChainRange, digests: dict[int, bytes]) -> None:
+        """Continue a durable chain; `digests` has the one after each of its segments, or none to write them again."""
+        self.first, self.before, self.digests = chain.first, chain.before, digests
+
+    def restart(self, chain: ChainRange) -> None:
+        """Continue after a durable chain without its segments, which are deleted once the next snapshot is durable."""
+        self.first, self.before, self.digests, self.waiting = chain.next, chain.after, {}, []
+
+    def add(self, segments: Iterable[SegmentPayload]) -> None:
+        """Add sealed segments, to be written with the next snapshot."""
+        for segment in segments:
+            expected = self.next + len(self.waiting)
+            if segment.number != expected:
+                raise ValueError(f"got {self.kind} segment {segment.number}, expected {expected}")
+            self.waiting.append(segment)
+
+    def drop_to(self, first: int) -> None:
+        """Drop segments below `first` from the next snapshot; durable ones are deleted once it is durable."""
+        while self.first < first and self.first in self.digests:
+            self.before = self.digests.pop(self.first)
+            self.first += 1
+        if self.first < first:  # the others were never durable
+            self.waiting = [segment for segment in self.waiting if segment.number >= first]
+            self.first = first
+
+    def encoded(self, topic: str, epoch: int) -> tuple[dict[EntryKey, bytes], dict[int, bytes]]:
+        """The values of the waiting segments, and the chain digests after them and all before."""
+        digests = dict(self.digests)
+        after = digests[self.next - 1] if digests else self.before
+        values: dict[EntryKey, bytes] = {}
+        for segment in self.waiting:
+            value = values[EntryKey(topic, self.kind, segment.number)] = segment.encode(topic, epoch, after)
+            after = digests[segment.number] = value[-DIGEST_BYTES:]
+        return values, digests
+
+    def durable(self, digests: dict[int, bytes]) -> None:
+        """Record that an end entry with these segments is durable."""
+        self.waiting = [segment for segment in self.waiting if segment.number not in digests]
+        self.before = digests.get(self.first - 1, self.before)
+        self.digests = {number: after for number, after in digests.items() if number >= self.first}
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
     """The entries that one topic has in the snapshot topic, and those to be written next.
 
-    `chain` has the chain digest after each segment that the last durable end entry names and that is still needed;
-    `live_segments` and `live_overflow` have the numbers of all live entries, for segments with the position;
-    `waiting` has the sealed segments that no durable end entry names yet.
+    `last` is the last durable end entry, `live_overflow` has the numbers of all live overflow entries.
     """
 
     topic: str
@@ -181,121 +246,99 @@ class SnapshotWriter:
     max_entry_bytes: int = MAX_ENTRY_BYTES
     last: EndEntry | None = None
     last_id: int = 0
-    first_segment: int = 1
-    chain_first: bytes = b""
-    chain: dict[int, bytes] = field(default_factory=dict)
-    live_segments: dict[int, Position] = field(default_factory=dict)
+    chains: dict[str, ChainWriter] = field(default_factory=dict)
     live_overflow: set[int] = field(default_factory=set)
-    waiting: list[SegmentPayload] = field(default_factory=list)
     next_overflow: int = 1
 
     def __post_init__(self) -> None:
-        self.chain_first = self.chain_first or chain_start(self.topic, self.incarnation)
+        self.chains = {kind: ChainWriter(kind, chain_start(self.topic, self.incarnation, kind)) for kind in CHAINS}
         if self._room() < 1:
             raise ValueError(f"entries of {self.max_entry_bytes} bytes are too short for a snapshot of {self.topic}")
 
     def found(self, entries: TopicEntries) -> None:
         """Take over the id of the last snapshot and the numbers of all live entries, named by an end entry or not."""
-        self.live_segments = {number: stored.position for number, stored in entries.segments.items()}
-        self.live_overflow = set(entries.overflow)
-        self.next_overflow = max([self.next_overflow, *(number + 1 for number in entries.overflow)])
+        for kind, chain in self.chains.items():
+            chain.live = {number: stored.position for number, stored in entries.numbered[kind].items()}
+        self.live_overflow = {*entries.numbered[OVERFLOW]}
+        self.next_overflow = max([self.next_overflow, *(number + 1 for number in self.live_overflow)])
         if entries.end is not None:
             with contextlib.suppress(SnapshotError):  # a damaged one is replaced
                 self.last_id = decode_end(self.topic, entries.end).snapshot_id
 
-    def adopt(self, end: EndEntry, chain: dict[int, bytes]) -> None:
-        """Continue from a durable snapshot; `chain` has the digest after each of its segments."""
-        self.last, self.chain = end, chain
+    def adopt(self, end: EndEntry) -> None:
+        """Continue from a durable snapshot, whose chains are to be adopted one by one."""
+        self.last = end
         self.last_id = max(self.last_id, end.snapshot_id)
-        self.first_segment, self.chain_first = end.first_segment, end.chain_first
         self.next_overflow = max(self.next_overflow, end.next_overflow)
-
-    @property
-    def next_segment(self) -> int:
-        """The number of the next segment to be written, the first of `waiting` if there are any."""
-        return self.first_segment + len(self.chain)
-
-    def add(self, segments: Iterable[SegmentPayload]) -> None:
-        """Add sealed segments, to be written with the next snapshot."""
-        for segment in segments:
-            expected = self.next_segment + len(self.waiting)
-            if segment.number != expected:
-                raise ValueError(f"topic {self.topic}: got segment {segment.number}, expected segment {expected}")
-            self.waiting.append(segment)
-
-    def drop_to(self, first_segment: int) -> None:
-        """Drop segments below `first_segment` from the next snapshot; their keys are deleted once it is durable."""
-        while self.first_segment < first_segment and self.first_segment in self.chain:
-            self.chain_first = self.chain.pop(self.first_segment)
-            self.first_segment += 1
 
     def plan(self, epoch: int, state: bytes) -> SnapshotPlan:
         """Plan the next snapshot; `state` is the state after all added segments."""
-        chain = dict(self.chain)
-        before = chain[self.next_segment - 1] if chain else self.chain_first
-        first: list[Message] = []
-        for segment in self.waiting:
-            value = segment.encode(self.topic, epoch, before)
-            before = chain[segment.number] = value[-len(before) :]
-            first.append(message(segment_key(self.topic, segment.number), SEGMENT, epoch, value))
+        values: dict[EntryKey, bytes] = {}
+        digests: dict[str, dict[int, bytes]] = {}
+        chains: dict[str, ChainRange] = {}
+        for kind, chain in self.chains.items():
+            more, known = chain.encoded(self.topic, epoch)
+            values |= more
+            digests[kind] = known
+            first, last = chain.first, chain.first + len(known) - 1
+            chains[kind] = ChainRange(first, last + 1, chain.before, known[last] if known else chain.before)
         room = self._room()
         pieces = [state[start : start + room] for start in range(0, len(state), room)] if len(state) > room else []
         for number, piece in enumerate(pieces, self.next_overflow):
-            first.append(message(overflow_key(self.topic, number), OVERFLOW, epoch, piece))
+            values[EntryKey(self.topic, OVERFLOW, number)] = piece
         entry = EndEntry(
             topic=self.topic,
             incarnation=self.incarnation,
             epoch=epoch,
             snapshot_id=self.last_id + 1,
-            first_segment=self.first_segment,
-            next_segment=self.first_segment + len(chain),
-            chain_first=self.chain_first,
-            chain_next=before,
+            chains=chains,
             next_overflow=self.next_overflow + len(pieces),
             overflow=tuple(map(digest, pieces)),
             state=b"" if pieces else state,
         )
-        numbers = [segment.number for segment in self.waiting]
-        end = message(end_key(self.topic), END, epoch, entry.encode())
-        return SnapshotPlan(first, end, self._tombstones(entry), entry, numbers, chain)
+        first_entries = [message(key, epoch, value) for key, value in values.items()]
+        end = message(EntryKey(self.topic, END), epoch, entry.encode())
+        tombstones = [gone(key, epoch) for key in self._live() if key.number not in entry.numbers(key.kind)]
+        return SnapshotPlan(first_entries, end, tombstones, entry, [*values], digests)
 
     def plan_deletion(self, epoch: int, *, keep_end: bool) -> SnapshotPlan:
         """Plan the removal of every key: the end entry announces it first, and is deleted last unless `keep_end`."""
+        end = EntryKey(self.topic, END)
         entry = EndEntry(
             topic=self.topic,
             incarnation=self.incarnation,
             epoch=epoch,
             snapshot_id=self.last_id + 1,
-            first_segment=1,
-            next_segment=1,
-            chain_first=self.chain_first,
-            chain_next=self.chain_first,
+            chains={kind: no_segments(self.topic, self.incarnation, kind) for kind in CHAINS},
             next_overflow=self.next_overflow,
             deleted=True,
         )
-        tombstones = self._tombstones(entry)
-        if not keep_end:
-            tombstones.append(gone(end_key(self.topic), epoch))
-        return SnapshotPlan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
+        tombstones = [gone(key, epoch) for key in [*self._live(), *([] if keep_end else [end])]]
+        nothing: dict[str, dict[int, bytes]] = {kind: {} for kind in CHAINS}
+        return SnapshotPlan([], message(end, epoch, entry.encode()), tombstones, entry, [], nothing)
 
     def first_durable(self, plan: SnapshotPlan, positions: Sequence[Position]) -> None:
         """Record that segments and overflow of a plan are durable; no end entry names them yet."""
-        self.live_segments.update(zip(plan.numbers, positions, strict=False))
-        self.live_overflow.update(plan.entry.overflow_numbers)
+        for key, position in zip(plan.keys, positions, strict=True):
+            if key.kind == OVERFLOW:
+                self.live_overflow.add(key.number)
+            else:
+                self.chains[key.kind].live[key.number] = position
         self.next_overflow = plan.entry.next_overflow
 
     def end_durable(self, plan: SnapshotPlan) -> None:
         """Record that the end entry of a plan is durable."""
         self.last = plan.entry
         self.last_id = plan.entry.snapshot_id
-        self.chain = {number: after for number, after in plan.chain.items() if number >= self.first_segment}
-        self.waiting = [segment for segment in self.waiting if segment.number not in plan.chain]
+        for kind, chain in self.chains.items():
+            chain.durable(plan.digests[kind])
 
     def tombstones_durable(self, plan: SnapshotPlan) -> None:
         """Record that the tombstones of a plan are durable."""
-        named = plan.entry.segments
-        self.live_segments = {number: at for number, at in self.live_segments.items() if number in named}
-        self.live_overflow = set(plan.entry.overflow_numbers)
+        for kind, chain in self.chains.items():
+            named = plan.entry.numbers(kind)
+            chain.live = {number: at for number, at in chain.live.items() if number in named}
+        self.live_overflow &= {*plan.entry.overflow_numbers}
 
     def settle(self, plan: SnapshotPlan, found: TopicEntries) -> bool:
         """After a failed write of `plan`, adopt the entries in the topic; return whether its end is one of them."""
@@ -307,18 +350,16 @@ class SnapshotWriter:
         self.end_durable(plan)
         return True
 
+    def _live(self) -> Iterator[EntryKey]:
+        """The keys of all live entries but the end."""
+        for kind, chain in self.chains.items():
+            yield from (EntryKey(self.topic, kind, number) for number in sorted(chain.live))
+        yield from (EntryKey(self.topic, OVERFLOW, number) for number in sorted(self.live_overflow))
+
     def _room(self) -> int:
         """Bytes of state that fit into one entry."""
         names = 2 * len(self.topic.encode()) + len(self.incarnation.encode())
         return self.max_entry_bytes - _FRAME_BYTES - names
-
-    def _tombstones(self, entry: EndEntry) -> list[Message]:
-        """The deletions of all live keys that the entry does not name."""
-        segments = [number for number in sorted(self.live_segments) if number not in entry.segments]
-        overflow = [number for number in sorted(self.live_overflow) if number not in entry.overflow_numbers]
-        keys = [segment_key(self.topic, number) for number in segments]
-        keys += [overflow_key(self.topic, number) for number in overflow]
-        return [gone(key, entry.epoch) for key in keys]
 
 
 def commit(ownership: SnapshotOwnership, planned: Sequence[tuple[SnapshotWriter, SnapshotPlan]]) -> None:

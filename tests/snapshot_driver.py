@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from writing import TopicWriter
@@ -11,9 +12,12 @@ from writing import TopicWriter
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position, Positions
-from snapshots.format import SNAPSHOT_TOPIC, EndEntry
+from snapshots.format import SNAPSHOT_TOPIC, EndEntry, Stored
 from snapshots.scan import TopicEntries, scan
 from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.follow import read_existing, visible_records
+from txnbuffer.mutations.index import SnapshotIndex, SnapshotIndexEntry
+from txnbuffer.recovery.bounds import BoundsCheck
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states, rebuild
@@ -38,6 +42,11 @@ def abort_some(writer: TopicWriter, *txns: int) -> None:
         writer.abort(txn)
 
 
+def with_entries(found: TopicEntries, kind: str, entries: dict[int, Stored]) -> TopicEntries:
+    """The entries of a topic with others of one kind."""
+    return replace(found, numbered={**found.numbered, kind: entries})
+
+
 def entries(broker: Any, topic: str) -> TopicEntries:
     return scan(broker, only=topic).topics.get(topic, TopicEntries())
 
@@ -51,11 +60,38 @@ def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
     return messages
 
 
+def visible_positions(broker: Any, owner: SnapshotManager, topic: str) -> list[Position]:
+    """The positions of the mutations 1, 2, … of a topic that was never trimmed."""
+    buffer = owner.buffer(topic)
+    placed = read_existing(broker, topic, EARLIEST, buffer.decided_position)
+    return [position for batch in placed for position in visible_records(batch, buffer).positions]
+
+
+def add_bounds(broker: Any, owner: SnapshotManager, topic: str, *ends: int, segment_entries: int = 2) -> None:
+    """Add mutation snapshots that end with these seqnos, each after the one before, as a stream's manager does."""
+    followed = owner.followed(topic)
+    index = SnapshotIndex(followed.index, segment_entries=segment_entries)
+    positions = visible_positions(broker, owner, topic)
+    for end in ends:
+        start = index.end + 1
+        bounds = SnapshotIndexEntry(start, end, positions[start - 1], positions[end - 1], end - start + 1)
+        index.add(bounds)
+    followed.index = index.state()
+
+
+def bounds_of(owner: SnapshotManager, topic: str) -> list[tuple[int, int]]:
+    """First and last seqno of each mutation snapshot that the owner knows."""
+    return [(entry.start, entry.end) for entry in SnapshotIndex(owner.followed(topic).index)]
+
+
 def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> None:
-    """Assert that the owner's buffer equals a buffer built from the whole log."""
+    """Assert that the owner's buffer equals one built from the whole log, and its mutation snapshots agree with it."""
     assert topic not in owner.problems, owner.problems
     mine: TransactionBuffer = owner.buffer(topic)
-    log, sequencer = rebuild(broker, topic, segment_size=mine.segments.segment_size, until=broker.last_position(topic))
+    bounds = BoundsCheck(SnapshotIndex(owner.followed(topic).index))
+    end = broker.last_position(topic)
+    log, sequencer = rebuild(broker, topic, segment_size=mine.segments.segment_size, until=end, bounds=bounds)
+    assert bounds.index()[1] == []
     log.trim(mine.first_ledger)
     differences = diff_states(mine, log)
     assert differences == [], differences

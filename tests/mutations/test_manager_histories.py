@@ -22,7 +22,9 @@ class ManagerLife(RuleBasedStateMachine):
         super().__init__()
         self.topic = Topic()
         self.budget = MemoryBudget(40_000)
-        self.manager = MutationManager(index=SnapshotIndex(cap=4), backfill_bytes=8_000, account=self.budget.account)
+        self.manager = MutationManager(
+            index=SnapshotIndex(segment_entries=4), backfill_bytes=8_000, account=self.budget.account
+        )
         self.budget.add("t", self.manager)
         self.manager.chain.limit = 6_000
         self.reads = Reads(self.topic, self.manager)

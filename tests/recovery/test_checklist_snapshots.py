@@ -7,7 +7,7 @@ from writing import TopicWriter
 from broker_io.errors import Damaged, DiskFailed
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
-from snapshots.format import SNAPSHOT_TOPIC
+from snapshots.format import SEGMENT, SNAPSHOT_TOPIC
 from snapshots.scan import scan
 from txnbuffer.follow import visible_records
 from txnbuffer.model import TxnId
@@ -120,7 +120,7 @@ def test_row_07_fourteen_aborts_of_capacity_five():
     owner.pump()
     owner.snapshot(T)
     snapshot = read_snapshot(T, entries(broker, T))
-    assert (len(snapshot.chain), len(snapshot.state.buffer.unsealed)) == (2, 4)
+    assert (len(snapshot.digests), len(snapshot.state.buffer.unsealed)) == (2, 4)
     assert_true(manager_on(broker, segment_size=5), broker, T)
     owner = manager_on(broker, segment_size=5)
     owner.snapshot(T)
@@ -135,7 +135,7 @@ def test_row_09_a_clear_that_failed_can_be_finished():
         owner.delete(T)
     manager_on(broker).delete(T)
     assert end_of(broker).deleted
-    assert not entries(broker, T).segments
+    assert not entries(broker, T).numbered[SEGMENT]
 
 
 def test_row_12_messages_published_while_recovering_are_covered():

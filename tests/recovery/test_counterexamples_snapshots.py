@@ -9,7 +9,7 @@ from broker_io.position import Position
 from snapshots.errors import (
     AppliedPositionTrimmed,
 )
-from snapshots.format import END, SNAPSHOT_TOPIC, end_key, message
+from snapshots.format import END, SNAPSHOT_TOPIC, EntryKey, message
 from snapshots.scan import HISTORY_KEPT, scan
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.restore import read_snapshot, restored_topics
@@ -153,7 +153,7 @@ def test_row_u13_one_bad_topic_stops_no_other():
     owner.pump()
     owner.snapshot("bad")
     found = entries(broker, "bad")
-    put(broker, *[message(end_key("bad"), END, 1, b"junk")] * HISTORY_KEPT)
+    put(broker, *[message(EntryKey("bad", END), 1, b"junk")] * HISTORY_KEPT)
     assert found.end is not None
     with broker.writer("worse") as writer:
         writer.append(Batch.of([Message(None, b"junk", {"tb.v": "1", "tb.marker": "1"})])).result()

@@ -11,6 +11,7 @@ from snapshot_driver import (
     manager_on,
     put,
     stored,
+    with_entries,
 )
 
 from snapshots.errors import (
@@ -18,7 +19,7 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
-from snapshots.format import OVERFLOW, SEGMENT, message, overflow_key, segment_key
+from snapshots.format import OVERFLOW, SEGMENT, EntryKey, message
 from snapshots.scan import TopicEntries
 from txnbuffer.recovery.codec import decode_segment, encode_segment
 from txnbuffer.recovery.restore import read_snapshot
@@ -30,15 +31,13 @@ def test_row_p12_h13_every_flipped_bit_is_damage_or_changes_nothing():
     broker, _, _ = stored(max_entry_bytes=SMALL)
     found = entries(broker, T)
     good = read_snapshot(T, found)
-    for name in ("segments", "overflow"):
-        for number, entry in getattr(found, name).items():
+    for kind in (SEGMENT, OVERFLOW):
+        for number, entry in found.numbered[kind].items():
             for at in range(len(entry.value)):
-                wrong = dict(getattr(found, name))
-                wrong[number] = entry._replace(value=flipped(entry.value, at))
+                wrong = found.numbered[kind] | {number: entry._replace(value=flipped(entry.value, at))}
                 with pytest.raises(SnapshotDamaged) as caught:
-                    read_snapshot(T, dataclasses.replace(found, **{name: wrong}))
-                letter = "s" if name == "overflow" else ""
-                assert caught.value.entry == f"{T}-{letter}{number}"
+                    read_snapshot(T, with_entries(found, kind, wrong))
+                assert caught.value.entry == str(EntryKey(T, kind, number))
     for at in range(len(found.end.value)):
         end = found.end._replace(value=flipped(found.end.value, at))
         with pytest.raises(SnapshotDamaged, match="t-end"):
@@ -52,18 +51,18 @@ def test_row_p12_a_torn_entry_is_damage():
     for cut in range(len(found.end.value)):
         with pytest.raises(SnapshotDamaged):
             read_snapshot(T, dataclasses.replace(found, end=found.end._replace(value=found.end.value[:cut])))
-    segment = found.segments[2]
+    segment = found.numbered[SEGMENT][2]
     for cut in range(len(segment.value)):
         torn = {2: segment._replace(value=segment.value[:cut])}
         with pytest.raises(SnapshotDamaged):
-            read_snapshot(T, dataclasses.replace(found, segments=found.segments | torn))
+            read_snapshot(T, with_entries(found, SEGMENT, found.numbered[SEGMENT] | torn))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_row_p12_a_missing_segment_is_named(number):
     broker, _, _ = stored()
     found = entries(broker, T)
-    del found.segments[number]
+    del found.numbered[SEGMENT][number]
     with pytest.raises(
         SnapshotDamaged, match=f"entry t-{number}: it is missing.*1 to 3.*txnbuf verify.*txnbuf recover ADDRESS t"
     ):
@@ -73,8 +72,8 @@ def test_row_p12_a_missing_segment_is_named(number):
 def test_row_p12_missing_overflow_is_named():
     broker, _, _ = stored(max_entry_bytes=SMALL)
     found = entries(broker, T)
-    number = max(found.overflow)
-    del found.overflow[number]
+    number = max(found.numbered[OVERFLOW])
+    del found.numbered[OVERFLOW][number]
     with pytest.raises(SnapshotDamaged, match=f"entry t-s{number}: it is missing"):
         read_snapshot(T, found)
 
@@ -85,18 +84,24 @@ def test_row_p12_a_segment_of_another_chain_is_damage():
     other, _, _ = stored(txns=range(2, 13))
     found = entries(broker, T)
     with pytest.raises(SnapshotDamaged, match="t-2: it does not follow the segment before it"):
-        read_snapshot(T, dataclasses.replace(found, segments=found.segments | {2: entries(other, T).segments[2]}))
+        read_snapshot(
+            T,
+            with_entries(found, SEGMENT, found.numbered[SEGMENT] | {2: entries(other, T).numbered[SEGMENT][2]}),
+        )
 
 
 def test_row_p12_a_last_segment_of_another_snapshot_is_damage():
     broker, _, _ = stored()
     found = entries(broker, T)
-    part = decode_segment(T, 3, found.segments[3])
+    part = decode_segment(T, 3, found.numbered[SEGMENT][3])
     items = dataclasses.replace(part.segment.items, least=part.segment.items.least + 50)
     value = encode_segment(dataclasses.replace(part, segment=dataclasses.replace(part.segment, items=items)))
     with pytest.raises(SnapshotDamaged, match="t-end: its chain does not end with the last segment"):
         read_snapshot(
-            T, dataclasses.replace(found, segments=found.segments | {3: found.segments[3]._replace(value=value)})
+            T,
+            with_entries(
+                found, SEGMENT, found.numbered[SEGMENT] | {3: found.numbered[SEGMENT][3]._replace(value=value)}
+            ),
         )
 
 
@@ -107,7 +112,7 @@ def test_h13_a_chain_outlives_its_owners():
         abort_some(writer, *range(start, start + 4))
         owner.pump()
         owner.snapshot(T)
-    epochs = [entry.epoch for _, entry in sorted(entries(broker, T).segments.items())]
+    epochs = [entry.epoch for _, entry in sorted(entries(broker, T).numbered[SEGMENT].items())]
     assert epochs == sorted(epochs)
     assert len(set(epochs)) == 4
     assert_true(manager_on(broker), broker, T)
@@ -119,13 +124,16 @@ def test_h13_a_chain_outlives_its_owners():
 def test_h13_epochs_never_fall_along_the_chain_nor_pass_the_end(epochs, fine):
     broker, _, _ = stored()
     found = entries(broker, T)
-    before = end_of(broker).chain_first
+    chains = end_of(broker).chains
+    before = chains[SEGMENT].before
     for number, epoch in enumerate(epochs, 1):
-        part = decode_segment(T, number, found.segments[number])
+        part = decode_segment(T, number, found.numbered[SEGMENT][number])
         value = encode_segment(dataclasses.replace(part, epoch=epoch, chain_before=before))
         before = value[-16:]
-        found.segments[number] = found.segments[number]._replace(value=value, epoch=epoch)
-    end = dataclasses.replace(end_of(broker), epoch=2, chain_next=before)
+        found.numbered[SEGMENT][number] = found.numbered[SEGMENT][number]._replace(value=value, epoch=epoch)
+    end = dataclasses.replace(
+        end_of(broker), epoch=2, chains={**chains, SEGMENT: chains[SEGMENT]._replace(after=before)}
+    )
     found.end = found.end._replace(value=end.encode(), epoch=2)
     if fine:
         read_snapshot(T, found)
@@ -136,11 +144,11 @@ def test_h13_epochs_never_fall_along_the_chain_nor_pass_the_end(epochs, fine):
 
 def test_h13_entries_outside_the_range_are_ignored():
     broker, _owner, _ = stored()
-    put(broker, message(segment_key(T, 4), SEGMENT, 1, b"junk"), message(overflow_key(T, 9), OVERFLOW, 1, b"junk"))
+    put(broker, message(EntryKey(T, SEGMENT, 4), 1, b"junk"), message(EntryKey(T, OVERFLOW, 9), 1, b"junk"))
     successor = manager_on(broker)
     assert_true(successor, broker, T)
     successor.snapshot(T)
-    assert sorted(entries(broker, T).overflow) == []
+    assert sorted(entries(broker, T).numbered[OVERFLOW]) == []
 
 
 def test_segments_without_an_end_are_damage():
@@ -159,7 +167,7 @@ def test_nothing_at_all_is_missing():
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"version": "2"}, UnsupportedSnapshot),
+        ({"version": "3"}, UnsupportedSnapshot),
         ({"version": ""}, SnapshotDamaged),
         ({"kind": "part"}, SnapshotDamaged),
         ({"epoch": 7}, SnapshotDamaged),
@@ -176,11 +184,12 @@ def test_an_end_with_wrong_properties_is_refused(changes, error):
 def test_an_end_of_another_topic_or_chain_is_refused():
     broker, _, _ = stored()
     found = entries(broker, T)
+    chains = end_of(broker).chains
     for changes, match in (
         ({"topic": "u"}, "of topic u"),
         ({"incarnation": "x"}, "chain does not start"),
-        ({"first_segment": 2}, "name different segments"),
-        ({"next_segment": 3}, "name different segments"),
+        ({"chains": {**chains, SEGMENT: chains[SEGMENT]._replace(first=2)}}, "name different segments"),
+        ({"chains": {**chains, SEGMENT: chains[SEGMENT]._replace(next=3)}}, "name different segments"),
     ):
         end = dataclasses.replace(end_of(broker), **changes)
         wrong = dataclasses.replace(found, end=found.end._replace(value=end.encode()))

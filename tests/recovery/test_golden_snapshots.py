@@ -6,11 +6,25 @@ from dataclasses import replace
 import fastavro
 import numpy as np
 import pytest
-from golden_files import committed
+from golden_files import GOLDEN, committed
 from pyroaring import BitMap64
 
 from broker_io.position import Position, Positions
-from snapshots.format import BadRecord, EndEntry, Stored, chain_start, digest, owner_message, record, schema
+from snapshots.errors import SnapshotError
+from snapshots.format import (
+    MUTATIONS,
+    BadRecord,
+    ChainRange,
+    EndEntry,
+    Stored,
+    chain_start,
+    digest,
+    no_segments,
+    owner_message,
+    record,
+    schema,
+)
+from snapshots.format import SEGMENT as PART
 from txnbuffer.buffer.state import (
     BufferSegment,
     BufferState,
@@ -23,10 +37,12 @@ from txnbuffer.buffer.state import (
 )
 from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
-from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
+from txnbuffer.mutations.index import IndexColumns, IndexSegment
 from txnbuffer.recovery.codec import (
     EncodedSegment,
+    MutationsPayload,
     TopicState,
+    decode_mutations,
     decode_segment,
     decode_state,
     encode_segment,
@@ -76,7 +92,18 @@ STATE = TopicState(
     origin_ledger=1,
     following_ledger=6,
 )
-END = EndEntry(T, "incarnation-1", 7, 3, 1, 2, SEGMENT.chain_before, digest(b"after"), 3, (digest(b"1"), digest(b"2")))
+C = b"c" * 16
+NONE = {PART: ChainRange(1, 1, C, C), MUTATIONS: ChainRange(1, 1, C, C)}
+TWO = (digest(b"1"), digest(b"2"))
+CHAINED = {
+    PART: ChainRange(1, 2, SEGMENT.chain_before, digest(b"after")),
+    MUTATIONS: ChainRange(4, 9, digest(b"m3"), digest(b"m8")),
+}
+ENDS = {
+    "spilled": EndEntry(T, "incarnation-1", 7, 3, CHAINED, 3, TWO),
+    "": EndEntry(T, "i", 7, 1, NONE, state=encode_state(STATE)),
+    "deleted": EndEntry(T, "i", 7, 9, NONE, 4, deleted=True),
+}
 
 
 def by_avro(name, data, package="txnbuffer.recovery"):
@@ -87,7 +114,7 @@ def by_avro(name, data, package="txnbuffer.recovery"):
 STREAMED = replace(
     STATE,
     versions=(Version(2**48 - 1, 1200), Version(7, 0)),
-    index=IndexColumns(
+    unsealed_index=IndexColumns(
         longs(1000, 1101),
         longs(1100, 1233),
         Positions.consecutive(3, 4, 2),
@@ -132,12 +159,12 @@ def test_state_of_a_streamed_topic():
     data = committed("snapshots/state-1-streamed.bin", encode_state(STREAMED))
     back = decode_state(data)
     assert back.versions == STREAMED.versions
-    assert SnapshotIndex.of(back.index).entries() == SnapshotIndex.of(STREAMED.index).entries()
+    assert [*back.unsealed_index] == [*STREAMED.unsealed_index]
     avro = by_avro("state-1", data)
     assert avro["failover_uuid"] == [b"\xff" * 6, b"\0\0\0\0\0\7"]
     assert np.cumsum(avro["index_last_entry"]).tolist() == [11, 12]
     earlier = decode_state(committed("snapshots/state-1.bin", encode_state(STATE)))
-    assert (earlier.versions, len(earlier.index.starts)) == ((), 0)
+    assert (earlier.versions, len(earlier.unsealed_index)) == ((), 0)
 
 
 @pytest.mark.parametrize(
@@ -156,19 +183,50 @@ def test_a_state_with_broken_history_is_refused(broken):
         decode_state(codec.encode(values | broken))
 
 
+@pytest.mark.parametrize(("name", "end"), ENDS.items())
+def test_end(name, end):
+    data = committed(f"snapshots/end-2{name and '-'}{name}.bin", end.encode())
+    assert EndEntry.decode(data) == end
+    avro = by_avro("end-2", data, "snapshots")
+    assert (avro["topic"], avro["state"], avro["digest"]) == (T, end.state, digest(data[:-16]))
+    assert (avro["first_mutations"], avro["next_mutations"]) == end.chains[MUTATIONS][:2]
+
+
+@pytest.mark.parametrize(("name", "end"), ENDS.items())
+def test_an_end_of_version_1_is_still_read(name, end):
+    data = (GOLDEN / f"snapshots/end-1{name and '-'}{name}.bin").read_bytes()
+    none = no_segments(T, end.incarnation, MUTATIONS)
+    assert EndEntry.decode(data, "1") == replace(end, chains={**end.chains, MUTATIONS: none})
+    with pytest.raises(BadRecord):
+        EndEntry.decode(data, "2")
+
+
+def test_mutations():
+    payload = MutationsPayload(IndexSegment(4, STREAMED.unsealed_index))
+    data = committed("snapshots/mutations-1.bin", payload.encode(T, 7, digest(b"m3")))
+    entry = decode_mutations(T, 4, Stored(Position(1, 0), "1", "mutations", 7, data))
+    assert [*entry.segment.columns()] == [*STREAMED.unsealed_index]
+    assert (entry.chain_before, entry.chain_after) == (digest(b"m3"), data[-16:])
+    avro = by_avro("mutations-1", data)
+    assert (avro["number"], avro["snapshots"], np.cumsum(avro["end"]).tolist()) == (4, 2, [1100, 1233])
+
+
 @pytest.mark.parametrize(
-    ("name", "end"),
+    ("number", "changes", "match"),
     [
-        ("end-1-spilled", END),
-        ("end-1", EndEntry(T, "i", 7, 1, 1, 1, b"c" * 16, b"c" * 16, state=encode_state(STATE))),
-        ("end-1-deleted", EndEntry(T, "i", 7, 9, 1, 1, b"c" * 16, b"c" * 16, 4, deleted=True)),
+        (5, {}, "orders-m5.*it is segment m4 of topic orders"),
+        (4, {"epoch": 6}, "its epoch is 7, but 6"),
+        (4, {"kind": "part"}, "properties are not those of a mutations entry"),
+        (4, {"value": None}, "properties are not those of a mutations entry"),
+        (4, {"value": b"junk"}, "its digest is wrong"),
+        (4, {"version": "2"}, "orders-m4"),
     ],
 )
-def test_end(name, end):
-    data = committed(f"snapshots/{name}.bin", end.encode())
-    assert EndEntry.decode(data) == end
-    avro = by_avro("end-1", data, "snapshots")
-    assert (avro["topic"], avro["state"], avro["digest"]) == (T, end.state, digest(data[:-16]))
+def test_a_wrong_entry_of_mutation_snapshots_is_refused_by_name(number, changes, match):
+    data = MutationsPayload(IndexSegment(4, STREAMED.unsealed_index)).encode(T, 7, C)
+    stored = Stored(Position(1, 0), "1", "mutations", 7, data)._replace(**changes)
+    with pytest.raises(SnapshotError, match=match):
+        decode_mutations(T, number, stored)
 
 
 def plain(items):

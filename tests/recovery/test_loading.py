@@ -8,7 +8,7 @@ from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
-from snapshots.format import END, EPOCH_PROPERTY, SNAPSHOT_TOPIC, end_key, gone, message, segment_key
+from snapshots.format import END, EPOCH_PROPERTY, SEGMENT, SNAPSHOT_TOPIC, EntryKey, gone, message
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.recovery.restore import SnapshotLoader, load
 from txnbuffer.recovery.verify import diff_states
@@ -134,7 +134,7 @@ def test_h14_at_whatever_moment_the_owner_writes_and_compacts(when):
 def test_real_damage_is_reported_after_a_few_attempts():
     broker = MemoryBroker()
     owner, _ = owned(broker)
-    put(broker, gone(segment_key(T, 2), owner.epoch))
+    put(broker, gone(EntryKey(T, SEGMENT, 2), owner.epoch))
     between = Interfering(broker)
     with pytest.raises(SnapshotDamaged, match="t-2"):
         load(between, T)
@@ -163,7 +163,7 @@ def test_damage_of_one_topic_keeps_no_other_from_being_loaded_together():
     broker = MemoryBroker()
     owner, _ = owned(broker)
     owner.register("u")
-    put(broker, gone(segment_key(T, 2), owner.epoch))
+    put(broker, gone(EntryKey(T, SEGMENT, 2), owner.epoch))
     with SnapshotLoader(broker, ["u", T]) as snapshots:
         with pytest.raises(SnapshotDamaged, match="t-2"):
             snapshots.load(T)
@@ -173,9 +173,9 @@ def test_damage_of_one_topic_keeps_no_other_from_being_loaded_together():
 def test_a_newer_format_is_reported_at_once():
     broker = MemoryBroker()
     owned(broker)
-    newer = message(end_key(T), END, 1, entries(broker, T).end.value)
-    put(broker, newer._replace(properties={**newer.properties, "tb.v": "2"}))
-    with pytest.raises(UnsupportedSnapshot, match="version 2"):
+    newer = message(EntryKey(T, END), 1, entries(broker, T).end.value)
+    put(broker, newer._replace(properties={**newer.properties, "tb.v": "3"}))
+    with pytest.raises(UnsupportedSnapshot, match="version 3"):
         load(broker, T)
 
 

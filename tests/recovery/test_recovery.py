@@ -21,7 +21,7 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
-from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, end_key, gone, message, segment_key
+from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, gone, message
 from snapshots.scan import scan
 from txnbuffer.recovery.restore import restore
 
@@ -30,7 +30,7 @@ T = "t"
 
 def with_end(broker, **changes):
     end = dataclasses.replace(end_of(broker), **changes)
-    return message(end_key(T), END, end.epoch, end.encode())
+    return message(EntryKey(T, END), end.epoch, end.encode())
 
 
 # Incarnations
@@ -119,7 +119,7 @@ def test_an_unusable_end_falls_back_to_the_older_one():
     owner.pump()
     owner.snapshot(T)
     end = entries(broker, T).end
-    put(broker, message(end_key(T), END, 1, flipped(end.value, 30)))
+    put(broker, message(EntryKey(T, END), 1, flipped(end.value, 30)))
     abort_some(writer, 22)
     successor = manager_on(broker)
     assert_true(successor, broker, T)
@@ -135,7 +135,7 @@ def test_an_unusable_end_falls_back_to_the_older_one():
 def test_an_unusable_older_end_is_skipped():
     broker, _owner, _writer = stored()
     second = entries(broker, T).end
-    put(broker, *[message(end_key(T), END, 1, flipped(second.value, at)) for at in (30, 31)])
+    put(broker, *[message(EntryKey(T, END), 1, flipped(second.value, at)) for at in (30, 31)])
     successor = manager_on(broker)
     assert_true(successor, broker, T)
     assert f"older snapshot {end_of_value(second).snapshot_id}" in successor.notes[1]
@@ -147,7 +147,7 @@ def end_of_value(stored):
 
 def test_segments_that_only_the_older_snapshot_has_are_written_again():
     broker, _owner, _writer = stored()
-    put(broker, gone(segment_key(T, 2), 1))
+    put(broker, gone(EntryKey(T, SEGMENT, 2), 1))
     broker.compact(SNAPSHOT_TOPIC)
     rewritten = with_end(broker)
     put(broker, rewritten)
@@ -164,8 +164,8 @@ def only_damaged(broker):
     found = entries(broker, T)
     broker.delete_topic(SNAPSHOT_TOPIC)
     broker.create_topic(SNAPSHOT_TOPIC)
-    parts = [message(segment_key(T, n), SEGMENT, 1, entry.value) for n, entry in found.segments.items() if n != 2]
-    put(broker, *parts, message(end_key(T), END, 1, found.end.value))
+    parts = [message(EntryKey(T, SEGMENT, n), 1, entry.value) for n, entry in found.numbered[SEGMENT].items() if n != 2]
+    put(broker, *parts, message(EntryKey(T, END), 1, found.end.value))
 
 
 def test_a_replay_from_the_start_needs_the_start():
@@ -199,6 +199,6 @@ def test_repair_takes_what_the_log_still_holds():
 def test_a_newer_format_is_never_fallen_back_from():
     broker, _, _ = stored()
     end = entries(broker, T).end
-    newer = message(end_key(T), END, 1, end.value)
-    put(broker, newer._replace(properties={**newer.properties, "tb.v": "2"}))
+    newer = message(EntryKey(T, END), 1, end.value)
+    put(broker, newer._replace(properties={**newer.properties, "tb.v": "3"}))
     assert isinstance(manager_on(broker).problems[T], UnsupportedSnapshot)

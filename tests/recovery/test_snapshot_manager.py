@@ -7,7 +7,7 @@ from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered
-from snapshots.format import SNAPSHOT_TOPIC
+from snapshots.format import SEGMENT, SNAPSHOT_TOPIC
 from txnbuffer.buffer.state import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
@@ -204,7 +204,7 @@ def test_ledgers_that_others_trimmed_leave_the_snapshot():
     owner.pump()
     owner.snapshot(T)
     owner.snapshot(T)
-    assert len(entries(broker, T).segments) < 6
+    assert len(entries(broker, T).numbered[SEGMENT]) < 6
     assert manager_on(broker).buffer(T).aborted.ids() == owner.buffer(T).aborted.ids()
 
 
@@ -215,12 +215,12 @@ def test_a_segment_that_cannot_be_read_again_stays():
     owner.pump()
     owner.snapshot(T)
     aborted = owner.buffer(T).aborted.ids()
-    owner._followed[T].writer.live_segments.pop(2)
+    owner._followed[T].writer.chains[SEGMENT].live.pop(2)
     with pytest.raises(Exception, match="entry t-2"):
         owner.trim(T, 10**6)
     assert owner.buffer(T).aborted.ids() == aborted
     state = owner._followed[T].state()
-    assert state.buffer.segments.first == owner._followed[T].writer.first_segment == 1
+    assert state.buffer.segments.first == owner._followed[T].writer.chains[SEGMENT].first == 1
 
 
 def test_row_u8_a_deletion_finishes_after_a_failure():
@@ -233,7 +233,7 @@ def test_row_u8_a_deletion_finishes_after_a_failure():
     with pytest.raises(DiskFailed):
         owner.delete(T)
     owner.delete(T)
-    assert not entries(broker, T).segments
+    assert not entries(broker, T).numbered[SEGMENT]
     assert owner.topics == []
     owner.register(T)
     assert_true(owner, broker, T)

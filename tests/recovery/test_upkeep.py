@@ -4,7 +4,7 @@ from snapshot_driver import Interfering, abort_some, assert_true, entries, manag
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.format import SNAPSHOT_TOPIC
+from snapshots.format import SEGMENT, SNAPSHOT_TOPIC
 from txnbuffer.recovery.followed_topic import drop_segments
 
 T = "t"
@@ -67,7 +67,7 @@ def test_segments_that_wait_to_be_written_are_not_dropped():
     owner.pump()
     followed = owner._followed[T]
     followed.capture(owner.epoch)
-    assert len(followed.writer.waiting) == 2
+    assert len(followed.writer.chains[SEGMENT].waiting) == 2
     assert not drop_segments(broker, SNAPSHOT_TOPIC, followed, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 7
     assert len(followed.buffer.segments.summaries) == 2

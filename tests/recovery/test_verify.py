@@ -4,10 +4,11 @@ import pytest
 from snapshot_driver import abort_some, entries, manager_on, put
 from writing import TopicWriter
 
+from broker_io.batch import Message
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
-from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, end_key, gone, message, segment_key
+from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, gone, message
 from txnbuffer.recovery.codec import decode_state, encode_state
 from txnbuffer.recovery.verify import Level, diff_states, rebuild, verify
 
@@ -58,17 +59,17 @@ def test_verifying_writes_nothing():
 
 def test_a_segment_with_a_flipped_bit_is_found_with_its_place():
     broker, owner, _ = stored()
-    part = entries(broker, T).segments[2]
-    put(broker, message(segment_key(T, 2), SEGMENT, owner.epoch, part.value[:30] + b"\xff" + part.value[31:]))
+    part = entries(broker, T).numbered[SEGMENT][2]
+    put(broker, message(EntryKey(T, SEGMENT, 2), owner.epoch, part.value[:30] + b"\xff" + part.value[31:]))
     errors = [finding for finding in verify(broker) if finding.level is Level.ERROR]
     assert {(finding.entry, finding.position) for finding in errors} == {
-        ("t-2", entries(broker, T).segments[2].position)
+        ("t-2", entries(broker, T).numbered[SEGMENT][2].position)
     }
 
 
 def test_a_missing_segment_is_found():
     broker, owner, _ = stored()
-    put(broker, gone(segment_key(T, 3), owner.epoch))
+    put(broker, gone(EntryKey(T, SEGMENT, 3), owner.epoch))
     finding = only(verify(broker))
     assert (finding.level, finding.entry, finding.position) == (Level.ERROR, "t-3", None)
 
@@ -91,7 +92,7 @@ def test_a_state_that_differs_from_the_log_is_found(what):
         ongoing = dataclasses.replace(state.buffer.ongoing, accepted=state.buffer.ongoing.accepted + 1)
         state = dataclasses.replace(state, buffer=dataclasses.replace(state.buffer, ongoing=ongoing))
     forged = dataclasses.replace(end, state=encode_state(state))
-    put(broker, message(end_key(T), END, owner.epoch, forged.encode()))
+    put(broker, message(EntryKey(T, END), owner.epoch, forged.encode()))
     finding = only(verify(broker))
     assert finding.level is Level.ERROR
     assert "differs from the log" in finding.what
@@ -100,7 +101,11 @@ def test_a_state_that_differs_from_the_log_is_found(what):
 def test_transactions_without_a_snapshot_are_found():
     broker, owner, _ = stored()
     TopicWriter(broker, "u").plain("only plain")
-    put(broker, gone(end_key(T), owner.epoch), *[gone(segment_key(T, number), owner.epoch) for number in range(1, 9)])
+    put(
+        broker,
+        gone(EntryKey(T, END), owner.epoch),
+        *[gone(EntryKey(T, SEGMENT, number), owner.epoch) for number in range(1, 9)],
+    )
     for finding in (only(verify(broker)), only(verify(broker, T))):
         assert (finding.level, finding.topic) == (Level.ERROR, T)
         assert f"txnbuf recover ADDRESS {T} --write" in finding.what
@@ -121,7 +126,7 @@ def test_a_rebuilt_snapshot_leaves_no_old_entries():
     writer.plain(*["p"] * 20)
     broker.trim(T, broker.ledgers(T)[-1].ledger)
     owner.rebuild(T)
-    assert entries(broker, T).segments == {}
+    assert entries(broker, T).numbered[SEGMENT] == {}
     assert [finding.level for finding in verify(broker)] == [Level.OK]
     assert manager_on(broker).notes == []
 
@@ -130,9 +135,9 @@ def test_leftovers_zombies_and_foreign_keys_are_warnings():
     broker, owner, _ = stored()
     put(
         broker,
-        message(segment_key(T, 9), SEGMENT, owner.epoch, b"junk"),
-        message(b"whose key is this", SEGMENT, owner.epoch, b"junk"),
-        message(segment_key(T, 1), SEGMENT, 0, b"junk"),
+        message(EntryKey(T, SEGMENT, 9), owner.epoch, b"junk"),
+        Message(b"whose key is this", b"junk", gone(EntryKey(T, END), owner.epoch).properties),
+        message(EntryKey(T, SEGMENT, 1), 0, b"junk"),
     )
     findings = verify(broker)
     assert [finding.level for finding in findings].count(Level.ERROR) == 0

@@ -1,20 +1,17 @@
 """Failover log and index of mutation snapshots in the snapshot: kept over owners, new if seqnos start again."""
 
-import numpy as np
 import pytest
 from snapshot_driver import manager_on
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from broker_io.position import Position, Positions
+from broker_io.position import Position
 from broker_io.testing.disk import SimulatedClock
-from txnbuffer.mutations.manager import IndexColumns
+from txnbuffer.mutations.index import IndexColumns, IndexState, SnapshotIndexEntry
 from txnbuffer.streams.failover import Version
 
 T = "t"
-INDEX = IndexColumns(
-    np.array([1]), np.array([2]), Positions.of([Position(0, 0)]), Positions.of([Position(0, 1)]), np.array([1])
-)
+INDEX = IndexState(1, (), IndexColumns.of([SnapshotIndexEntry(1, 2, Position(0, 0), Position(0, 1), 1)]))
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def test_a_topic_has_one_version_whoever_owns_it(broker):
     for _ in range(2):
         owner = manager_on(broker)
         assert owner.followed(T).failover == first
-        assert owner.followed(T).index.ends.tolist() == [2]
+        assert owner.followed(T).index.unsealed.ends.tolist() == [2]
         owner.close()
 
 

@@ -4,7 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
-from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, manager_on, put, written
+from snapshot_driver import (
+    SMALL,
+    Interfering,
+    abort_some,
+    add_bounds,
+    assert_true,
+    bounds_of,
+    entries,
+    manager_on,
+    put,
+    written,
+)
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -12,13 +23,16 @@ from broker_io.errors import DiskFailed, InvalidTopicName
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from snapshots.errors import OwnershipLost, SnapshotMissing
-from snapshots.format import SNAPSHOT_TOPIC, EndEntry, end_key, gone, overflow_key, segment_key
+from snapshots.format import END, MUTATIONS, OVERFLOW, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, gone
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
 from txnbuffer.buffer.state import BufferSegment, Items
 from txnbuffer.recovery.codec import BufferSegmentPayload, EncodedSegment, encode_segment
 
 T = "t"
+OLD = [(1, 1), (2, 2), (3, 3)]
+NEW = [*OLD, (4, 5)]
+"""The mutation snapshots before and after the write."""
 
 
 def before_the_write(**options):
@@ -27,14 +41,17 @@ def before_the_write(**options):
     owner = manager_on(broker, max_entry_bytes=SMALL, **options)
     owner.register(T)
     writer = TopicWriter(broker, T)
-    writer.plain("p")
+    for _ in range(6):
+        writer.plain("p")
     writer.records(90, "open")
     abort_some(writer, *range(1, 9))
     owner.pump()
+    add_bounds(broker, owner, T, 1, 2, 3, segment_entries=1)
     owner.snapshot(T)
     abort_some(writer, *range(20, 11, -1))  # not in the order of their numbers
     writer.plain("p")
     owner.pump()
+    add_bounds(broker, owner, T, 5, segment_entries=1)
     plan = owner._followed[T].capture(owner.epoch).plan
     return broker, owner, plan
 
@@ -48,6 +65,7 @@ def test_the_plan_is_worth_testing():
     kinds = [message.properties["tb.kind"] for message in plan.first]
     assert kinds.count("part") >= 2
     assert kinds.count("spill") >= 2
+    assert kinds.count("mutations") == 1
     assert len(plan.tombstones) >= 2
 
 
@@ -68,6 +86,7 @@ def test_row_p1_no_order_of_durable_writes_loses_an_abort(compacted):
                 broker.compact(SNAPSHOT_TOPIC)
             successor = manager_on(broker, max_entry_bytes=SMALL)
             assert_true(successor, broker, T)
+            assert bounds_of(successor, T) == (OLD if step == 0 or (step == 1 and not chosen) else NEW)
             assert successor.notes == []
             successor.snapshot(T)
             assert_true(manager_on(broker, max_entry_bytes=SMALL), broker, T)
@@ -111,10 +130,11 @@ def test_row_p1_a_crash_in_any_step_leaves_a_whole_snapshot(step, durable):
 def test_the_order_of_writes_is_segments_and_overflow_then_the_end_then_tombstones():
     broker, owner, _ = before_the_write()
     owner = manager_on(broker, max_entry_bytes=SMALL)
+    add_bounds(broker, owner, T, 5, segment_entries=1)
     before = broker.last_position(SNAPSHOT_TOPIC)
     owner.snapshot(T)
     kinds = [message.properties["tb.kind"] for message in written(broker, before)]
-    order = {"part": 0, "spill": 0, "end": 1, "gone": 2}
+    order = {"part": 0, "mutations": 0, "spill": 0, "end": 1, "gone": 2}
     steps = [order[kind] for kind in kinds]
     assert steps == sorted(steps)
     assert {*kinds} == {*order}
@@ -183,7 +203,7 @@ def test_row_p3_no_entry_outgrows_the_limit():
         Items(wild, wild, places, none, none),
     ):
         writer = SnapshotWriter("t" * 400, "i" * 64)
-        writer.add([BufferSegmentPayload(BufferSegment(1, items))])
+        writer.chains[SEGMENT].add([BufferSegmentPayload(BufferSegment(1, items))])
         plan = writer.plan(2**60, bytes(5 * 2**20))
         sizes = Batch.of([*plan.first, plan.end, *plan.tombstones]).sizes()
         assert len(plan.first) == 1 + 6
@@ -214,11 +234,11 @@ def test_row_p5_trimming_and_deleting_leave_no_stale_key():
     abort_some(writer, *range(1, 30))
     owner.pump()
     owner.snapshot(T)
-    assert sorted(entries(broker, T).segments) == list(range(1, 10))
+    assert sorted(entries(broker, T).numbered[SEGMENT]) == list(range(1, 10))
     owner.trim(T, broker.ledgers(T)[-2].ledger)
     kept = entries(broker, T)
-    assert sorted(kept.segments) == [8, 9]
-    assert set(kept.overflow) == set(owner._followed[T].writer.last.overflow_numbers)
+    assert sorted(kept.numbered[SEGMENT]) == [8, 9]
+    assert set(kept.numbered[OVERFLOW]) == set(owner._followed[T].writer.last.overflow_numbers)
     assert_recovers_what_remains(broker, owner)
     owner.delete(T)
     broker.compact(SNAPSHOT_TOPIC)
@@ -246,13 +266,13 @@ def assert_recovers_what_remains(broker, owner):
     owner._ownership = successor._ownership  # continue the test under the new epoch
 
 
-@pytest.mark.parametrize("durable", range(5))
+@pytest.mark.parametrize("durable", range(7))
 def test_row_p5_a_deletion_that_was_cut_short_is_finished(durable):
     broker, owner, _ = before_the_write()
     followed = owner._followed[T]
-    followed.writer.waiting.clear()
+    followed.writer.chains[SEGMENT].waiting.clear()
     plan = followed.writer.plan_deletion(owner.epoch, keep_end=True)
-    assert len(plan.tombstones) == 4
+    assert len(plan.tombstones) == 6
     put(broker, *[plan.end, *plan.tombstones][: durable + 1])
     for _ in range(2):  # a deletion that is finished stays one
         broker.compact(SNAPSHOT_TOPIC)
@@ -268,14 +288,13 @@ def test_row_p5_a_deletion_that_was_cut_short_is_finished(durable):
 def assert_says_deleted(broker):
     left = entries(broker, T)
     assert EndEntry.decode(left.end.value).deleted
-    assert not left.segments
-    assert not left.overflow
+    assert not any(left.numbered.values())
 
 
 def test_a_snapshot_that_was_lost_is_not_taken_for_one_that_never_was():
     broker, owner, _ = before_the_write()
-    put(broker, gone(end_key(T), owner.epoch), *[gone(segment_key(T, n), owner.epoch) for n in range(1, 5)])
-    put(broker, *[gone(overflow_key(T, n), owner.epoch) for n in range(1, 30)])
+    put(broker, gone(EntryKey(T, END), owner.epoch), *[gone(EntryKey(T, SEGMENT, n), owner.epoch) for n in range(1, 5)])
+    put(broker, *[gone(EntryKey(T, kind, n), owner.epoch) for kind in (MUTATIONS, OVERFLOW) for n in range(1, 30)])
     last = broker.last_position(SNAPSHOT_TOPIC)
     owner = manager_on(broker)
     for _ in range(2):
@@ -332,7 +351,7 @@ def test_row_p8_no_transactional_record_before_the_first_snapshot_is_durable():
 def test_row_p9_positions_to_resume_from_are_in_the_end_entry_only():
     broker, owner, _ = before_the_write()
     state = owner._followed[T].state()
-    part = next(iter(entries(broker, T).segments.values()))
+    part = next(iter(entries(broker, T).numbered[SEGMENT].values()))
     assert state.buffer.max_read is not None
     assert b"max_read" not in part.value
     assert state.buffer.max_read < state.buffer.applied
@@ -357,8 +376,9 @@ def test_an_orphan_segment_is_overwritten_by_its_true_owner():
     """A segment whose end entry was never written is ignored, even if its contents differ."""
     broker, owner, plan = before_the_write()
     items = Items.of([((0, 5), (1, 1, -1))])
-    number = plan.numbers[0]
-    forged = encode_segment(EncodedSegment(T, owner.epoch, plan.chain[number - 1], BufferSegment(number, items)))
+    number = plan.keys[0].number
+    before = plan.digests[SEGMENT][number - 1]
+    forged = encode_segment(EncodedSegment(T, owner.epoch, before, BufferSegment(number, items)))
     put(broker, plan.first[0]._replace(value=forged))
     successor = manager_on(broker, max_entry_bytes=SMALL)
     assert_true(successor, broker, T)
@@ -378,5 +398,5 @@ def test_a_fenced_owner_writes_no_snapshot_and_says_so():
 def test_segments_must_come_in_their_order():
     writer = SnapshotWriter(T, "i")
     items = Items.of([((0, 5), (1, 1, -1))])
-    with pytest.raises(ValueError, match="got segment 2, expected segment 1"):
-        writer.add([BufferSegmentPayload(BufferSegment(2, items))])
+    with pytest.raises(ValueError, match="got part segment 2, expected 1"):
+        writer.chains[SEGMENT].add([BufferSegmentPayload(BufferSegment(2, items))])

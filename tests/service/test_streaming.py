@@ -300,11 +300,11 @@ async def test_the_index_of_snapshots_outlives_the_owner(broker):
         await write(client, "t", {"b": "2", "c": "3"})
         await follower.until(3)
         await engine.snapshots.snapshot(["t"])
-        entries = engine.streams.feeds["t"].manager.index.entries()
+        entries = [*engine.streams.feeds["t"].manager.index]
         assert [(entry.start, entry.end, entry.rows) for entry in entries] == [(2, 3, 2)]
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await client.stream("t").next(timeout=120.0)
-        assert engine.streams.feeds["t"].manager.index.entries() == entries
+        assert [*engine.streams.feeds["t"].manager.index] == entries
 
 
 @on_a_loop

@@ -1,21 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.format import (
-    END,
-    OVERFLOW,
-    OWNER_KEY,
-    SEGMENT,
-    EntryKey,
-    end_key,
-    is_internal,
-    overflow_key,
-    segment_key,
-)
+from snapshots.format import END, MUTATIONS, OVERFLOW, OWNER_KEY, SEGMENT, EntryKey, is_internal
 
 topics = st.one_of(
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
-    st.lists(st.sampled_from(["a", "-", "1", "s", "s1", "end", "-end", "partition", "__owner"]), min_size=1).map(
+    st.lists(st.sampled_from(["a", "-", "1", "s", "s1", "m1", "end", "-end", "partition", "__owner"]), min_size=1).map(
         "".join
     ),
 )
@@ -42,16 +32,18 @@ def test_only_one_spelling_of_a_key_is_read(data):
 
 
 def test_the_keys_are_spelled_as_documented():
-    assert segment_key("orders", 12) == b"orders-12"
-    assert overflow_key("orders", 3) == b"orders-s3"
-    assert end_key("orders") == b"orders-end"
+    assert EntryKey("orders", SEGMENT, 12).to_bytes() == b"orders-12"
+    assert EntryKey("orders", MUTATIONS, 4).to_bytes() == b"orders-m4"
+    assert EntryKey("orders", OVERFLOW, 3).to_bytes() == b"orders-s3"
+    assert EntryKey("orders", END).to_bytes() == b"orders-end"
     assert EntryKey.parse(OWNER_KEY) is None
 
 
 def test_neighbours_do_not_collide():
-    names = ["a", "a-1", "a-s1", "a-end", "a-partition-1", "a-"]
-    seen = {key(name, 1) for name in names for key in (segment_key, overflow_key)} | {end_key(name) for name in names}
-    assert len(seen) == 3 * len(names)
+    names = ["a", "a-1", "a-m1", "a-s1", "a-end", "a-partition-1", "a-"]
+    kinds = {SEGMENT: 1, MUTATIONS: 1, OVERFLOW: 1, END: 0}
+    seen = {EntryKey(name, kind, number).to_bytes() for name in names for kind, number in kinds.items()}
+    assert len(seen) == 4 * len(names)
 
 
 def test_an_invalid_key_is_none():
@@ -63,6 +55,7 @@ def test_an_invalid_key_is_none():
         b"a-",
         b"a-0",
         b"a-01",
+        b"a-m",
         b"a-s",
         b"a-s0",
         b"a-x",

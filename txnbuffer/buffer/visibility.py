@@ -159,6 +159,11 @@ class Sequencer:
         self.position = end_of(rows.positions.last, buffer.max_read_position)
         return Sequenced(start, stop, counts, first)
 
+    def oldest(self, first_ledger: int) -> int:
+        """The seqno of the first visible record that a log beginning with `first_ledger` has, or will have."""
+        firsts = [seqno for ledger, seqno in [*self.first_seqnos.items()] if ledger >= first_ledger]
+        return min(firsts, default=self.next_seqno)
+
     def trim(self, first_ledger: int) -> None:
         """Forget the ledgers below one."""
         self.first_seqnos = {ledger: seqno for ledger, seqno in self.first_seqnos.items() if ledger >= first_ledger}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -12,7 +11,7 @@ from broker_io.batch import PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
-from snapshots.format import END, OVERFLOW, SEGMENT, SNAPSHOT_TOPIC, EntryKey, decode_end
+from snapshots.format import END, MUTATIONS, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, decode_end
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
@@ -184,16 +183,17 @@ def inspect_snapshot(log: LogAddress, topic: str | None, output: str) -> None:
 
 
 def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
-    found: list[tuple[EntryKey, Any]] = [] if entries.end is None else [(EntryKey(topic, END), entries.end)]
-    found += [(EntryKey(topic, SEGMENT, number), stored) for number, stored in sorted(entries.segments.items())]
-    found += [(EntryKey(topic, OVERFLOW, number), stored) for number, stored in sorted(entries.overflow.items())]
-    for key, stored in found:
+    keys = [*([] if entries.end is None else [EntryKey(topic, END)]), *entries.keys(topic)]
+    for key in keys:
+        stored = entries.get(key)
+        if stored is None:
+            continue
         detail = ""
         if key.kind == END:
             try:
                 end = decode_end(topic, stored)
-                segments = f"segments {end.first_segment} to {end.next_segment - 1}" if end.segments else "no segments"
-                detail = f"snapshot {end.snapshot_id}, {segments}, {len(end.overflow)} overflow entries"
+                chains = (_segment_range(end, SEGMENT, ""), _segment_range(end, MUTATIONS, " of mutation snapshots"))
+                detail = f"snapshot {end.snapshot_id}, {', '.join(chains)}, {len(end.overflow)} overflow entries"
                 if end.deleted:
                     detail = f"snapshot {end.snapshot_id}: topic deleted by request"
             except SnapshotError as error:
@@ -205,3 +205,8 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
             "bytes": len(stored.value or b""),
             "content": detail,
         }
+
+
+def _segment_range(end: EndEntry, kind: str, of: str) -> str:
+    numbers = end.numbers(kind)
+    return f"segments{of} {numbers[0]} to {numbers[-1]}" if numbers else f"no segments{of}"

@@ -6,9 +6,10 @@ another one when the backfill ends, until memory has all missing mutations.
 
 A backfill is a capped queue of snapshots, made from the mutations that the log returns. Its range may become several
 snapshots. Each has every key once, as of its end, so it is returned only when its end is known: when the range ends, or
-when it has half of the queue's cap. The log is read on demand, one request at a time, and only while there is room: a
-queue has at most `cap` bytes and one answer. The more backfills there are, the smaller is the cap of each. Only a
-snapshot with a given end (the rest of one that the reader has in part) is completed whatever its size.
+when it is large enough, at most half of the queue's cap. The log is read on demand, one request at a time, and only
+while there is room: a queue has at most `cap` bytes and one answer. The more backfills there are, the smaller is the
+cap of each. Only a snapshot with a given end (the rest of one that the reader has in part) is completed whatever its
+size.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import NamedTuple, Protocol
 
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.mutations.snapshot import Chain, Chunk, MemoryAccount, MutationSnapshot
+
+FIRST_SNAPSHOT_BYTES = 64 * 1024
+"""Size of the first snapshot that a backfill makes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +39,12 @@ class BackfillMemory:
 
 @dataclass(slots=True, eq=False)
 class Backfill:
-    """Mutations read from the log for one cursor: `next` to `last` are to come; no snapshot ends below `floor`.
+    """Mutations read from the log for one cursor: `next` to `last` are to come.
 
-    It may have `most` bytes, and at most its share of `memory`. `ready` snapshots are complete, `building` is the next
-    one. `ticket`: that of the pending request, if there is one.
-    `items`: the number of mutations read so far.
+    It may have `most` bytes, and at most its share of `memory`. `floor`: the end of the snapshot that the reader has in
+    part, which is completed first, with the same end. `ready` snapshots are complete; `building` is the next one,
+    complete at `limit` bytes: few at first, so that the reader gets its first mutations soon, and twice as many after
+    each answer. `ticket`: that of the pending request, if there is one. `items`: the number of mutations read so far.
     """
 
     next: int
@@ -53,10 +58,15 @@ class Backfill:
     items: int = 0
     ready: deque[MutationSnapshot] = field(default_factory=deque)
     building: MutationSnapshot | None = None
+    wished: int = FIRST_SNAPSHOT_BYTES
 
     @property
     def cap(self) -> int:
         return min(self.most, self.memory.share)
+
+    @property
+    def limit(self) -> int:
+        return max(1, min(self.wished, self.cap // 2))
 
     @property
     def snapshots(self) -> list[MutationSnapshot]:
@@ -68,28 +78,35 @@ class Backfill:
         """Bytes read and not taken yet."""
         return sum(snapshot.bytes for snapshot in self.snapshots)
 
+    @property
+    def stop(self) -> int:
+        """The last mutation of the snapshot that is being built, or of those that may follow it."""
+        return min(self.floor, self.last) if self.next <= self.floor else self.last
+
     def wanted(self) -> int:
         """Bytes to request from the log now, 0 if none."""
         if self.ticket is not None or self.next > self.last:
             return 0
         room = self.cap - self.bytes
         if room > 0:
-            return room
+            return min(room, self.limit)
         return 0 if self.ready else max(1, self.cap // 2)
 
     def feed(self, rows: MutationBatch) -> int:
-        """Add an answer: mutations from `next` on, none above `last`; returns how many were replaced."""
+        """Add an answer: mutations from `next` on, none above `stop`; returns how many were replaced."""
+        stop = self.stop
         if self.building is None:
             self.building = MutationSnapshot(self.next, self.account, self.leaving)
         building = self.building
         self.items += len(rows)
         replaced = building.append(rows.owned())
         self.next = building.end + 1
-        if self.next > self.last or (building.end >= self.floor and building.bytes * 2 >= self.cap):
+        if self.next > stop or (stop != self.floor and building.bytes >= self.limit):
             building.seal()
             building.closed = True
             self.ready.append(building)
             self.building = None
+        self.wished = min(2 * self.wished, self.most)
         return replaced
 
 

@@ -12,129 +12,15 @@ keeps no evicted mutations in memory however late it is. The buffer's snapshot s
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from broker_io.position import Int64s, Position, Positions
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.mutations.cursor import UNLIMITED, Backfill, BackfillMemory, Cursor
+from txnbuffer.mutations.index import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
 from txnbuffer.mutations.snapshot import Chain, MemoryAccount, MutationSnapshot
-
-CAP = 4096
-
-
-class SnapshotIndexEntry(NamedTuple):
-    """A snapshot of the mutations `start` to `end`; it had `rows` mutations.
-
-    `first` and `last` are the positions of the mutations numbered `start` and `end`.
-    """
-
-    start: int
-    end: int
-    first: Position
-    last: Position
-    rows: int
-
-
-class SnapshotAnchor(NamedTuple):
-    """The mutation numbered `seqno` is at `position`."""
-
-    seqno: int
-    position: Position
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexColumns:
-    """n entries, ascending, as columns of length n."""
-
-    starts: Int64s
-    ends: Int64s
-    firsts: Positions
-    lasts: Positions
-    rows: Int64s
-
-
-_start = attrgetter("start")
-
-
-class SnapshotIndex:
-    """The positions in the log where backfills begin: at most `cap` entries, ascending, without overlaps.
-
-    A seqno without an entry is between two entries or above the last one. Beyond `cap` entries the oldest half is
-    merged in pairs, so old seqnos are found less exactly than recent ones.
-    """
-
-    __slots__ = ("_entries", "cap")
-
-    def __init__(self, cap: int = CAP) -> None:
-        if cap < 2:
-            raise ValueError(f"cap must be at least 2 entries, got {cap}")
-        self.cap = cap
-        self._entries: list[SnapshotIndexEntry] = []
-
-    @classmethod
-    def of(cls, columns: IndexColumns, cap: int = CAP) -> SnapshotIndex:
-        """The index with these `columns()`. Raises ValueError if they are invalid."""
-        index = cls(cap)
-        rows = (columns.starts.tolist(), columns.ends.tolist(), columns.firsts, columns.lasts, columns.rows.tolist())
-        for entry in map(SnapshotIndexEntry, *rows):
-            index.add(entry)
-        return index
-
-    def columns(self) -> IndexColumns:
-        entries = self._entries
-        return IndexColumns(
-            np.array([entry.start for entry in entries], np.int64),
-            np.array([entry.end for entry in entries], np.int64),
-            Positions.of([entry.first for entry in entries]),
-            Positions.of([entry.last for entry in entries]),
-            np.array([entry.rows for entry in entries], np.int64),
-        )
-
-    def entries(self) -> list[SnapshotIndexEntry]:
-        return list(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, entry: SnapshotIndexEntry) -> None:
-        """Add an entry above all others. Raises ValueError if it is not above them, or invalid."""
-        if self._entries and entry.start <= self._entries[-1].end:
-            raise ValueError(
-                f"snapshot {entry.start} to {entry.end} does not follow {self._entries[-1].end}, the end of the index"
-            )
-        if not (1 <= entry.start <= entry.end and 1 <= entry.rows <= entry.end - entry.start + 1):
-            raise ValueError(
-                f"{entry} is not a valid snapshot: it must have 1 to {entry.end - entry.start + 1} mutations"
-            )
-        self._entries.append(entry)
-        if len(self._entries) > self.cap:
-            old = self._entries[: self.cap // 4 * 2 or 2]
-            pairs = zip(old[::2], old[1::2], strict=True)
-            self._entries[: len(old)] = [_together(first, second) for first, second in pairs]
-
-    def anchor(self, seqno: int) -> SnapshotAnchor | None:
-        """The highest mutation at or below `seqno` with a known position; None if there is none."""
-        at = bisect_right(self._entries, seqno, key=_start)
-        if not at:
-            return None
-        entry = self._entries[at - 1]
-        return SnapshotAnchor(entry.end, entry.last) if entry.end <= seqno else SnapshotAnchor(entry.start, entry.first)
-
-    def trim(self, first_seqno: int) -> None:
-        """Remove entries that begin below `first_seqno`, the start of the log; their first position was trimmed."""
-        del self._entries[: bisect_right(self._entries, first_seqno - 1, key=_start)]
-
-
-def _together(first: SnapshotIndexEntry, second: SnapshotIndexEntry) -> SnapshotIndexEntry:
-    return SnapshotIndexEntry(first.start, second.end, first.first, second.last, first.rows + second.rows)
-
 
 PERSISTENCE = "persistence"
 """The name of the persistence cursor in statistics; other cursors can't use it."""
@@ -324,8 +210,9 @@ class MutationManager:
         """A cursor for a reader that has all mutations up to `after`; it replaces a cursor of the same name.
 
         `end`: the last seqno wanted; the snapshot that contains it is returned whole. `snapshot_end`: the end of the
-        snapshot that contains `after`; the first one returned does not end before it. `after` 0 starts at the oldest
-        mutation. Raises InvalidRequest if a seqno is above `high`, MutationsTrimmed if the next mutation was trimmed.
+        snapshot that contains `after`; the first one returned ends there, or later if memory has collapsed it.
+        `after` 0 starts at the oldest mutation. Raises InvalidRequest if a seqno is above `high`, MutationsTrimmed if
+        the next mutation was trimmed.
         """
         if not 0 <= after <= self.high or snapshot_end > self.high:
             asked = max(after, snapshot_end)
@@ -379,9 +266,9 @@ class MutationManager:
             return
         backfill = cursor.backfill
         backfill.ticket = None
-        if not len(rows) or rows.first != backfill.next or rows.last > backfill.last or not rows.dense():
+        if not len(rows) or rows.first != backfill.next or rows.last > backfill.stop or not rows.dense():
             got = f"{rows.first} to {rows.last} ({len(rows)})" if len(rows) else "none"
-            cursor.error = SeqnoGap(f"the log returned {got} instead of mutations {backfill.next} to {backfill.last}")
+            cursor.error = SeqnoGap(f"the log returned {got} instead of mutations {backfill.next} to {backfill.stop}")
             self._wake(cursor)
             raise cursor.error
         backfill.feed(rows)
@@ -458,7 +345,7 @@ class MutationManager:
         backfill.ticket = self._last_ticket
         self._requests[backfill.ticket] = cursor
         anchor = self.anchor(backfill.next)
-        self._effects.append(ReadLog(backfill.ticket, cursor.name, backfill.next, backfill.last, anchor, wanted))
+        self._effects.append(ReadLog(backfill.ticket, cursor.name, backfill.next, backfill.stop, anchor, wanted))
 
     def end_backfill(self, backfill: Backfill) -> None:
         """A backfill is no longer used."""

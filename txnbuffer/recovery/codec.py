@@ -1,4 +1,4 @@
-"""The stored formats of a topic's state: `state-1` inside an end entry, and `part-1`, a sealed segment.
+"""The stored formats of a topic's state: `state-1` in an end entry, and the sealed segments `part-1`, `mutations-1`.
 
 `state-1` is the state of one topic between two messages, except its sealed segments: the transaction buffer
 (`txnbuffer.buffer.state`), the position of the sequencer, the first seqno of each ledger, and the following ledger. The
@@ -6,21 +6,25 @@ latter is the ledger in which the log continues, stored if the ledger of the app
 applied; it proves that no message is missing between the two.
 
 For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, big-endian), the
-index of mutation snapshots, ascending (seqnos and positions of the first and last mutation of each, and their count),
-and the durable cursors by name, each with the seqno up to which its owner has everything. Entries of earlier releases
-lack these; then the topic has the one version that its incarnation gives.
+mutation snapshots that are not sealed yet, ascending (seqnos and positions of the first and last mutation of each, and
+their count), and the durable cursors by name, each with the seqno up to which its owner has everything. Entries of
+earlier releases lack these; then the topic has the one version that its incarnation gives.
 
-A sealed segment is the entry `T-1`, `T-2`, … of schema `part-1`; the format calls it a *part*. It has aborted
-transactions with the positions of their markers, and ranges of suppressed positions, each in log order; its topic,
-number, epoch, the first and last position of its items, and the chain digest before it. It ends with the digest of all
-bytes before, which is the chain digest after it. Once an end entry names a segment, it is never written again.
+A sealed segment of mutation snapshots is the entry `T-m1`, `T-m2`, … of schema `mutations-1`: the same columns of the
+mutation snapshots that follow those of the segment before, with topic, number, epoch and chain digests as below. Sealed
+and unsealed mutation snapshots together are all that the log still holds, except where nobody read the topic.
+
+A sealed segment of the buffer is the entry `T-1`, `T-2`, … of schema `part-1`; the format calls it a *part*. It has
+aborted transactions with the positions of their markers, and ranges of suppressed positions, each in log order; its
+topic, number, epoch, the first and last position of its items, and the chain digest before it. It ends with the digest
+of all bytes before, which is the chain digest after it. Once an end entry names a segment, it is never written again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +32,7 @@ from broker_io.position import Int64s, Position, Positions
 from snapshots.errors import SnapshotDamaged
 from snapshots.format import (
     MAX_LONG_BYTES,
+    MUTATIONS,
     SEGMENT,
     BadRecord,
     EntryKey,
@@ -55,7 +60,7 @@ from txnbuffer.buffer.state import (
 )
 from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
-from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
+from txnbuffer.mutations.index import EMPTY_COLUMNS, IndexColumns, IndexSegment
 from txnbuffer.streams.failover import Version
 
 REST_BYTES = 2048
@@ -68,14 +73,17 @@ def segment_items(limit: int) -> int:
     return (limit - REST_BYTES) // ITEM_BYTES
 
 
+S = TypeVar("S", BufferSegment, IndexSegment)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedSegment:
+class EncodedSegment(Generic[S]):
     """One segment entry; `chain_after` is empty until it is encoded."""
 
     topic: str
     epoch: int
     chain_before: bytes
-    segment: BufferSegment
+    segment: S
     chain_after: bytes = b""
 
 
@@ -97,7 +105,7 @@ def get_items(values: Mapping[str, Any], prefix: str) -> Items:
     )
 
 
-def encode_segment(entry: EncodedSegment) -> bytes:
+def encode_segment(entry: EncodedSegment[BufferSegment]) -> bytes:
     """The value of a segment entry; its last 16 bytes are the chain digest after it."""
     items = entry.segment.items
     values = {
@@ -125,14 +133,14 @@ class BufferSegmentPayload(NamedTuple):
         return encode_segment(EncodedSegment(topic, epoch, chain_before, self.segment))
 
 
-def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | None]:
+def _decode(data: bytes) -> tuple[EncodedSegment[BufferSegment], Position | None, Position | None]:
     values = unsealed(record("part-1", __package__), data)
     segment = BufferSegment(values["number"], get_items(values, ""))
     entry = EncodedSegment(values["topic"], values["epoch"], values["chain_before"], segment, values["chain_after"])
     return entry, get_position(values, "low"), get_position(values, "high")
 
 
-def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment:
+def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment[BufferSegment]:
     """The segment entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
     key = EntryKey(topic, SEGMENT, number)
     entry, low, high = checked(key, stored, _decode)
@@ -141,6 +149,67 @@ def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment:
     items: Items = entry.segment.items
     if not len(items) or (low, high) != (items.first, items.last) or entry.epoch != stored.epoch:
         raise SnapshotDamaged(topic, str(key), "its head and its items contradict each other")
+    return entry
+
+
+class MutationsPayload(NamedTuple):
+    """A sealed segment of mutation snapshots for the writer of snapshots."""
+
+    segment: IndexSegment
+
+    @property
+    def number(self) -> int:
+        return self.segment.number
+
+    def encode(self, topic: str, epoch: int, chain_before: bytes) -> bytes:
+        columns = self.segment.columns()
+        values = {
+            "topic": topic,
+            "number": self.number,
+            "epoch": epoch,
+            "chain_before": chain_before,
+            "snapshots": len(columns),
+            **put_columns(_index_columns("", columns)),
+        }
+        return sealed(record("mutations-1", __package__), values, "chain_after")
+
+
+def _index_columns(prefix: str, columns: IndexColumns) -> dict[str, Int64s | Positions]:
+    return {
+        f"{prefix}start": columns.starts,
+        f"{prefix}end": columns.ends,
+        f"{prefix}first": columns.firsts,
+        f"{prefix}last": columns.lasts,
+        f"{prefix}count": columns.rows,
+    }
+
+
+def _get_index(values: Mapping[str, Any], count: int, prefix: str) -> IndexColumns:
+    """Raises BadRecord if they are not ascending mutation snapshots."""
+    index = IndexColumns(*get_columns(values, count, prefix, "start", "end", "first", "last", "count"))
+    try:
+        index.check()
+    except ValueError as error:
+        raise BadRecord(str(error)) from error
+    return index
+
+
+def _decode_mutations(data: bytes) -> EncodedSegment[IndexSegment]:
+    values = unsealed(record("mutations-1", __package__), data)
+    if values["snapshots"] < 1:
+        raise BadRecord("it has no mutation snapshots")
+    segment = IndexSegment(values["number"], _get_index(values, values["snapshots"], ""))
+    return EncodedSegment(values["topic"], values["epoch"], values["chain_before"], segment, values["chain_after"])
+
+
+def decode_mutations(topic: str, number: int, stored: Stored) -> EncodedSegment[IndexSegment]:
+    """The segment of mutation snapshots of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
+    key = EntryKey(topic, MUTATIONS, number)
+    entry = checked(key, stored, _decode_mutations)
+    if (entry.topic, entry.segment.number) != (topic, number):
+        raise SnapshotDamaged(topic, str(key), f"it is segment m{entry.segment.number} of topic {entry.topic}")
+    if entry.epoch != stored.epoch:
+        raise SnapshotDamaged(topic, str(key), f"its epoch is {entry.epoch}, but {stored.epoch} in its properties")
     return entry
 
 
@@ -156,7 +225,8 @@ class TopicState:
     `origin_ledger` is the first ledger that existed when the topic was registered. `following_ledger` is the one
     in which the log continues after `buffer.applied` if the ledger of that position was closed and wholly
     applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log, newest first, not
-    checked. `cursors`: names and seqnos of the durable cursors.
+    checked. `unsealed_index`: the mutation snapshots after those of the sealed segments. `cursors`: names and seqnos
+    of the durable cursors.
     """
 
     buffer: BufferState
@@ -164,7 +234,7 @@ class TopicState:
     origin_ledger: int
     following_ledger: int = UNKNOWN_LEDGER
     versions: tuple[Version, ...] = ()
-    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    unsealed_index: IndexColumns = EMPTY_COLUMNS
     cursors: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -191,7 +261,7 @@ def encode_state(state: TopicState) -> bytes:
         "next_seqno": sequencer.next_seqno,
         "seqno_ledger": sequencer.ledgers,
         "seqno_first": sequencer.first_seqnos,
-        **_put_index(state.index),
+        **_put_unsealed_index(state.unsealed_index),
         "failover_uuid": [version.uuid.to_bytes(UUID_BYTES, "big") for version in state.versions],
         "failover_seqno": np.array([version.seqno for version in state.versions], np.int64),
         "cursor_name": [name.encode() for name, _ in state.cursors],
@@ -215,7 +285,7 @@ def decode_state(data: bytes) -> TopicState:
         values["origin_ledger"],
         values["following_ledger"],
         tuple(map(Version, uuids, values["failover_seqno"].tolist())),
-        _get_index(values),
+        _get_unsealed_index(values),
         _get_cursors(values),
     )
 
@@ -302,22 +372,16 @@ def _get_cursors(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         raise BadRecord(f"the name of a durable cursor is not UTF-8 ({error})") from None
 
 
-def _put_index(index: IndexColumns) -> dict[str, Any]:
+def _put_unsealed_index(index: IndexColumns) -> dict[str, Any]:
+    """Columns at full length: the schema has no number of rows for them."""
     columns = {"index_start": index.starts, "index_end": index.ends, "index_count": index.rows}
     for end, places in (("first", index.firsts), ("last", index.lasts)):
         columns |= zip(axes_of(f"index_{end}"), (places.ledgers, places.entries, places.indexes), strict=True)
     return columns
 
 
-def _get_index(values: Mapping[str, Any]) -> IndexColumns:
-    """Raises BadRecord for an invalid index."""
-    first, last = (Positions(*map(values.__getitem__, axes_of(f"index_{end}"))) for end in ("first", "last"))
-    index = IndexColumns(values["index_start"], values["index_end"], first, last, values["index_count"])
+def _get_unsealed_index(values: Mapping[str, Any]) -> IndexColumns:
     sizes = {len(column) for name, column in values.items() if name.startswith("index_")}
     if len(sizes) > 1:
         raise BadRecord("the columns of the index of mutation snapshots have different lengths")
-    try:
-        SnapshotIndex.of(index)
-    except ValueError as error:
-        raise BadRecord(str(error)) from error
-    return index
+    return _get_index(values, len(values["index_start"]), "index_")

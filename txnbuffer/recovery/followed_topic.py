@@ -18,15 +18,16 @@ from broker_io.errors import ServiceUnavailable
 from broker_io.port import Broker, Ledger
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
-from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, SEGMENT, VERSION_PROPERTY, EntryKey, Stored, segment_key
+from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, MUTATIONS, SEGMENT, VERSION_PROPERTY, EntryKey, Stored
 from snapshots.writer import SnapshotPlan, SnapshotWriter
-from txnbuffer.buffer.state import Effect, Suppressed, TransactionEnded
+from txnbuffer.buffer.state import BufferSegment, Effect, Suppressed, TransactionEnded
 from txnbuffer.follow import SequencedFollower
-from txnbuffer.mutations.manager import IndexColumns
+from txnbuffer.mutations.index import IndexState
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
     BufferSegmentPayload,
     EncodedSegment,
+    MutationsPayload,
     TopicState,
     decode_segment,
     encode_state,
@@ -100,8 +101,8 @@ class CapturedSnapshot(NamedTuple):
 class FollowedTopic(SequencedFollower):
     """Follows one topic from the position where it was restored.
 
-    `failover`: the versions of its history. `index`: positions of mutations for the next snapshot; it must not go
-    beyond what is numbered. `cursors`: name of each durable cursor → seqno up to which its owner has everything; to
+    `failover`: the versions of its history. `index`: the mutation snapshots for the next snapshot, none beyond what is
+    numbered. `cursors`: name of each durable cursor → seqno up to which its owner has everything; to
     be replaced, not changed, since another thread may be writing it.
     """
 
@@ -127,7 +128,7 @@ class FollowedTopic(SequencedFollower):
         self._clock = clock
         self._following = (self.buffer.applied, restored.following_ledger)
         self.failover: FailoverLog = restored.failover
-        self.index: IndexColumns = restored.index
+        self.index: IndexState = restored.index.state
         self.cursors: Mapping[str, int] = restored.cursors
 
     def catch_up(self) -> list[Effect]:
@@ -160,7 +161,7 @@ class FollowedTopic(SequencedFollower):
             self.origin_ledger,
             following,
             self.failover.versions,
-            self.index,
+            self.index.unsealed,
             tuple(sorted(self.cursors.items())),
         )
 
@@ -173,7 +174,11 @@ class FollowedTopic(SequencedFollower):
 
     def capture(self, epoch: int) -> CapturedSnapshot:
         """Plan a snapshot of the current state, and count what it covers."""
-        self.writer.add(map(BufferSegmentPayload, self.buffer.segments.take_sealed()))
+        self.writer.chains[SEGMENT].add(map(BufferSegmentPayload, self.buffer.segments.take_sealed()))
+        mutations = self.writer.chains[MUTATIONS]
+        mutations.drop_to(self.index.first)
+        planned = mutations.next + len(mutations.waiting)
+        mutations.add(MutationsPayload(one) for one in self.index.segments[max(planned - self.index.first, 0) :])
         state = self.state()
         plan = self.writer.plan(epoch, encode_state(state))
         return CapturedSnapshot(self, plan, state, self.due.messages, self.due.changes)
@@ -204,20 +209,24 @@ def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, 
     Raises SnapshotDamaged if one can't be read; then nothing is dropped.
     """
     followed.numbered.trim(first_ledger)
-    writer, summaries = followed.writer, followed.buffer.segments.summaries
-    if writer.waiting:
+    followed.index = followed.index.trimmed(followed.numbered.oldest(first_ledger))
+    chain, summaries = followed.writer.chains[SEGMENT], followed.buffer.segments.summaries
+    if chain.waiting:
         return False  # not all segments are durable yet; they are dropped after the next snapshot
     expired = itertools.takewhile(lambda summary: summary.last_ledger < first_ledger, summaries)
-    numbers = [summary.number for summary in expired if summary.number in writer.chain]
-    places = writer.live_segments
-    entries = [read_segment(broker, snapshot_topic, followed.topic, number, places.get(number)) for number in numbers]
+    numbers = [summary.number for summary in expired if summary.number in chain.digests]
+    entries = [
+        read_segment(broker, snapshot_topic, followed.topic, number, chain.live.get(number)) for number in numbers
+    ]
     for number, entry in zip(followed.buffer.trim(first_ledger), entries, strict=True):
         followed.buffer.forget(entry.segment)
-        writer.drop_to(number + 1)
+        chain.drop_to(number + 1)
     return bool(entries)
 
 
-def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
+def read_segment(
+    broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None
+) -> EncodedSegment[BufferSegment]:
     """Read one segment entry at its position in the snapshot topic."""
     key = EntryKey(topic, SEGMENT, number)
     if at is None:
@@ -229,7 +238,7 @@ def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, a
             f"topic {snapshot_topic!r}: nothing came from {at} on within {READ_TIMEOUT:.0f} s, where a snapshot "
             f"segment of {topic!r} is: check the broker, and try again"
         )
-    if placed.positions.first != at or placed.messages.keys[0] != segment_key(topic, number):
+    if placed.positions.first != at or placed.messages.keys[0] != key.to_bytes():
         raise SnapshotDamaged(topic, str(key), f"it is not at {at} of {snapshot_topic} any more")
     _, value, properties, _ = placed.messages[0]
     names = (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)

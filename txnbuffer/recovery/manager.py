@@ -20,11 +20,12 @@ from broker_io.environment import Clock, current
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Ledger
 from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
-from snapshots.format import SNAPSHOT_TOPIC, check_data_topic
+from snapshots.format import MUTATIONS, SEGMENT, SNAPSHOT_TOPIC, check_data_topic
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotPlan, SnapshotWriter, acquire, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import Effect
+from txnbuffer.recovery.bounds import BoundsCheck, readable_bounds
 from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import (
     DEFAULT_POLICY,
@@ -449,13 +450,18 @@ class SnapshotManager:
         resume where the history did not change.
         """
         try:
+            incarnation = followed.writer.incarnation
+            bounds = BoundsCheck([] if former is None else readable_bounds(followed.topic, incarnation, former)[0])
+            followed.on_sequenced = partial(bounds.sequenced, followed.buffer)
             followed.catch_up()
+            followed.on_sequenced = None
             if former is not None:
-                incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
+                ledgers = self._broker.ledgers(followed.topic)
                 uuid = followed.failover.current.uuid
                 kept = kept_history(followed.topic, incarnation, former, ledgers, followed.numbered, uuid)
                 if kept is not None:
                     followed.failover, followed.cursors = kept
+                    followed.index = bounds.index()[0].state()
             self._write([followed])
         except BaseException:
             followed.close()
@@ -471,8 +477,15 @@ class SnapshotManager:
     def _restored(self, restored: LoadedTopic, entries: TopicEntries) -> FollowedTopic:
         writer = self._writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
-            writer.add(map(BufferSegmentPayload, restored.rewrite))
+            writer.adopt(restored.snapshot.end)
+            segments, mutations = (writer.chains[kind] for kind in (SEGMENT, MUTATIONS))
+            stored = restored.snapshot.end.chains
+            segments.adopt(stored[SEGMENT], {} if restored.rewrite else restored.snapshot.digests)
+            segments.add(map(BufferSegmentPayload, restored.rewrite))
+            if restored.index.problem:
+                mutations.restart(stored[MUTATIONS])
+            else:
+                mutations.adopt(stored[MUTATIONS], restored.index.digests)
         return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
 
     def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:

@@ -18,15 +18,19 @@ from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from snapshots.errors import SnapshotError
-from snapshots.format import FORMAT_VERSION, SEGMENT, Stored, chain_start
-from snapshots.scan import SnapshotTable, TopicEntries
+from snapshots.format import MUTATIONS, SEGMENT, Stored, chain_start, versions_of
+from snapshots.scan import SnapshotTable, TopicEntries, scan
+from snapshots.shard_count import snapshot_topic_of
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, visible_counts
 from txnbuffer.follow import LogFollower, read_existing
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.recovery.bounds import BoundsCheck, readable_bounds
 from txnbuffer.recovery.codec import (
     BufferSegmentPayload,
     EncodedSegment,
+    MutationsPayload,
     TopicState,
     decode_segment,
     decode_state,
@@ -44,9 +48,9 @@ _ANY_EPOCH = 1
 class FoldedLog:
     """The state of a topic by its log, up to the log's end when it was read.
 
-    `state` and `segments` are in their stored form. `differences`: from the existing snapshot, a line each; `problem`:
-    why that can't be used, "" if it can. `trimmed`: the snapshot covers ledgers that are trimmed. `transactional` is
-    False for a log that needs no snapshot.
+    `state` and `segments` are in their stored form; `state` has all mutation snapshots whose bounds the log confirms.
+    `differences`: from the existing snapshot, a line each; `problem`: why that can't be used, "" if it can. `trimmed`:
+    the snapshot covers ledgers that are trimmed. `transactional` is False for a log that needs no snapshot.
     """
 
     topic: str
@@ -71,16 +75,21 @@ class FoldedLog:
 def fold_log(broker: Broker, topic: str) -> FoldedLog:
     """Fold the log of a topic. Raises as `verify.rebuild`, and TopicNotFound."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
-    loaded, problem, buffer, sequencer = _read_both(broker, topic, keeps_sealed=True)
+    bounds, lost = _stored_bounds(broker, topic, incarnation)
+    loaded, problem, buffer, sequencer = _read_both(broker, topic, bounds, keeps_sealed=True)
     before = chain_start(topic, "")
     segments = tuple(
         encode_segment(EncodedSegment(topic, _ANY_EPOCH, before, segment)) for segment in buffer.segments.take_sealed()
     )
-    state = encode_state(TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin))
+    index, wrong = bounds.index()
+    columns = IndexColumns.of(index)
+    state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin, unsealed_index=columns)
     differences, trimmed = _differences(broker, loaded, buffer)
+    differences += [*lost, *([] if trimmed else wrong)]
     return FoldedLog(
         topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
-        len(buffer.ongoing), sequencer.next_seqno - 1, state, segments, problem, tuple(differences), trimmed,
+        len(buffer.ongoing), sequencer.next_seqno - 1, encode_state(state), segments, problem,
+        tuple(differences), trimmed,
     )  # fmt: skip
 
 
@@ -89,20 +98,36 @@ def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, l
 
     The log after the snapshot is applied to it, so that both states are as of one position even while a service writes.
     """
-    loaded, problem, rebuilt, sequencer = _read_both(broker, topic)
+    bounds, lost = _stored_bounds(broker, topic, broker.incarnation(topic))
+    loaded, problem, rebuilt, sequencer = _read_both(broker, topic, bounds)
     if loaded is None:
         return rebuilt, sequencer, [problem], False
-    return rebuilt, sequencer, *_differences(broker, loaded, rebuilt)
+    differences, trimmed = _differences(broker, loaded, rebuilt)
+    return rebuilt, sequencer, [*differences, *lost, *([] if trimmed else bounds.index()[1])], trimmed
+
+
+def _stored_bounds(broker: Broker, topic: str, incarnation: str) -> tuple[BoundsCheck, list[str]]:
+    """The mutation snapshots in the topic's entries, to be checked, and why some are lost."""
+    try:
+        table = scan(broker, snapshot_topic_of(broker, topic), topic)
+    except TopicNotFound:
+        return BoundsCheck([]), []
+    found, problems = readable_bounds(topic, incarnation, table.topics.get(topic, TopicEntries()))
+    return BoundsCheck(found), problems
 
 
 def _read_both(
-    broker: Broker, topic: str, *, keeps_sealed: bool = False
+    broker: Broker, topic: str, bounds: BoundsCheck, *, keeps_sealed: bool = False
 ) -> tuple[LoadedTopic | None, str, TransactionBuffer, Sequencer]:
     """The result of `from_snapshot`, and buffer and sequencer by the log alone, as of the same position."""
     loaded, problem = from_snapshot(broker, topic)
     segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
     until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
-    return loaded, problem, *rebuild(broker, topic, segment_size=segment_size, until=until, keeps_sealed=keeps_sealed)
+    return (
+        loaded,
+        problem,
+        *rebuild(broker, topic, segment_size=segment_size, until=until, keeps_sealed=keeps_sealed, bounds=bounds),
+    )
 
 
 def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
@@ -159,10 +184,20 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     kept = kept_history(topic, found.incarnation, entries, ledgers, sequencer, failover.current.uuid)
     if kept is not None:
         failover, cursors = kept
-    state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
+    index = SnapshotIndex()
+    for entry in state.unsealed_index if kept is not None else ():
+        index.add(entry)
+    mutations = index.state()
+    state = replace(
+        state,
+        versions=failover.versions,
+        unsealed_index=mutations.unsealed,
+        cursors=tuple(sorted(cursors.items())),
+    )
     writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
+    writer.chains[MUTATIONS].add(map(MutationsPayload, mutations.segments))
     for number, data in enumerate(found.segments, 1):
-        stored = Stored(Position(0, 0), FORMAT_VERSION, SEGMENT, _ANY_EPOCH, data)
-        writer.add([BufferSegmentPayload(decode_segment(topic, number, stored).segment)])
+        stored = Stored(Position(0, 0), versions_of(SEGMENT)[-1], SEGMENT, _ANY_EPOCH, data)
+        writer.chains[SEGMENT].add([BufferSegmentPayload(decode_segment(topic, number, stored).segment)])
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])

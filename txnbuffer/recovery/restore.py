@@ -10,6 +10,9 @@ holds transactions, and only that entry says why no snapshot covers them. The fi
 deleted or re-created removes the entry, and a registration replaces it. A log with transactions and no entry at all
 has lost its snapshot.
 
+The bounds of mutation snapshots are only places where reads of the log begin. If their entries are damaged, the owner
+says so in `notes` and continues without them; readers do not need them.
+
 `load` restores a topic in a reader process, while the owner keeps writing. A reader never writes. The entries that it
 reads may not belong together, because the owner writes and the broker compacts meanwhile. So it reads on, and then
 again from the start, a limited number of times, before it reports damage.
@@ -17,8 +20,8 @@ again from the start, a limited number of times, before it reports damage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, TopicNotFound
@@ -33,6 +36,9 @@ from snapshots.errors import (
 )
 from snapshots.format import (
     END,
+    MUTATIONS,
+    OVERFLOW,
+    SEGMENT,
     SNAPSHOT_TOPIC,
     BadRecord,
     EndEntry,
@@ -50,20 +56,40 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import SegmentMismatch
-from txnbuffer.mutations.manager import IndexColumns, SnapshotIndex
+from txnbuffer.mutations.index import EMPTY, IndexSegment, IndexState
 from txnbuffer.protocol import any_transactional
-from txnbuffer.recovery.codec import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_segment, decode_state
+from txnbuffer.recovery.codec import (
+    UNKNOWN_LEDGER,
+    UUID_BYTES,
+    TopicState,
+    decode_mutations,
+    decode_segment,
+    decode_state,
+)
 from txnbuffer.streams.failover import FailoverLog, Version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSnapshot:
-    """One complete snapshot of one topic, checked. `chain` has the digest after each segment, by number."""
+    """One complete snapshot of one topic, checked. `digests`: the one after each segment of the buffer, by number."""
 
     end: EndEntry
     state: TopicState
-    chain: dict[int, bytes]
+    digests: dict[int, bytes]
     buffer: TransactionBuffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredIndex:
+    """The index of mutation snapshots of a stored snapshot.
+
+    `digests` has the one after each segment, by number; it is empty if the segments have to be written again.
+    `problem`: why the stored index can't be used; then this one is empty, and continues the numbers of its segments.
+    """
+
+    state: IndexState = EMPTY
+    digests: dict[int, bytes] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +98,9 @@ class LoadedTopic:
 
     Apply the log to `buffer` after `resume`, and sequence it after `sequenced` (both exclusive). `buffer` knows at
     once what is decided up to `resume`; the rest once it is applied up to the end of the log. The snapshot covers the
-    ledgers from `origin_ledger` on; the log still has those from `first_ledger` on. `rewrite` has the segments of the
-    snapshot if some are not live any more: they have to be written again before an end entry names them. `notes` are
-    messages for operators.
+    ledgers from `origin_ledger` on; the log still has those from `first_ledger` on. `index` is empty for readers.
+    `rewrite` has the segments of the snapshot if some are not live any more: they have to be written again before an
+    end entry names them. `notes` are messages for operators.
     """
 
     topic: str
@@ -88,7 +114,7 @@ class LoadedTopic:
     resume: Position
     sequenced: Position
     failover: FailoverLog
-    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    index: StoredIndex = StoredIndex()
     cursors: dict[str, int] = field(default_factory=dict)
     rewrite: list[BufferSegment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -121,33 +147,50 @@ def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
     Raises SnapshotMissing if there is no entry or the topic is being deleted, SnapshotDamaged, UnsupportedSnapshot.
     """
     if entries.end is None:
-        if entries.segments or entries.overflow:
+        if entries:
             raise SnapshotDamaged(topic, str(EntryKey(topic, END)), "it is missing, though other entries exist")
         raise SnapshotMissing(topic, "it was never registered, or it was deleted")
     end = decode_end(topic, entries.end)
     if end.deleted:
         raise SnapshotMissing(topic, "its deletion has begun")
     try:
-        state = decode_state(state_bytes(topic, end, entries.overflow))
+        state = decode_state(state_bytes(topic, end, entries.numbered[OVERFLOW]))
     except BadRecord as error:
         raise SnapshotDamaged(topic, str(EntryKey(topic, END)), str(error)) from error
     named = state.buffer.segments
-    if (named.first, named.end) != (end.first_segment, end.next_segment):
+    if range(named.first, named.end) != end.numbers(SEGMENT):
         what = "its state and its head name different segments"
         raise SnapshotDamaged(topic, str(EntryKey(topic, END)), what)
-    chain: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
     try:
-        buffer = TransactionBuffer.restore(state.buffer, _segments(topic, end, entries.segments, chain))
+        buffer = TransactionBuffer.restore(state.buffer, _segments(topic, end, entries.numbered[SEGMENT], digests))
     except SegmentMismatch as error:
         raise SnapshotDamaged(topic, str(EntryKey(topic, END)), str(error)) from error
-    return StoredSnapshot(end, state, chain, buffer)
+    return StoredSnapshot(end, state, digests, buffer)
 
 
-def _segments(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[BufferSegment]:
-    """The segments one by one, since all of them at once are large; adds their digests to `chain`."""
-    for entry in chained(topic, end, found, decode_segment):
-        chain[entry.segment.number] = entry.chain_after
+def _segments(
+    topic: str, end: EndEntry, found: dict[int, Stored], digests: dict[int, bytes]
+) -> Iterator[BufferSegment]:
+    """The segments one by one, since all of them at once are large; adds their digests to `digests`."""
+    for entry in chained(topic, end, SEGMENT, found, decode_segment):
+        digests[entry.segment.number] = entry.chain_after
         yield entry.segment
+
+
+def read_index(topic: str, snapshot: StoredSnapshot, entries: TopicEntries) -> StoredIndex:
+    """The index of mutation snapshots that an end entry names, checked. Raises SnapshotDamaged, UnsupportedSnapshot."""
+    digests: dict[int, bytes] = {}
+    segments: list[IndexSegment] = []
+    for entry in chained(topic, snapshot.end, MUTATIONS, entries.numbered[MUTATIONS], decode_mutations):
+        digests[entry.segment.number] = entry.chain_after
+        segments.append(entry.segment)
+    state = IndexState(snapshot.end.chains[MUTATIONS].first, tuple(segments), snapshot.state.unsealed_index)
+    try:
+        state.check()
+    except ValueError as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, END)), str(error)) from error
+    return StoredIndex(state, digests)
 
 
 def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -> tuple[Position, Position]:
@@ -170,9 +213,11 @@ def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -
 
 
 def restore(
-    broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, fall_back: bool = True
+    broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, owned: bool = True
 ) -> LoadedTopic:
     """Restore one topic from a scan; the log is not read yet.
+
+    `owned`: for its owner, with the index of mutation snapshots, and falling back if the newest end entry is unusable.
 
     Raises SnapshotMissing (also if the topic was re-created since), SnapshotDamaged, UnsupportedSnapshot,
     AppliedPositionTrimmed, TopicNotFound.
@@ -181,21 +226,22 @@ def restore(
     ledgers = broker.ledgers(topic)
     entries = table.topics.get(topic, TopicEntries())
     try:
-        return _restored(topic, incarnation, entries, ledgers)
+        restored = _restored(topic, incarnation, entries, ledgers)
+        return _with_index(restored, entries) if owned else restored
     except (SnapshotDamaged, AppliedPositionTrimmed) as error:
-        if not fall_back:
+        if not owned:
             raise
         try:
             history = scan(broker, snapshot_topic, topic, raw=True).history or {}
         except PositionTrimmed:
             history = {}
         older = list(reversed(history.get(topic, ())))
-        restored = _from_older(topic, incarnation, older, ledgers, entries.segments)
-        restored = restored or _from_start(topic, incarnation, older, ledgers)
-        if restored is None:
+        fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
+        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers)
+        if fallen_back is None:
             raise
-        restored.notes.insert(0, str(error))
-        return restored
+        fallen_back.notes.insert(0, str(error))
+        return fallen_back
 
 
 def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> LoadedTopic:
@@ -215,9 +261,19 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
         resume,
         sequenced,
         stored_log(topic, incarnation, snapshot.state.versions),
-        snapshot.state.index,
-        dict(snapshot.state.cursors),
+        cursors=dict(snapshot.state.cursors),
     )
+
+
+def _with_index(restored: LoadedTopic, entries: TopicEntries) -> LoadedTopic:
+    if restored.snapshot is not None:
+        try:
+            restored.index = read_index(restored.topic, restored.snapshot, entries)
+        except SnapshotError as error:
+            first = restored.snapshot.end.chains[MUTATIONS].next
+            restored.index = StoredIndex(EMPTY._replace(first=first), problem=str(error))
+            restored.notes.append(f"{error}; reads of the log for streams begin earlier than they could")
+    return restored
 
 
 def fresh(
@@ -266,20 +322,28 @@ def _from_older(
     incarnation: str,
     older: Iterable[TopicEntries],
     ledgers: Sequence[Ledger],
-    live: Mapping[int, Stored],
+    live: TopicEntries,
 ) -> LoadedTopic | None:
     for entries in older:
         try:
-            restored = _restored(topic, incarnation, entries, ledgers)
+            restored = _with_index(_restored(topic, incarnation, entries, ledgers), entries)
         except SnapshotError:
             continue
         if (snapshot := restored.snapshot) is not None:
             restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot.end.snapshot_id}")
-            named = {number: entries.segments[number] for number in snapshot.end.segments}
-            if any(number not in live or live[number].position != stored.position for number, stored in named.items()):
-                restored.rewrite = [decode_segment(topic, number, stored).segment for number, stored in named.items()]
+            if not _alive(SEGMENT, snapshot.end, entries, live):
+                named = entries.numbered[SEGMENT]
+                numbers = snapshot.end.numbers(SEGMENT)
+                restored.rewrite = [decode_segment(topic, number, named[number]).segment for number in numbers]
+            if not _alive(MUTATIONS, snapshot.end, entries, live):
+                restored.index = replace(restored.index, digests={})
         return restored
     return None
+
+
+def _alive(kind: str, end: EndEntry, entries: TopicEntries, live: TopicEntries) -> bool:
+    """Whether the segments of an older end entry, which are among `entries`, are all live."""
+    return all(live.numbered[kind].get(number) == entries.numbered[kind].get(number) for number in end.numbers(kind))
 
 
 def _from_start(
@@ -305,7 +369,7 @@ def _readable_state(topic: str, incarnation: str, entries: TopicEntries) -> Topi
     if end is None or end.deleted or end.incarnation != incarnation:
         return None
     try:
-        return decode_state(state_bytes(topic, end, entries.overflow))
+        return decode_state(state_bytes(topic, end, entries.numbered[OVERFLOW]))
     except (SnapshotError, BadRecord):
         return None
 
@@ -328,7 +392,7 @@ def readable_end(topic: str, entries: TopicEntries) -> EndEntry | None:
 def deletion_complete(broker: Broker, topic: str, entries: TopicEntries) -> bool:
     """Whether a deletion is complete: only the `deleted` end entry of the existing topic is left."""
     end = readable_end(topic, entries)
-    if end is None or not end.deleted or entries.segments or entries.overflow:
+    if end is None or not end.deleted or any(entries.numbered.values()):
         return False
     return exists(broker, topic, end.incarnation)
 
@@ -428,11 +492,11 @@ class SnapshotLoader(Resource):
         running = self._scans[snapshot_topic]
         running.read_to_end()
         try:
-            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, owned=False)
         except SnapshotError:
             running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
         try:
-            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, owned=False)
         except SnapshotMissing:
             return fresh(topic, broker.incarnation(topic), broker.ledgers(topic))
 

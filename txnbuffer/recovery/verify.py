@@ -7,7 +7,8 @@ requires the whole log: if ledgers were trimmed, the snapshot is checked for con
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from broker_io.errors import Error, TopicNotFound
@@ -22,11 +23,12 @@ from snapshots.errors import (
 )
 from snapshots.format import (
     END,
-    OVERFLOW,
+    MUTATIONS,
     SEGMENT,
     SNAPSHOT_TOPIC,
     EndEntry,
     EntryKey,
+    Stored,
     decode_end,
     is_internal,
     reaches,
@@ -39,13 +41,16 @@ from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.follow import LogFollower, SequencedFollower
-from txnbuffer.recovery.codec import TopicState, decode_segment
+from txnbuffer.mutations.index import SnapshotIndex
+from txnbuffer.recovery.bounds import BoundsCheck
+from txnbuffer.recovery.codec import TopicState, decode_mutations, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
 from txnbuffer.recovery.restore import (
     LOST,
     StoredSnapshot,
     deletion_complete,
     holds_transactions,
+    read_index,
     read_snapshot,
     restored_topics,
     resume_positions,
@@ -179,11 +184,12 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
                 Finding(Level.WARNING, topic, "the topic was re-created: this snapshot is ignored"),
             ]
         resume_positions(topic, snapshot.state, broker.ledgers(topic))
+        index = read_index(topic, snapshot, entries).state
     except TopicNotFound:
         return [*findings, Finding(Level.WARNING, topic, "the topic was deleted: its snapshot is ignored")]
     except (SnapshotError, Error) as error:
         return [*findings, _as_finding(topic, entries, error)]
-    return findings + _against_log(broker, topic, entries, snapshot)
+    return findings + _against_log(broker, topic, entries, snapshot, SnapshotIndex(index))
 
 
 def _as_finding(topic: str, entries: TopicEntries, error: Error) -> Finding:
@@ -197,54 +203,59 @@ def _place(entries: TopicEntries, entry: str) -> Position | None:
     key = EntryKey.parse(entry.encode())
     if key is None:
         return None
-    if key.kind == END:
-        stored = entries.end
-    else:
-        stored = (entries.segments if key.kind == SEGMENT else entries.overflow).get(key.number)
+    stored = entries.get(key)
     return None if stored is None else stored.position
 
 
 def _segments(topic: str, entries: TopicEntries) -> Iterator[Finding]:
-    """All unreadable segment entries, named or not; the check of the chain ends at the first one it needs."""
-    named: range = range(0)
+    """All unreadable segment entries, named or not; the check of a chain ends at the first one it needs."""
+    end: EndEntry | None = None
     if entries.end is not None:
         try:
-            named = decode_end(topic, entries.end).segments
+            end = decode_end(topic, entries.end)
         except SnapshotError:
             return  # reported with the end entry
-    for number, stored in sorted(entries.segments.items()):
-        try:
-            decode_segment(topic, number, stored)
-        except SnapshotError as error:
-            level = Level.ERROR if number in named else Level.WARNING
-            what = error.what if isinstance(error, SnapshotDamaged) else str(error)
-            yield Finding(level, topic, what, str(EntryKey(topic, SEGMENT, number)), stored.position)
+    decoders: dict[str, Callable[[str, int, Stored], object]] = {SEGMENT: decode_segment, MUTATIONS: decode_mutations}
+    for kind, decode in decoders.items():
+        for number, stored in sorted(entries.numbered[kind].items()):
+            try:
+                decode(topic, number, stored)
+            except SnapshotError as error:
+                named = end is not None and number in end.numbers(kind)
+                what = error.what if isinstance(error, SnapshotDamaged) else str(error)
+                level = Level.ERROR if named else Level.WARNING
+                yield Finding(level, topic, what, str(EntryKey(topic, kind, number)), stored.position)
 
 
 def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Finding]:
-    for kind, found, named in (
-        (SEGMENT, entries.segments, end.segments),
-        (OVERFLOW, entries.overflow, end.overflow_numbers),
-    ):
-        for number in sorted(found.keys() - set(named)):
+    for key in entries.keys(topic):
+        if key.number not in end.numbers(key.kind) and (stored := entries.get(key)) is not None:
             what = "the end entry does not name it: a write or a clean-up was interrupted, the next one removes it"
-            yield Finding(Level.WARNING, topic, what, str(EntryKey(topic, kind, number)), found[number].position)
+            yield Finding(Level.WARNING, topic, what, str(key), stored.position)
 
 
-def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: StoredSnapshot) -> list[Finding]:
+def _against_log(
+    broker: Broker, topic: str, entries: TopicEntries, snapshot: StoredSnapshot, index: SnapshotIndex
+) -> list[Finding]:
     state: TopicState = snapshot.state
     end = str(EntryKey(topic, END))
     place = entries.end.position if entries.end is not None else None
-    numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} segments, applied to {state.buffer.applied}"
+    numbers = (
+        f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.digests)} segments, {len(index)} mutation snapshots, "
+        f"applied to {state.buffer.applied}"
+    )
     if broker.ledgers(topic)[0].ledger != state.origin_ledger:
         what = f"{numbers}: consistent; not compared with the log, whose first ledgers were trimmed"
         return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
+    bounds = BoundsCheck(index)
     try:
-        buffer, sequencer = rebuild(broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied)
+        buffer, sequencer = rebuild(
+            broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied, bounds=bounds
+        )
     except Error as error:
         return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
     buffer.trim(state.buffer.first_ledger)
-    differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer)
+    differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer) + bounds.index()[1]
     damage = _damage(broker, topic, snapshot)
     if differences:
         found = [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
@@ -277,8 +288,11 @@ def rebuild(
     segment_size: int = SEGMENT_SIZE,
     until: Position | None = None,
     keeps_sealed: bool = False,
+    bounds: BoundsCheck | None = None,
 ) -> tuple[TransactionBuffer, Sequencer]:
     """Fold the log from its first ledger up to a position (None: an empty state), and sequence it.
+
+    `bounds`: mutation snapshots to be checked.
 
     Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
     """
@@ -287,6 +301,7 @@ def rebuild(
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     with SequencedFollower(broker, topic, buffer, start, decided_after=start, sequencer=sequencer) as log:
         log.keeps_sealed = keeps_sealed
+        log.on_sequenced = None if bounds is None else partial(bounds.sequenced, buffer)
         if until is not None:
             if not reaches(broker.last_position(topic), until):
                 raise AppliedPositionTrimmed(topic, until, first)

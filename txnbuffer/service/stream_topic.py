@@ -24,6 +24,7 @@ from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import MutationsTrimmed, StreamTrimmed, TooManyCursors, UnknownCursor
 from txnbuffer.follow import visible_records
 from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.index import SnapshotIndex
 from txnbuffer.mutations.manager import (
     BACKFILL_BYTES,
     MIN_SNAPSHOT_BYTES,
@@ -31,7 +32,6 @@ from txnbuffer.mutations.manager import (
     MemoryBudget,
     MutationManager,
     ReadLog,
-    SnapshotIndex,
 )
 from txnbuffer.protocol import RESERVED
 from txnbuffer.recordset import batch_slices
@@ -40,8 +40,6 @@ from txnbuffer.service.topics import Topics
 from txnbuffer.service.upkeep import SnapshotScheduler
 from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
-
-INDEX_ENTRIES = 1024
 
 
 class SeqnoAnchor(NamedTuple):
@@ -81,7 +79,7 @@ class Feed:
         """Manage the mutations after `high`, within a memory budget."""
         self.manager = MutationManager(
             high,
-            index=SnapshotIndex.of(self.followed.index, INDEX_ENTRIES),
+            index=SnapshotIndex(self.followed.index),
             max_snapshot_bytes=budget.snapshot_bytes,
             backfill_bytes=max(min(BACKFILL_BYTES, 2 * budget.budget // SNAPSHOTS_PER_TOPIC), 2 * MIN_SNAPSHOT_BYTES),
             account=budget.account,
@@ -117,7 +115,7 @@ class Feed:
         """Include the index of mutation snapshots in the next snapshot of the buffer."""
         self.manager.trim(self.oldest())
         if self.manager.persist():
-            self.followed.index = self.manager.index.columns()
+            self.followed.index = self.manager.index.state()
 
     def oldest(self) -> int:
         """The seqno of the first mutation that the log still has."""
