@@ -199,6 +199,8 @@ class Engine(Loop):
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
+        if not failed:
+            await self.streams.finish()
         await self.topics.stop()
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)

@@ -357,13 +357,17 @@ class Streams:
     # For the engine
 
     async def run(self) -> None:
-        """Tick all connections and close idle feeds, forever."""
+        """Tick all connections, and open and close feeds, forever."""
         while True:
             await asyncio.sleep(TICK)
             for connection in [*self.connections]:
                 connection.tick()
             for feed in [*self.feeds.values()]:
                 self._check_feed(feed)
+            for name, topic in [*self._topics.by_name.items()]:
+                if name not in self.feeds and topic.followed is not None and topic.followed.cursors:
+                    with contextlib.suppress(Error):  # the topic has stopped: try again
+                        await self._feed(name)
 
     def persist(self, names: Iterable[str]) -> None:
         """Update the mutation indexes of topics before their buffers' snapshots are captured."""
@@ -380,6 +384,21 @@ class Streams:
         for task in self._finding:
             task.cancel()
         self.backfills.close()
+        if error is not None:
+            self._detach()
+
+    async def finish(self) -> None:
+        """After `close`, once nothing is written: add all mutations to the indexes for the last snapshots."""
+        for name, feed in self.feeds.items():
+            topic = self._topics.get(name)
+            with contextlib.suppress(Error):  # a later read of the log begins earlier than it could
+                if topic is not None and topic.followed is feed.followed:
+                    await self._topics.exclusively([name], feed.followed.sequence_all)
+                    feed.take()
+                    feed.persist()
+        self._detach()
+
+    def _detach(self) -> None:
         for feed in self.feeds.values():
             feed.followed.on_sequenced = None
 
@@ -535,8 +554,8 @@ class Streams:
             for connection in {*self._streams[feed].values()}:
                 connection.server.end_topic(feed.name, reason)
                 connection.settle()
-        idle = feed.idle_since is not None and self.now() - feed.idle_since > LINGER
-        if stopped or idle:
+        unused = feed.idle_since is not None and self.now() - feed.idle_since > LINGER
+        if stopped or (unused and not feed.followed.cursors):
             del self.feeds[feed.name], self._streams[feed]
             self._opening.pop(feed.name, None)
             feed.close()
