@@ -350,8 +350,8 @@ def get_columns(values: Mapping[str, Any], count: int, prefix: str, *names: str)
     return found
 
 
-INTERNAL_PREFIX = "__txnbuffer_"
-"""Name prefix of internal topics."""
+INTERNAL_PREFIX = "__txnbuffer"
+"""Name prefix of internal topics, which brokers may compact (`broker_io.port.OWN_PREFIX`)."""
 
 SNAPSHOT_TOPIC = "__txnbuffer_snapshots"
 

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_io.port import OWN_PREFIX
 from snapshots.format import END, MUTATIONS, OVERFLOW, OWNER_KEY, SEGMENT, EntryKey, is_internal
 
 topics = st.one_of(
@@ -70,3 +71,4 @@ def test_an_invalid_key_is_none():
 def test_internal_topics_are_known_by_their_prefix():
     assert is_internal("__txnbuffer_snapshots")
     assert not is_internal("orders")
+    assert is_internal(f"{OWN_PREFIX}x")  # it may be compacted, so it can't hold records of users
