@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_driver import (
     Interfering,
+    abort_some,
     add_bounds,
     assert_true,
     bounds_of,
@@ -24,7 +25,7 @@ from snapshot_driver import (
 )
 from writing import TopicWriter
 
-from broker_io.errors import DiskFailed
+from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from snapshots.format import (
@@ -203,26 +204,93 @@ def test_every_flipped_bit_is_damage_by_name_and_stops_no_topic() -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_damaged_bounds_are_named_and_a_new_owner_continues_without_them(*, missing: bool) -> None:
-    broker, owner, writer = streamed(1, 2, 3, 4, 5)
-    key = EntryKey(T, MUTATIONS, 2)
-    value = entries(broker, T).numbered[MUTATIONS][2].value
-
+def test_damaged_bounds_are_named_and_a_new_owner_continues_with_the_others(*, missing: bool) -> None:
+    broker, owner, writer = streamed(*range(1, 12))
+    key = EntryKey(T, MUTATIONS, 3)
+    value = entries(broker, T).numbered[MUTATIONS][3].value
     put(broker, gone(key, owner.epoch) if missing else message(key, owner.epoch, flipped(value, 30)))
-    (finding,) = [one for one in verify(broker, T) if one.level is Level.ERROR][:1]
-    assert finding.entry == "t-m2"
-    assert "t-m2" in str(compare(broker, T)[2])
+    errors = [one for one in verify(broker, T) if one.level is Level.ERROR]
+    assert [one.entry for one in errors] == ["t-m3"]
+    assert "t-m3" in str(compare(broker, T)[2])
     owner = manager_on(broker)
     assert owner.problems == {}
-    assert "t-m2" in str(owner.notes)
-    assert bounds_of(owner, T) == []
-    assert owner.followed(T).index.first == 3
+    assert "t-m3" in str(owner.notes)
+    left = [(n, n) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)]
+    assert bounds_of(owner, T) == left
+    assert owner.followed(T).index.first == 6
+    assert_true(owner, broker, T)
     writer.plain("p")
     owner.pump()
     add_bounds(broker, owner, T, 13)
     owner.snapshot(T)
-    assert bounds_of(manager_on(broker), T) == [(1, 13)]
+    assert bounds_of(manager_on(broker), T) == [*left, (12, 13)]
     assert [one.level for one in verify(broker, T)] == [Level.OK]
+
+
+def test_damage_of_bounds_hides_no_other_difference() -> None:
+    broker, owner, _ = streamed(1, 2, 3, 4, 5)
+    owner.followed(T).numbered.next_seqno += 5
+    owner.snapshot(T)
+    value = entries(broker, T).numbered[MUTATIONS][2].value
+    put(broker, message(EntryKey(T, MUTATIONS, 2), owner.epoch, flipped(value, 30)))
+    found = [one.what for one in verify(broker, T) if one.level is Level.ERROR]
+    assert len(found) == 2
+    assert "next seqno: 18 != 13" in str(found)
+
+
+def test_damaged_bounds_do_not_make_a_trimmed_topic_be_rebuilt() -> None:
+    """A rebuild loses what the trimmed ledgers decided, the seqnos and the cursors."""
+    broker, owner, _ = streamed(*range(1, 12), ledger_entries=3)
+    owner.trim(T, broker.ledgers(T)[2].ledger)
+    owner.followed(T).cursors = {"mine": 9}
+    owner.snapshot(T)
+    owner.close()
+    number = min(entries(broker, T).numbered[MUTATIONS])
+    value = entries(broker, T).numbered[MUTATIONS][number].value
+    put(broker, message(EntryKey(T, MUTATIONS, number), 1, flipped(value, 30)))
+    assert compare(broker, T)[2:] == ([], True)
+    assert fold_log(broker, T).sound
+
+
+def test_a_replay_from_the_start_of_the_log_keeps_the_bounds() -> None:
+    broker, owner, writer = streamed(*range(1, 8), ledger_entries=7)
+    abort_some(writer, *range(1, 12))
+    owner.pump()
+    owner.snapshot(T)
+    owner.close()
+    value = entries(broker, T).numbered[SEGMENT][2].value
+    put(broker, message(EntryKey(T, SEGMENT, 2), 1, flipped(value, 30)))
+    broker.compact(SNAPSHOT_TOPIC)
+    broker.trim(SNAPSHOT_TOPIC, broker.ledgers(SNAPSHOT_TOPIC)[-1].ledger)
+    owner = manager_on(broker)
+    assert "replayed from the start" in str(owner.notes)
+    assert bounds_of(owner, T) == [(n, n) for n in range(1, 8)]
+    assert owner.followed(T).index.first == 4
+    assert_true(manager_on(broker), broker, T)
+
+
+def test_what_changed_without_messages_is_stored_at_a_close() -> None:
+    broker, owner, _ = streamed(1, 2)
+    add_bounds(broker, owner, T, 5)
+    owner.followed(T).cursors = {"mine": 4}
+    owner.close()
+    owner = manager_on(broker)
+    assert bounds_of(owner, T) == [(1, 1), (2, 2), (3, 5)]
+    assert owner.followed(T).cursors == {"mine": 4}
+    assert not owner.followed(T).unstored
+    before = broker.last_position(SNAPSHOT_TOPIC)
+    owner.close()
+    assert broker.last_position(SNAPSHOT_TOPIC) == before
+
+
+def test_a_topic_that_comes_back_names_its_damage() -> None:
+    broker, owner, _ = streamed(1, 2, 3, 4, 5)
+    value = entries(broker, T).numbered[MUTATIONS][2].value
+    owner._ownership.append([message(EntryKey(T, MUTATIONS, 2), owner.epoch, flipped(value, 30))])
+    owner.stop(T, TopicNotFound("gone for a moment"))
+    owner.recreate(T)
+    assert "t-m2" in str(owner.notes)
+    assert bounds_of(owner, T) == [(1, 1), (2, 2), (5, 5)]
 
 
 def test_a_rebuild_keeps_the_bounds_that_the_log_confirms() -> None:

@@ -11,7 +11,18 @@ from broker_io.batch import PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
-from snapshots.format import END, MUTATIONS, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, decode_end
+from snapshots.format import (
+    END,
+    MUTATIONS,
+    OVERFLOW,
+    SEGMENT,
+    SNAPSHOT_TOPIC,
+    BadRecord,
+    EndEntry,
+    EntryKey,
+    decode_end,
+    state_bytes,
+)
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
@@ -21,6 +32,7 @@ from txnbuffer.client.reader import start_point
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
+from txnbuffer.recovery.codec import decode_state
 from txnbuffer.recovery.restore import LoadedTopic, load
 
 SHOWN_OPEN = 20
@@ -193,10 +205,15 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
             try:
                 end = decode_end(topic, stored)
                 chains = (_segment_range(end, SEGMENT, ""), _segment_range(end, MUTATIONS, " of mutation snapshots"))
-                detail = f"snapshot {end.snapshot_id}, {', '.join(chains)}, {len(end.overflow)} overflow entries"
+                state = decode_state(state_bytes(topic, end, entries.numbered[OVERFLOW])) if not end.deleted else None
+                unsealed = 0 if state is None else len(state.unsealed_index)
+                detail = (
+                    f"snapshot {end.snapshot_id}, {', '.join(chains)} and {unsealed} unsealed, "
+                    f"{len(end.overflow)} overflow entries"
+                )
                 if end.deleted:
                     detail = f"snapshot {end.snapshot_id}: topic deleted by request"
-            except SnapshotError as error:
+            except (SnapshotError, BadRecord) as error:
                 detail = str(error)
         yield {
             "entry": str(key),

@@ -2,7 +2,7 @@
 
 A backfill finds in it where in the log a seqno is, and a stream that resumes finds the snapshot that it was in. Entries
 are added in order and sealed in segments of `SEGMENT_ENTRIES`, which never change and are numbered for ever: the owner
-stores each once (`txnbuffer/recovery/codec.py`). In memory a segment takes about 15 bytes for each entry.
+stores each once (`txnbuffer/recovery/codec.py`). In memory a segment takes 13 to 22 bytes for each entry.
 """
 
 from __future__ import annotations

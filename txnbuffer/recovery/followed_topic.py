@@ -74,12 +74,13 @@ class SnapshotDue:
             return
         self.replay_rate += _WEIGHT * (messages / seconds - self.replay_rate)
 
-    def due(self, now: float) -> bool:
+    def due(self, now: float, *, unstored: bool = False) -> bool:
+        """Whether a snapshot is due; `unstored`: something else than messages has changed."""
         if self.changes >= self.policy.changes:
             return True
         if self.messages / self.replay_rate >= self.policy.recovery_target:
             return True
-        return self.messages > 0 and (now - self.since) * 1000 >= self.policy.interval_ms
+        return (self.messages > 0 or unstored) and (now - self.since) * 1000 >= self.policy.interval_ms
 
     def written(self, now: float, messages: int, changes: int) -> None:
         """Record that a snapshot of `messages` and `changes` is durable; a failed snapshot changes no counts."""
@@ -130,6 +131,7 @@ class FollowedTopic(SequencedFollower):
         self.failover: FailoverLog = restored.failover
         self.index: IndexState = restored.index.state
         self.cursors: Mapping[str, int] = restored.cursors
+        self._stored = None if restored.snapshot is None else restored.snapshot.state
 
     def catch_up(self) -> list[Effect]:
         """Apply and number everything up to the current end of the log, and measure the rate. Raises as `replay`."""
@@ -185,8 +187,20 @@ class FollowedTopic(SequencedFollower):
 
     def written(self, state: TopicState, messages: int, changes: int) -> None:
         """A snapshot is durable; `messages` and `changes`: how many it covers since the one before."""
+        self._stored = state
         self.generations = [*self.generations[-1:], state.resume_ledger]
         self.due.written(self._clock.monotonic(), messages, changes)
+
+    @property
+    def unstored(self) -> bool:
+        """Whether the last durable snapshot lacks messages, seqnos, mutation snapshots or positions of cursors."""
+        stored = self._stored
+        if stored is None or self.due.messages or stored.sequencer.next_seqno != self.numbered.next_seqno:
+            return True
+        return stored.unsealed_index is not self.index.unsealed or dict(stored.cursors) != {**self.cursors}
+
+    def snapshot_due(self, now: float) -> bool:
+        return self.due.due(now, unstored=self.unstored)
 
     def floor(self) -> int:
         """The lowest ledger needed by the last two snapshots and by readers of undecided messages."""

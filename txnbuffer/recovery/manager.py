@@ -234,6 +234,7 @@ class SnapshotManager:
         try:
             restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
             followed = self._restored(restored, entries)
+            self.notes += restored.notes
         except SnapshotMissing:
             found_missing = topic in self._recreated or isinstance(self.problems.get(topic), TopicNotFound)
             if not entries and not found_missing and holds_transactions(self._broker, topic):
@@ -252,7 +253,7 @@ class SnapshotManager:
         while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._followed:
             effects = self._read_all(min(left, WAIT_STEP))
         now = self._clock.monotonic()
-        self._write([followed for followed in self._followed.values() if followed.due.due(now)])
+        self._write([followed for followed in self._followed.values() if followed.snapshot_due(now)])
         return effects
 
     def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
@@ -269,7 +270,7 @@ class SnapshotManager:
     def due(self) -> list[str]:
         """The topics whose snapshot is due."""
         now = self._clock.monotonic()
-        return [topic for topic, followed in [*self._followed.items()] if followed.due.due(now)]
+        return [topic for topic, followed in [*self._followed.items()] if followed.snapshot_due(now)]
 
     def snapshot(self, topic: str) -> None:
         """Write a snapshot now. Raises OwnershipLost and errors of the broker; then the next one covers the same."""
@@ -305,7 +306,7 @@ class SnapshotManager:
         try:
             if not ownership.lost:
                 self._ownership = ownership
-                self._write([followed for followed in self._followed.values() if followed.due.messages])
+                self._write([followed for followed in self._followed.values() if followed.unstored])
         finally:
             self._ownership = None
             for followed in self._followed.values():
@@ -482,10 +483,9 @@ class SnapshotManager:
             stored = restored.snapshot.end.chains
             segments.adopt(stored[SEGMENT], {} if restored.rewrite else restored.snapshot.digests)
             segments.add(map(BufferSegmentPayload, restored.rewrite))
-            if restored.index.problem:
-                mutations.restart(stored[MUTATIONS])
-            else:
-                mutations.adopt(stored[MUTATIONS], restored.index.digests)
+            mutations.adopt(stored[MUTATIONS], restored.index.digests)
+        if restored.index.after is not None:
+            writer.chains[MUTATIONS].restart(restored.index.after)
         return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
 
     def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:

@@ -85,7 +85,7 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
     columns = IndexColumns.of(index)
     state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin, unsealed_index=columns)
     differences, trimmed = _differences(broker, loaded, buffer)
-    differences += [*lost, *([] if trimmed else wrong)]
+    differences += [] if trimmed else [*lost, *wrong]
     return FoldedLog(
         topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
         len(buffer.ongoing), sequencer.next_seqno - 1, encode_state(state), segments, problem,
@@ -103,7 +103,7 @@ def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, l
     if loaded is None:
         return rebuilt, sequencer, [problem], False
     differences, trimmed = _differences(broker, loaded, rebuilt)
-    return rebuilt, sequencer, [*differences, *lost, *([] if trimmed else bounds.index()[1])], trimmed
+    return rebuilt, sequencer, [*differences, *([] if trimmed else [*lost, *bounds.index()[1]])], trimmed
 
 
 def _stored_bounds(broker: Broker, topic: str, incarnation: str) -> tuple[BoundsCheck, list[str]]:

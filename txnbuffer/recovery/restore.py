@@ -10,8 +10,8 @@ holds transactions, and only that entry says why no snapshot covers them. The fi
 deleted or re-created removes the entry, and a registration replaces it. A log with transactions and no entry at all
 has lost its snapshot.
 
-The bounds of mutation snapshots are only places where reads of the log begin. If their entries are damaged, the owner
-says so in `notes` and continues without them; readers do not need them.
+The bounds of mutation snapshots are only places where reads of the log begin. If some of their entries are damaged, the
+owner says so in `notes` and continues with those that the chain of digests still proves; readers do not need them.
 
 `load` restores a topic in a reader process, while the owner keeps writing. A reader never writes. The entries that it
 reads may not belong together, because the owner writes and the broker compacts meanwhile. So it reads on, and then
@@ -41,6 +41,7 @@ from snapshots.format import (
     SEGMENT,
     SNAPSHOT_TOPIC,
     BadRecord,
+    ChainRange,
     EndEntry,
     EntryKey,
     Stored,
@@ -56,7 +57,7 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import SegmentMismatch
-from txnbuffer.mutations.index import EMPTY, IndexSegment, IndexState
+from txnbuffer.mutations.index import EMPTY, IndexColumns, IndexSegment, IndexState, SnapshotIndex
 from txnbuffer.protocol import any_transactional
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
@@ -84,12 +85,12 @@ class StoredIndex:
     """The index of mutation snapshots of a stored snapshot.
 
     `digests` has the one after each segment, by number; it is empty if the segments have to be written again.
-    `problem`: why the stored index can't be used; then this one is empty, and continues the numbers of its segments.
+    `after`: the stored chain, if that can't be continued: then the segments have the numbers that follow it.
     """
 
     state: IndexState = EMPTY
     digests: dict[int, bytes] = field(default_factory=dict)
-    problem: str = ""
+    after: ChainRange | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -237,7 +238,7 @@ def restore(
             history = {}
         older = list(reversed(history.get(topic, ())))
         fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
-        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers)
+        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries)
         if fallen_back is None:
             raise
         fallen_back.notes.insert(0, str(error))
@@ -270,10 +271,46 @@ def _with_index(restored: LoadedTopic, entries: TopicEntries) -> LoadedTopic:
         try:
             restored.index = read_index(restored.topic, restored.snapshot, entries)
         except SnapshotError as error:
-            first = restored.snapshot.end.chains[MUTATIONS].next
-            restored.index = StoredIndex(EMPTY._replace(first=first), problem=str(error))
-            restored.notes.append(f"{error}; reads of the log for streams begin earlier than they could")
+            end = restored.snapshot.end
+            restored.index = _renumbered(restored.topic, end, entries, restored.snapshot.state)
+            restored.notes.append(
+                f"{error}; {len(SnapshotIndex(restored.index.state))} mutation snapshots are left, "
+                "and reads of the log for streams begin earlier than they could"
+            )
     return restored
+
+
+def _renumbered(topic: str, end: EndEntry, entries: TopicEntries, state: TopicState) -> StoredIndex:
+    """The mutation snapshots whose segments are in the chain from one of its ends, in segments that follow it."""
+    index = SnapshotIndex(EMPTY._replace(first=end.chains[MUTATIONS].next))
+    for columns in (*_in_chain(topic, end, entries.numbered[MUTATIONS]), state.unsealed_index):
+        for bounds in columns:
+            if bounds.start > index.end:
+                index.add(bounds)
+    return StoredIndex(index.state(), after=end.chains[MUTATIONS])
+
+
+def _in_chain(topic: str, end: EndEntry, found: dict[int, Stored]) -> list[IndexColumns]:
+    """The columns of the segments before the first damaged one and after the last."""
+    chain = end.chains[MUTATIONS]
+    trusted: dict[int, IndexColumns] = {}
+    for numbers, expected, backwards in (
+        (chain.numbers, chain.before, False),
+        (chain.numbers[::-1], chain.after, True),
+    ):
+        for number in numbers:
+            try:
+                entry = decode_mutations(topic, number, found[number])
+            except (KeyError, SnapshotError):
+                break
+            near, far = entry.chain_before, entry.chain_after
+            if backwards:
+                near, far = far, near
+            if near != expected:
+                break
+            expected = far
+            trusted[number] = entry.segment.columns()
+    return [trusted[number] for number in sorted(trusted)]
 
 
 def fresh(
@@ -347,7 +384,7 @@ def _alive(kind: str, end: EndEntry, entries: TopicEntries, live: TopicEntries) 
 
 
 def _from_start(
-    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
+    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger], live: TopicEntries
 ) -> LoadedTopic | None:
     """A replay of the whole log, if a readable end entry proves that the log was never trimmed."""
     for entries in older:
@@ -358,6 +395,8 @@ def _from_start(
         restored = fresh(topic, incarnation, ledgers, state.buffer.segment_size)
         restored.failover = stored_log(topic, incarnation, state.versions)
         restored.cursors = dict(state.cursors)
+        if (end := readable_end(topic, entries)) is not None:
+            restored.index = _renumbered(topic, end, live, state)
         restored.notes.append(f"topic {topic}: replayed from the start of its log, which was never trimmed")
         return restored
     return None

@@ -41,7 +41,7 @@ from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.follow import LogFollower, SequencedFollower
-from txnbuffer.mutations.index import SnapshotIndex
+from txnbuffer.mutations.index import EMPTY, SnapshotIndex
 from txnbuffer.recovery.bounds import BoundsCheck
 from txnbuffer.recovery.codec import TopicState, decode_mutations, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
@@ -184,11 +184,16 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
                 Finding(Level.WARNING, topic, "the topic was re-created: this snapshot is ignored"),
             ]
         resume_positions(topic, snapshot.state, broker.ledgers(topic))
-        index = read_index(topic, snapshot, entries).state
     except TopicNotFound:
         return [*findings, Finding(Level.WARNING, topic, "the topic was deleted: its snapshot is ignored")]
     except (SnapshotError, Error) as error:
         return [*findings, _as_finding(topic, entries, error)]
+    index = EMPTY
+    try:
+        index = read_index(topic, snapshot, entries).state
+    except SnapshotError as error:
+        finding = _as_finding(topic, entries, error)
+        findings += [] if finding.entry in {one.entry for one in findings} else [finding]
     return findings + _against_log(broker, topic, entries, snapshot, SnapshotIndex(index))
 
 

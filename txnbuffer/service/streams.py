@@ -298,7 +298,10 @@ class Backfills:
                     if wanted <= 0 or width.full:
                         break
         finally:
-            self._threads.submit(reader.close)
+            try:
+                self._threads.submit(reader.close)
+            except RuntimeError:  # the service is closing
+                reader.close()
         return MutationBatch.concat(found)
 
 
