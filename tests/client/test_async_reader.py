@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -162,3 +163,22 @@ def test_result_of_a_cancelled_open_is_closed() -> None:
             assert await asyncio.to_thread(thing.closed.wait, LONG)
 
     run(test())
+
+
+def test_the_error_of_a_cancelled_read_is_not_logged() -> None:
+    logged: list[str] = []
+
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
+        reading = asyncio.ensure_future(reader.read(timeout=1.0))
+        await gate.wait()
+        reading.cancel()
+        await asyncio.wait([reading])
+        gate.failure = ServiceUnavailable("the service is gone")
+        gate.open.release()
+        await reader.close()
+        reader._reading = None
+        gc.collect()
+
+    with_reader(test)
+    assert logged == []

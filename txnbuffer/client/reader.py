@@ -578,6 +578,12 @@ POLL = 0.5
 """Seconds of one wait in the thread; `close` waits no longer than this."""
 
 
+def _retrieve(reading: asyncio.Future[RecordBatch | None]) -> None:
+    """Mark the error of a read as seen: if its caller was cancelled and no other read follows, nobody raises it."""
+    if not reading.cancelled():
+        reading.exception()
+
+
 class AsyncReader(ClosedOnExit):
     """A CommittedReader for asyncio, created by `Client.reader`.
 
@@ -632,6 +638,7 @@ class AsyncReader(ClosedOnExit):
             if self._reading is None:
                 read = partial(self._reader.read, limit=limit, timeout=max(min(left, POLL), 0.0))
                 self._reading = self._call(read)
+                self._reading.add_done_callback(_retrieve)
             try:
                 batch = await asyncio.shield(self._reading)
             except Error as error:
