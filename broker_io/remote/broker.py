@@ -41,7 +41,7 @@ class RemoteBroker(Resource):
     ) -> None:
         address = Endpoint(target, root_certificates)
         self._connection = RemoteConnection(address, log_identity or LogIdentity(), max_unavailable)
-        self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[RemoteReader | RemoteWriter, None] = weakref.WeakKeyDictionary()
         self._lock = current().threads.lock()
         try:
             limits = self._hello()
@@ -87,7 +87,7 @@ class RemoteBroker(Resource):
             lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)
         )
         with self._lock:
-            self._open.add(writer)
+            self._open[writer] = None
         return writer
 
     def reader(
@@ -97,7 +97,7 @@ class RemoteBroker(Resource):
         name = check_topic_name(topic)
         reader = RemoteReader(self._connection, name, start, inclusive=inclusive, compacted=compacted)
         with self._lock:
-            self._open.add(reader)
+            self._open[reader] = None
         return reader
 
     def ledgers(self, topic: str) -> list[Ledger]:

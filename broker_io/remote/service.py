@@ -337,11 +337,11 @@ class LogService:
         self._calls = threads.executor(CALL_THREADS, "log-call")
         self._changes = threads.executor(CHANGE_THREADS, "log-change")
         self._waits = threads.executor(MAX_READERS, "log-reader")
-        self._readings: set[ServedReader] = set()
+        self._readings: dict[ServedReader, None] = {}
         self._streams: dict[str, int] = {"readers": 0, "writers": 0}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._idle: set[asyncio.Task[Any]] = set()
-        self._drains: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._idle: dict[asyncio.Task[Any], None] = {}
+        self._drains: dict[asyncio.Task[Any], None] = {}
         self._closed = False
 
     @property
@@ -432,14 +432,14 @@ class LogService:
                 return
             opening = messages.decode_open_reader(data)
             reading = await open_in(self._waits, lambda: ServedReader(self._broker, opening), ServedReader.close)
-            self._readings.add(reading)
+            self._readings[reading] = None
             try:
                 await context.write(messages.encode_opened(reading.opened))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
                     ask = messages.decode_ask(data)
                     await context.write(await run(self._waits, _answer, reading, ask, on_cancel=reading.stop))
             finally:
-                self._readings.discard(reading)
+                self._readings.pop(reading, None)
                 await run(self._waits, reading.close)
 
     async def _next(self, context: Any) -> Any:
@@ -447,7 +447,7 @@ class LogService:
         task = asyncio.current_task()
         if self._closed or task is None:
             raise _stopping()
-        self._idle.add(task)
+        self._idle[task] = None
         try:
             return await context.read()
         except asyncio.CancelledError:
@@ -455,7 +455,7 @@ class LogService:
                 raise _stopping() from None
             raise
         finally:
-            self._idle.discard(task)
+            self._idle.pop(task, None)
 
     def _check(self, topic: str, change: Change) -> None:
         if self._guard is not None:
@@ -476,7 +476,7 @@ class LogService:
         """End a failed call with the status and the trailer of its error."""
         task = asyncio.current_task()
         if task is not None:
-            self._tasks.add(task)
+            self._tasks[task] = None
         try:
             if self._closed:
                 raise _stopping()
@@ -490,13 +490,13 @@ class LogService:
             await end_call(context, as_error(error))
         finally:
             if task is not None:
-                self._tasks.discard(task)
+                self._tasks.pop(task, None)
 
 
-def _task(work: Any, among: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+def _task(work: Any, among: dict[asyncio.Task[Any], None]) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work)
-    among.add(task)
-    task.add_done_callback(among.discard)
+    among[task] = None
+    task.add_done_callback(among.pop)
     return task
 
 

@@ -375,7 +375,7 @@ async def test_streams_end_with_their_engine(broker):
         await follower.until(1)
         client.streams.of("t")._max_unavailable = 0.0
         await engine.stop()
-        assert engine.streams.connections == set()
+        assert engine.streams.connections == {}
         with pytest.raises(ServiceUnavailable, match="the service is stopping"):
             await follower.read()
 

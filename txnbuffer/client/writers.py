@@ -129,7 +129,7 @@ class Writers:
         self._loop = asyncio.get_running_loop()
         self._executor = current().threads.executor(THREADS, "txnbuffer-writers")
         self._topics: dict[str, TopicWriter] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._done: deque[tuple[TopicWriter, TopicAppend, Batch, Future[Positions]]] = deque()
         self._woken = False
         self._idle = asyncio.Event()
@@ -262,8 +262,8 @@ class Writers:
         if not topic.opening and not topic.in_flight and topic.waiting and self._closed is None:
             topic.opening = True
             task = self._loop.create_task(self._open(topic))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
     async def _open(self, topic: TopicWriter) -> None:
         give_up_at = self._loop.time() + self._max_unavailable

@@ -102,7 +102,7 @@ class Engine(Loop):
         self.verification = LogVerification(self.topics)
         self._executor = executor
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
-        self._connections: set[SessionConnection] = set()
+        self._connections: dict[SessionConnection, None] = {}
         self._credits = 0
 
     @classmethod
@@ -163,7 +163,7 @@ class Engine(Loop):
     def connect(self, peer: str = "in process") -> SessionConnection:
         """Open a connection; its first frame must contain the hello."""
         connection = SessionConnection(self._receive, self._disconnected, self.limits, peer)
-        self._connections.add(connection)
+        self._connections[connection] = None
         if self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
         return connection
@@ -254,7 +254,7 @@ class Engine(Loop):
         self.wake()
 
     def _disconnected(self, connection: SessionConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self.ended.done():
             self.requests.disconnected(connection, self.now())
             self._share_credits()

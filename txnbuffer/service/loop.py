@@ -22,7 +22,7 @@ class Loop(ABC):
         self.ended: asyncio.Future[Error | None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._woken = False
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: dict[asyncio.Task[object], None] = {}
         self._operator_requests: dict[int, asyncio.Future[Result]] = {}
         self._last_request = 0
 
@@ -35,7 +35,7 @@ class Loop(ABC):
     def run(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a background task; an error that it does not handle ends the engine."""
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._finished)
 
     async def ask(self, put: Callable[[int], None]) -> Result:
@@ -60,6 +60,6 @@ class Loop(ABC):
         """Process everything that has arrived."""
 
     def _finished(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)

@@ -326,7 +326,7 @@ class Streams:
         self.now = now
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
-        self.connections: set[StreamConnection] = set()
+        self.connections: dict[StreamConnection, None] = {}
         self.backfills = Backfills(topics, config.readers, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
@@ -337,7 +337,7 @@ class Streams:
         self._names = Connections()
         self._numbers = 0
         self._streams: dict[Feed, dict[str, StreamConnection]] = {}
-        self._finding: set[asyncio.Task[None]] = set()
+        self._finding: dict[asyncio.Task[None], None] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._cluster = ""
         self._ended: Error | None = None
@@ -349,7 +349,7 @@ class Streams:
         """Open a connection; its first message must be the hello."""
         self._numbers += 1
         connection = StreamConnection(self, self._numbers, peer, self._server)
-        self.connections.add(connection)
+        self.connections[connection] = None
         if self._ended is not None:
             connection.close(self._ended)
         elif len(self.connections) > self._config.max_connections:
@@ -419,14 +419,14 @@ class Streams:
             other.settle()
 
     def gone(self, connection: StreamConnection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self._names.closed(connection.server)
 
     def find(self, connection: StreamConnection, stream: int, name: str) -> None:
         """Look up a topic in the background and report it to a connection."""
         task = self._loop.create_task(self._find(connection, stream, name))
-        self._finding.add(task)
-        task.add_done_callback(self._finding.discard)
+        self._finding[task] = None
+        task.add_done_callback(self._finding.pop)
 
     def cursor_opened(self, feed: Feed, cursor: str, connection: StreamConnection) -> None:
         """Record that a stream reads from a feed."""
@@ -474,7 +474,7 @@ class Streams:
         for feed in [*self.feeds.values()]:
             came = feed.take()
             if came or feed.problem is not None:
-                for connection in {*self._streams[feed].values()}:
+                for connection in dict.fromkeys(self._streams[feed].values()):
                     connection.advanced(feed)
             if came:
                 self.settle(feed)
@@ -554,7 +554,7 @@ class Streams:
         if stopped:
             gone = topic is None or isinstance(topic.problem, TopicNotFound)
             reason = EndReason.DELETED if gone else EndReason.STATE_CHANGED
-            for connection in {*self._streams[feed].values()}:
+            for connection in dict.fromkeys(self._streams[feed].values()):
                 connection.server.end_topic(feed.name, reason)
                 connection.settle()
         unused = feed.idle_since is not None and self.now() - feed.idle_since > LINGER
