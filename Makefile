@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore sim soak lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ typecheck: $(STAMP) ## check types
 
 explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure prints its seed
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
+
+sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one; KIND=embedded
+	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND))
 
 mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),"$(ONLY)")

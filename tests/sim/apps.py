@@ -1,0 +1,317 @@
+"""Applications of a simulated world: writers, readers, followers of change streams, and members of a consumer group.
+
+Each is a process that can be killed and started again: it then continues where its history ends. It treats errors as
+users are told to, and reports every other exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.history import Attempt, Fate, Following, History, Shown
+from sim.world import Host, Process
+
+from broker_io.errors import Error, Fenced
+from txnbuffer import connect
+from txnbuffer.client.client import Client
+from txnbuffer.client.records import Record
+from txnbuffer.client.streams import Rollback
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import (
+    AlreadyCommitted,
+    NotVisible,
+    OutcomeUnknown,
+    PositionConflict,
+    SendUnknown,
+    ServiceUnavailable,
+    TopicNotFound,
+    TransactionAborted,
+)
+
+PAUSE = 0.5
+KEYS = 8
+NOT_COMMITTED = (TransactionAborted, Fenced, PositionConflict)
+"""Errors of a commit after which the transaction has no effect."""
+
+
+@dataclass(slots=True)
+class Setting:
+    """What all applications of a world share."""
+
+    address: str
+    history: History
+    topics: tuple[str, ...]
+    log: Callable[[str, str], None]
+    options: dict[str, Any] = field(default_factory=dict)
+    sends_double: bool = False
+    """Whether what is sent without a transaction may be stored twice."""
+    stopping: bool = False
+    """Readers end once they have nothing to read."""
+
+
+class App:
+    """An application: `work` runs with a client until it returns; after errors of the client it connects again."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
+        self.name = name
+        self.host = host
+        self.setting = setting
+        self.choose = choose
+        self.done = False
+        self.process: Process | None = None
+
+    @property
+    def history(self) -> History:
+        return self.setting.history
+
+    def start(self) -> None:
+        """Start a process of it, if it has not done everything."""
+        if not self.done:
+            self.process = self.host.start(self.name, self._main)
+
+    async def _main(self) -> None:
+        while not self.done:
+            try:
+                async with connect(self.setting.address, **self.setting.options) as client:
+                    await self.work(client)
+                    self.done = True
+            except Error as error:
+                self.log(f"connects again after {error!r:.200}")
+                await asyncio.sleep(PAUSE)
+
+    async def work(self, client: Client) -> None:
+        raise NotImplementedError
+
+    def log(self, text: str) -> None:
+        self.setting.log(self.name, text)
+
+
+class Writer(App):
+    """Writes transactions in a few lanes, some of them as a named producer, and single records."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, count: int) -> None:
+        super().__init__(name, host, setting, choose)
+        self.left = count
+        self._values = 0
+        self._numbered: dict[int, dict[str, list[bytes]]] = {}
+
+    async def work(self, client: Client) -> None:
+        lanes = self.choose.choice((1, 2, 4))
+        await asyncio.gather(self._named(client), *(self._lane(client) for _ in range(lanes)))
+
+    async def _lane(self, client: Client) -> None:
+        while self.left > 0:
+            self.left -= 1
+            if self.choose.random() < 0.1:
+                await self._send(client)
+            else:
+                await self._transaction(client)
+            await asyncio.sleep(self.choose.choice((0.0, 0.01, 0.3)))
+
+    async def _send(self, client: Client) -> None:
+        attempt = self.history.attempt(self.name, doubles=self.setting.sends_double)
+        topic = self.choose.choice(self.setting.topics)
+        value = self._value()
+        self.history.sent(attempt, topic, value)
+        attempt.fate = Fate.ASKED
+        try:
+            await client.send(topic, value, key=self._key())
+        except SendUnknown:
+            return
+        except Error as error:
+            if not isinstance(error, ServiceUnavailable):
+                self.log(f"a send failed: {error!r:.200}")
+            return
+        self._ended(attempt, Fate.COMMITTED)
+
+    async def _transaction(self, client: Client) -> None:
+        attempt = self.history.attempt(self.name)
+        timeout = self.choose.choice((None, None, None, 1.0, 30.0))
+        plan = {topic: [self._value() for _ in range(self.choose.randint(1, 3))] for topic in self._topics()}
+        await self._attempt(client.transaction(timeout=timeout), attempt, plan, patient=self.choose.random() < 0.1)
+
+    async def _named(self, client: Client) -> None:
+        """Commit the numbers of a producer, each until it is certain that it committed."""
+        name = f"{self.name}-name"
+        number = await client.committed_number(name) + 1
+        while self.left > 0:
+            if number not in self._numbered:
+                self._numbered[number] = {topic: [self._value()] for topic in self._topics()}
+            attempt = self.history.attempt(self.name, (name, number))
+            transaction = client.transaction(name=name, number=number)
+            await self._attempt(transaction, attempt, self._numbered[number], commits=True)
+            if attempt.fate is Fate.COMMITTED:
+                number += 1
+                self.left -= 1
+            await asyncio.sleep(self.choose.choice((0.01, 0.3)))
+
+    async def _attempt(
+        self,
+        transaction: Transaction,
+        attempt: Attempt,
+        plan: dict[str, list[bytes]],
+        *,
+        commits: bool = False,
+        patient: bool = False,
+    ) -> None:
+        """Write what is planned in a transaction and end it."""
+        end = "commit" if commits else self.choose.choices(("commit", "abort", "fail", "leave"), (16, 3, 1, 1))[0]
+        try:
+            await transaction.begin()
+            attempt.txn = transaction.id
+            for topic, values in plan.items():
+                for value in values:
+                    self.history.sent(attempt, topic, value)
+                    await transaction.send(topic, value, key=self._key())
+                    if self.choose.random() < 0.2:
+                        await asyncio.sleep(self.choose.choice((0.001, 0.05, 0.5)))
+            if patient:
+                await asyncio.sleep(self.choose.uniform(0.0, 4.0))
+            await self._finish(transaction, attempt, end)
+        except AlreadyCommitted:
+            self._ended(attempt, Fate.COMMITTED)
+        except NOT_COMMITTED:
+            self._ended(attempt, Fate.ABORTED)
+        except OutcomeUnknown:
+            await self._resolve(transaction, attempt)
+        except NotVisible:
+            self._ended(attempt, Fate.COMMITTED)
+        except ServiceUnavailable:
+            await asyncio.sleep(PAUSE)
+        except Error as error:
+            self.log(f"{attempt} failed: {error!r:.300}")
+            await asyncio.sleep(PAUSE)
+
+    async def _finish(self, transaction: Transaction, attempt: Attempt, end: str) -> None:
+        if end == "commit":
+            attempt.fate = Fate.ASKED
+            await transaction.commit(wait_visible=self.choose.random() < 0.1)
+            self._ended(attempt, Fate.COMMITTED)
+        elif end == "abort":
+            await transaction.abort()
+            self._ended(attempt, Fate.ABORTED)
+        elif end == "fail":
+            await transaction.__aexit__(ValueError, ValueError("the application failed"), None)
+
+    async def _resolve(self, transaction: Transaction, attempt: Attempt) -> None:
+        """Ask for an outcome that is unknown, once."""
+        try:
+            outcome = await transaction._client.outcome(transaction.id)
+        except Error:
+            return
+        if outcome is not None:
+            self._ended(attempt, Fate.COMMITTED if outcome.name == "COMMIT" else Fate.ABORTED)
+
+    def _ended(self, attempt: Attempt, fate: Fate) -> None:
+        self.history.ended(attempt, fate)
+        self.log(str(attempt))
+
+    def _value(self) -> bytes:
+        self._values += 1
+        return b"%s.%d" % (self.name.encode(), self._values)
+
+    def _key(self) -> bytes:
+        return b"k%d" % self.choose.randrange(KEYS)
+
+    def _topics(self) -> list[str]:
+        topics = self.setting.topics
+        return self.choose.sample(topics, self.choose.randint(1, len(topics)))
+
+
+class Reader(App):
+    """Reads all topics from their beginnings; after an error, and sometimes without one, it starts again."""
+
+    async def work(self, client: Client) -> None:
+        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
+
+    async def _follow(self, client: Client, topic: str) -> None:
+        while not self.setting.stopping:
+            try:
+                await self._read(client, topic)
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _read(self, client: Client, topic: str) -> None:
+        async with await client.reader(topic) as reader:
+            reading = self.history.reading(self.name, topic)
+            again = self.choose.random() < 0.02
+            while not again:
+                batch = await reader.read(timeout=2.0)
+                if batch is None:
+                    if self.setting.stopping:
+                        return
+                    continue
+                records = shown(batch)
+                self.history.shown(self.name, topic, records)
+                reading.records += records
+                if self.choose.random() < 0.1:
+                    self.history.decided(reading, (await reader.lag())[topic].decided_position)
+                again = self.choose.random() < 0.02
+
+
+def shown(batch: Any) -> list[Shown]:
+    """The records of a batch as the history has them."""
+    return [Shown(record.seqno, record.key, record.value, record.position) for record in batch]
+
+
+class Follower(App):
+    """Follows the change streams of all topics."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
+        super().__init__(name, host, setting, choose)
+        self._followings: dict[str, tuple[Following, Any]] = {}
+
+    async def work(self, client: Client) -> None:
+        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
+
+    async def _follow(self, client: Client, topic: str) -> None:
+        if topic not in self._followings:
+            following = Following(self.name, topic)
+            self.history.followings.append(following)
+            self._followings[topic] = following, None
+        while not self.setting.stopping:
+            try:
+                await self._take(client, topic)
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _take(self, client: Client, topic: str) -> None:
+        following, token = self._followings[topic]
+        async with client.stream(topic, from_=token or "beginning") as stream:
+            while not self.setting.stopping:
+                try:
+                    item = await stream.next(2.0)
+                except TimeoutError:
+                    continue
+                if isinstance(item, Rollback):
+                    following.rolled_back(item.seqno)
+                elif item is not None:
+                    changes = [Shown(change.seqno, change.key, change.value or b"") for change in item]
+                    self.history.shown(self.name, topic, changes)
+                    following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
+                    following.seqno, following.complete = item.token.seqno, item.complete
+                    self._followings[topic] = following, item.token
+
+
+class Member(App):
+    """A member of a consumer group: makes a record of another topic from each record, exactly once."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, target: str) -> None:
+        super().__init__(name, host, setting, choose)
+        self._target = target
+
+    async def work(self, client: Client) -> None:
+        sources = [topic for topic in self.setting.topics if topic != self._target]
+        while not self.setting.stopping:
+            await client.process(sources, "group", self._handle, idle_timeout=3.0, retries=2)
+
+    async def _handle(self, transaction: Transaction, record: Record) -> None:
+        value = b">%s" % (record.value or b"")
+        self.history.derive(record.value or b"", value)
+        if self.choose.random() < 0.1:
+            await asyncio.sleep(self.choose.uniform(0.0, 0.5))
+        await transaction.send(self._target, value, key=record.key)

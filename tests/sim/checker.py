@@ -1,0 +1,127 @@
+"""Compares the history of a simulated world with the committed records that are left in the end."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from sim.history import NEVER, Attempt, Fate, Following, History, Reading, Shown
+
+Topics = Mapping[str, Sequence[Shown]]
+"""The committed records of each topic, in the order of its log."""
+
+
+def violations(history: History, topics: Topics, *, sources: Sequence[str] = (), derived: str = "") -> list[str]:
+    """What is wrong, a sentence each.
+
+    A consumer group that has read all of `sources` made one record of `derived` from each of their records.
+    """
+    visible = Counter(record.value for records in topics.values() for record in records)
+    doubled = {value: count for value, count in visible.items() if count > 1 and not history.may_double(value)}
+    found = [f"{value!r} is there {count} times" for value, count in doubled.items()]
+    found += _numbered(topics)
+    found += _transactions(history, topics)
+    found += _order(history, topics)
+    for reading in history.readings:
+        found += _reading(reading, topics.get(reading.topic, ()))
+    for following in history.followings:
+        found += _following(following, topics.get(following.topic, ()))
+    if derived:
+        found += _derived(history, topics, sources, derived)
+    return found
+
+
+def _numbered(topics: Topics) -> Iterator[str]:
+    """Seqnos count the records of a topic, and positions grow."""
+    for topic, records in topics.items():
+        numbers = [record.seqno for record in records]
+        if numbers not in ([*range(1, len(numbers) + 1)], [None] * len(numbers)):
+            yield f"the seqnos of {topic} are {numbers}"
+        positions = [record.position for record in records if record.position is not None]
+        if any(second <= first for first, second in pairwise(positions)):
+            yield f"the positions of {topic} do not grow: {positions}"
+
+
+def _transactions(history: History, topics: Topics) -> Iterator[str]:
+    """A committed transaction is there as a whole and in its order, an aborted one not at all."""
+    there = {topic: [record.value for record in records] for topic, records in topics.items()}
+    numbered: dict[tuple[str, int], list[Attempt]] = defaultdict(list)
+    for attempt in history.attempts:
+        if attempt.producer is not None:
+            numbered[attempt.producer].append(attempt)
+        else:
+            yield from _end(attempt, [attempt], there)
+    for attempts in numbered.values():
+        yield from _end(max(attempts, key=lambda attempt: sum(map(len, attempt.writes.values()))), attempts, there)
+
+
+def _end(attempt: Attempt, attempts: list[Attempt], there: dict[str, list[bytes]]) -> Iterator[str]:
+    committed = any(one.fate is Fate.COMMITTED for one in attempts)
+    possible = any(one.fate.may_be_visible for one in attempts)
+    found = {topic: _in_order(there.get(topic, ()), set(values)) for topic, values in attempt.writes.items()}
+    if attempt.doubles:
+        found = {topic: [*dict.fromkeys(values)] for topic, values in found.items()}
+    whole = all(found[topic] == values for topic, values in attempt.writes.items())
+    if committed and not whole:
+        yield f"{attempt} sent {dict(attempt.writes)}, and {found} is left"
+    elif possible and any(found.values()) and not whole:
+        yield f"{attempt} is there in part: it sent {dict(attempt.writes)}, and {found} is left"
+    elif not possible and any(found.values()):
+        yield f"{attempt} must not be there: {found}"
+
+
+def _in_order(values: Sequence[bytes], wanted: set[bytes]) -> list[bytes]:
+    return [value for value in values if value in wanted]
+
+
+def _order(history: History, topics: Topics) -> Iterator[str]:
+    """A transaction that began after another one had committed is after it in each log."""
+    for topic, records in topics.items():
+        earliest, who = NEVER, ""
+        for record in reversed(records):
+            for writer in history.writers(record.value):
+                if writer.producer is None and writer.first_sent > earliest:
+                    yield f"{writer} is before {who} in {topic}, which had committed when it began"
+                if writer.fate is Fate.COMMITTED and writer.producer is None and writer.ended < earliest:
+                    earliest, who = writer.ended, str(writer)
+
+
+def _reading(reading: Reading, records: Sequence[Shown]) -> Iterator[str]:
+    """A reader shows a prefix of what is there in the end, with the same numbers; a topic may get numbers later."""
+    for number, shown in enumerate(reading.records):
+        found = records[number] if number < len(records) else None
+        if found != shown and (found is None or found._replace(seqno=None) != shown):
+            yield f"{reading.reader} was shown {shown} as record {number + 1} of {reading.topic}, and it is {found}"
+            return
+
+
+def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
+    """A stream shows changes as they are in the log, and leaves out only what a later change of the key replaced."""
+    for seqno, change in sorted(following.changes.items()):
+        expected = records[seqno - 1] if seqno <= len(records) else None
+        if expected is None or (expected.key, expected.value) != (change.key, change.value):
+            yield f"{following.follower} was shown {change} of {following.topic}, and seqno {seqno} is {expected}"
+            return
+    if following.complete:
+        data = {change.key: change.value for _, change in sorted(following.changes.items())}
+        wanted = {record.key: record.value for record in records[: following.seqno]}
+        if data != wanted or following.seqno > len(records):
+            missing = {key: value for key, value in wanted.items() if data.get(key) != value}
+            yield f"{following.follower} lacks {missing} of {following.topic} at seqno {following.seqno}"
+
+
+def _derived(history: History, topics: Topics, sources: Sequence[str], derived: str) -> Iterator[str]:
+    made = Counter(history.source(record.value) for record in topics.get(derived, ()))
+    wanted = Counter(record.value for source in sources for record in topics.get(source, ()))
+    if made != wanted:
+        yield f"the group made nothing of {[*(wanted - made)]}, and too much of {[*(made - wanted)]}"
+
+
+def behind(history: History, topics: Topics) -> Iterator[str]:
+    """Who was not shown everything yet: readers and followers that still run are `history`'s newest of each topic."""
+    newest = {(reading.reader, reading.topic): len(reading.records) for reading in history.readings}
+    newest |= {(following.follower, following.topic): following.seqno for following in history.followings}
+    for (who, topic), count in newest.items():
+        if count < len(topics.get(topic, ())):
+            yield f"{who} was shown {count} of {len(topics[topic])} of {topic}"

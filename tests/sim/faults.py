@@ -1,0 +1,205 @@
+"""The faults that a scenario injects at random times; each ends by itself, or when the scenario calms down."""
+
+from __future__ import annotations
+
+import errno
+import random
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sim.world import Host
+
+from broker_io.testing import Unsynced
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+RESTART = 3.0
+"""Seconds until a process that ended is started again, at most."""
+
+
+class Faults:
+    """The faults of one scenario."""
+
+    def __init__(self, scenario: Scenario, choose: random.Random) -> None:
+        self._scenario = scenario
+        self._world = scenario.world
+        self._choose = choose
+        self._calm = False
+
+    def plan(self, count: int, seconds: float, kinds: dict[str, int]) -> None:
+        """Let so many faults happen at random times within these seconds; `kinds` have weights."""
+        for _ in range(count):
+            (kind,) = self._choose.choices([*kinds], [*kinds.values()])
+            self._world.scheduler.at(self._choose.uniform(0.1, seconds), lambda kind=kind: self._happen(kind))
+
+    def calm_down(self) -> None:
+        """End all faults."""
+        self._calm = True
+        network = self._world.network
+        network.loss = network.slow = 0.0
+        network.heal()
+        for host in self._world.hosts.values():
+            host.disk.capacity = 1 << 40
+            host.disk._plans.clear()
+            host.crash_in = 0
+            for process in host.processes:
+                process.disk.most_files = 1000
+                process.resume()
+
+    def _happen(self, kind: str) -> None:
+        if not self._calm:
+            fault: Callable[[], None] = getattr(self, f"_{kind.replace(' ', '_')}")
+            fault()
+
+    def _count(self, kind: str, text: str = "") -> None:
+        self._world.count(kind)
+        self._world.log("fault", f"{kind} {text}".rstrip())
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._world.scheduler.after(seconds, call)
+
+    @property
+    def _service_host(self) -> Host:
+        return self._choose.choice(self._scenario.services).host
+
+    # Processes
+
+    def _kill_service(self) -> None:
+        process = self._choose.choice(self._scenario.services).running
+        if process is not None:
+            self._count("kill service")
+            process.kill()
+
+    def _stop_service(self) -> None:
+        process = self._choose.choice(self._scenario.services).running
+        if process is not None:
+            self._count("stop service")
+            process.signal(signal.SIGTERM)
+
+    def _pause_service(self) -> None:
+        process = self._choose.choice(self._scenario.services).running
+        if process is not None and not process.paused:
+            self._count("pause service")
+            process.pause()
+            self._later(self._choose.choice((0.2, 3.0, 20.0, 40.0)), process.resume)
+
+    def _kill_client(self) -> None:
+        process = self._choose.choice(self._scenario.apps).process
+        if process is not None and not process.dead:
+            self._count("kill client")
+            process.kill()
+
+    def _pause_client(self) -> None:
+        process = self._choose.choice(self._scenario.apps).process
+        if process is not None and not process.dead and not process.paused:
+            self._count("pause client")
+            process.pause()
+            self._later(self._choose.choice((0.2, 3.0, 20.0)), process.resume)
+
+    # Hosts
+
+    def _power_loss(self) -> None:
+        self._count("power loss")
+        self._service_host.lose_power(self._choose.choice([*Unsynced]))
+
+    def _crash_at_write(self) -> None:
+        host, unsynced = self._service_host, self._choose.choice((None, *Unsynced))
+        host.crash_in = self._choose.randint(1, 30)
+
+        def crash() -> None:
+            self._count("crash at write", "kill" if unsynced is None else unsynced.value)
+            if unsynced is not None:
+                host.lose_power(unsynced)
+            for process in host.processes:
+                process.kill()
+
+        host.on_crash = crash
+
+    def _failed_disk(self) -> None:
+        self._count("failed disk")
+        error = self._choose.choice((errno.EIO, errno.EIO, errno.ENOSPC))
+        self._service_host.disk.fail_at(self._choose.randint(1, 20), error, written=self._choose.randint(0, 100))
+
+    def _full_disk(self) -> None:
+        host = self._service_host
+        self._count("full disk")
+        used = sum(host.disk.files().values())
+        host.disk.capacity = used + self._choose.choice((0, 1000, 1 << 20))
+
+        def free() -> None:
+            host.disk.capacity = 1 << 40
+
+        self._later(self._choose.uniform(0.5, 8.0), free)
+
+    def _no_descriptors(self) -> None:
+        process = self._choose.choice(self._scenario.services).running
+        if process is not None:
+            disk = process.disk
+            self._count("no descriptors")
+            disk.most_files = len(disk.files)
+
+            def give_back() -> None:
+                disk.most_files = 1000
+
+            self._later(self._choose.uniform(0.1, 4.0), give_back)
+
+    def _clock_jump(self) -> None:
+        host = self._choose.choice([*self._world.hosts.values()])
+        seconds = self._choose.choice((-3600.0, -5.0, 5.0, 3600.0))
+        self._count("clock jump", f"of {host.name} by {seconds:g} s")
+        host.clock.offset += seconds
+
+    def _clock_drift(self) -> None:
+        host = self._choose.choice([*self._world.hosts.values()])
+        self._count("clock drift")
+        host.clock.drift(self._choose.choice((0.9, 1.0, 1.1)))
+
+    # The network
+
+    def _lossy_network(self) -> None:
+        network = self._world.network
+        self._count("lossy network")
+        network.loss = self._choose.choice((0.002, 0.02, 0.1))
+
+        def end() -> None:
+            network.loss = 0.0
+
+        self._later(self._choose.uniform(0.5, 5.0), end)
+
+    def _slow_network(self) -> None:
+        network = self._world.network
+        self._count("slow network")
+        network.slow = self._choose.choice((0.02, 0.3))
+
+        def end() -> None:
+            network.slow = 0.0
+
+        self._later(self._choose.uniform(0.5, 5.0), end)
+
+    def _partition(self) -> None:
+        host, others = self._service_host, [*self._world.hosts]
+        other = self._choose.choice([name for name in others if name != host.name])
+        self._world.network.partition(host.name, other)
+        self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
+
+
+EMBEDDED = {
+    "kill service": 4,
+    "stop service": 2,
+    "pause service": 2,
+    "kill client": 3,
+    "pause client": 1,
+    "power loss": 3,
+    "crash at write": 4,
+    "failed disk": 2,
+    "full disk": 1,
+    "no descriptors": 1,
+    "clock jump": 1,
+    "clock drift": 1,
+    "lossy network": 3,
+    "slow network": 1,
+    "partition": 2,
+}
+"""The faults of an embedded log and their weights."""

@@ -1,0 +1,177 @@
+"""What the applications of a simulated world did, and what they were answered and shown.
+
+The history is outside of the world: it sees all processes at once, in the order of virtual time. It checks each record
+when it is shown: somebody must have asked to commit it before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from txnbuffer.model import EARLIEST, Position, TxnId
+
+NEVER = float("inf")
+
+
+class Fate(enum.Enum):
+    """What is known of a transaction."""
+
+    OPEN = "open"
+    """It was not ended, or its abort was not answered."""
+    ASKED = "asked"
+    """Its commit was requested and not answered."""
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+    @property
+    def may_be_visible(self) -> bool:
+        return self in (Fate.ASKED, Fate.COMMITTED)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A transaction, or a send without one. `writes`: values by topic, in the order in which they were sent.
+
+    `producer`: the name and number of a numbered transaction; all attempts of a number have the same values. `doubles`:
+    whether its records may be there twice, because a cluster may store what is sent without a transaction again.
+    """
+
+    client: str
+    writes: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    producer: tuple[str, int] | None = None
+    doubles: bool = False
+    txn: TxnId | None = None
+    first_sent: float = NEVER
+    ended: float = NEVER
+    fate: Fate = Fate.OPEN
+
+    def __str__(self) -> str:
+        name = "" if self.producer is None else f" {self.producer[0]} no. {self.producer[1]}"
+        return f"{self.client}'s {self.txn or 'send'}{name} ({self.fate.value})"
+
+
+class Shown(NamedTuple):
+    """A committed record as a reader or a stream shows it; `position` is None in streams."""
+
+    seqno: int | None
+    key: bytes | None
+    value: bytes
+    position: Position | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """What one reader showed of a topic, from its beginning on."""
+
+    reader: str
+    topic: str
+    records: list[Shown] = field(default_factory=list)
+    decided: Position = EARLIEST
+    """The newest position up to which it said that everything is decided."""
+
+
+@dataclass(slots=True, eq=False)
+class Following:
+    """What a change stream showed of a topic up to a seqno, by seqno; it may leave out what a later change replaced.
+
+    `complete`: whether the newest changes of all keys are those of the topic at this seqno.
+    """
+
+    follower: str
+    topic: str
+    seqno: int = 0
+    complete: bool = True
+    changes: dict[int, Shown] = field(default_factory=dict)
+    rollbacks: int = 0
+
+    def rolled_back(self, seqno: int) -> None:
+        """Take changes back."""
+        self.rollbacks += 1
+        self.changes = {number: change for number, change in self.changes.items() if number <= seqno}
+        self.seqno, self.complete = min(self.seqno, seqno), True
+
+
+class History:
+    """All attempts, readings and followings. `report` gets a text for each violation."""
+
+    def __init__(self, now: Callable[[], float], report: Callable[[str], None]) -> None:
+        self.attempts: list[Attempt] = []
+        self.readings: list[Reading] = []
+        self.followings: list[Following] = []
+        self.operations = 0
+        self._writers: dict[bytes, list[Attempt]] = {}
+        self._derived: dict[bytes, bytes] = {}
+        self._now = now
+        self._report = report
+
+    def attempt(self, client: str, producer: tuple[str, int] | None = None, *, doubles: bool = False) -> Attempt:
+        """A transaction or a send begins."""
+        self.operations += 1
+        found = Attempt(client, producer=producer, doubles=doubles)
+        self.attempts.append(found)
+        return found
+
+    def sent(self, attempt: Attempt, topic: str, value: bytes) -> None:
+        """A record is about to be sent."""
+        self.operations += 1
+        attempt.first_sent = min(attempt.first_sent, self._now())
+        attempt.writes[topic].append(value)
+        writers = self._writers.setdefault(value, [])
+        if attempt not in writers:
+            writers.append(attempt)
+
+    def ended(self, attempt: Attempt, fate: Fate) -> None:
+        """The end of a transaction was answered."""
+        self.operations += 1
+        attempt.fate = fate
+        attempt.ended = self._now()
+
+    def derive(self, source: bytes, value: bytes) -> None:
+        """A consumer group makes a record of another one; it may do so again, but commits it once."""
+        self.operations += 1
+        self._derived[value] = source
+
+    def source(self, value: bytes) -> bytes | None:
+        """The record from which a consumer group made one."""
+        return self._derived.get(value)
+
+    def may_double(self, value: bytes) -> bool:
+        """Whether a record may be there twice: one that may, or what a consumer group made of it."""
+        source = self._derived.get(value, value)
+        return any(writer.doubles for writer in self.writers(source))
+
+    def writers(self, value: bytes) -> list[Attempt]:
+        """The attempts that sent a value."""
+        return self._writers.get(value, [])
+
+    def reading(self, reader: str, topic: str) -> Reading:
+        """A reader starts at the beginning of a topic."""
+        found = Reading(reader, topic)
+        self.readings.append(found)
+        return found
+
+    def decided(self, reading: Reading, position: Position) -> None:
+        """Check a position up to which a reader says that everything is decided."""
+        self.operations += 1
+        shown = reading.records[-1].position if reading.records else None
+        if position < reading.decided or (shown is not None and position < shown):
+            self._report(
+                f"{reading.reader} said that {reading.topic} is decided up to {position}, after {reading.decided} and "
+                f"after it had shown {shown}"
+            )
+        reading.decided = max(reading.decided, position)
+
+    def shown(self, who: str, topic: str, records: Iterable[Shown]) -> None:
+        """Check records when they are shown."""
+        self.operations += 1
+        for record in records:
+            if record.value in self._derived:
+                continue
+            writers = self.writers(record.value)
+            if not any(writer.fate.may_be_visible for writer in writers):
+                known = ", ".join(map(str, writers)) or "nobody"
+                self._report(f"{who} was shown {record} of {topic}, which is from {known}")

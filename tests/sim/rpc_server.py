@@ -1,0 +1,189 @@
+"""gRPC in a simulated world: the server of its asyncio interface, and what takes the place of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import grpc.aio
+from sim.network import CLIENT_END, SERVER_END
+from sim.rpc import OK, WINDOW, AioChannel, CallState, Metadata, Status, SyncChannel, next_item
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class SimContext:
+    """The context of a call for its handler in a service."""
+
+    def __init__(self, state: CallState) -> None:
+        self._state = state
+        self._side = state.sides[SERVER_END]
+        self._headers_sent = False
+
+    def peer(self) -> str:
+        return self._state.connection.ends[CLIENT_END].name
+
+    def invocation_metadata(self) -> Metadata:
+        return self._state.metadata
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        if not self._headers_sent:
+            self._headers_sent = True
+            self._state.headers(tuple(metadata))
+
+    async def write(self, data: bytes) -> None:
+        await self.send_initial_metadata(())
+        while self._side.sent >= WINDOW and self._side.status is None:
+            await self._side.wait()
+        if self._side.status is not None:
+            raise asyncio.CancelledError
+        self._state.send(CLIENT_END, data)
+
+    async def read(self) -> Any:
+        while (found := next_item(self._side)) is None:
+            await self._side.wait()
+        if found is not grpc.aio.EOF:
+            self._state.took(SERVER_END)
+        return found
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        if self._side.status is None:
+            self._state.end(CLIENT_END, Status(code, details, tuple(trailing_metadata)))
+        raise grpc.aio.AbortError
+
+    def finish(self, status: Status) -> None:
+        """The handler has returned."""
+        if self._side.status is None:
+            self._state.end(CLIENT_END, status)
+
+
+class CallDetails(NamedTuple):
+    """What a service knows of a call that begins."""
+
+    method: str
+    invocation_metadata: Metadata
+
+
+class SimServer:
+    """A server of `grpc.aio`."""
+
+    def __init__(self, world: World, interceptors: Any) -> None:
+        thread = world.scheduler.current
+        assert thread is not None
+        self.process = thread.process
+        self._world = world
+        self._interceptors = [*(interceptors or ())]
+        self._handlers: list[Any] = []
+        self._addresses: list[tuple[str, int]] = []
+        self._tasks: dict[asyncio.Task[None], CallState] = {}
+        self._loop: asyncio.AbstractEventLoop
+        self._stopped = False
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        pass
+
+    def add_insecure_port(self, address: str) -> int:
+        _, _, text = address.rpartition(":")
+        place = self.process.host.name, int(text)
+        taken = self._world.network.servers.get(place)
+        if taken is not None and not taken.process.dead:
+            raise RuntimeError(f"Failed to bind to address {address}")
+        self._addresses.append(place)
+        return place[1]
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for place in self._addresses:
+            self._world.network.servers[place] = self
+
+    async def stop(self, grace: float | None) -> None:
+        self._stopped = True
+        for place in self._addresses:
+            if self._world.network.servers.get(place) is self:
+                del self._world.network.servers[place]
+        if self._tasks and grace:
+            await asyncio.wait([*self._tasks], timeout=grace)
+        for task in [*self._tasks]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
+        for connection in [*self._world.network.connections]:
+            if connection.ends[SERVER_END] is self.process:
+                self._world.scheduler.after(self._world.network.delay(), connection.break_off)
+
+    def accept(self, state: CallState) -> None:
+        """A call arrives from the network."""
+        if self._stopped:
+            state.end(CLIENT_END, Status(grpc.StatusCode.UNAVAILABLE, "the server is shutting down"))
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._begin, state)
+
+    def _begin(self, state: CallState) -> None:
+        task = self._loop.create_task(self._serve(state))
+        self._tasks[task] = state
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        side = state.sides[SERVER_END]
+
+        def changed() -> None:
+            if side.status is not None and not task.done():
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(task.cancel)
+
+        side.on_change.append(changed)
+        changed()
+
+    async def _serve(self, state: CallState) -> None:
+        context = SimContext(state)
+        try:
+            handler = await self._find(CallDetails(state.path, state.metadata), self._interceptors)
+            if handler is None:
+                context.finish(Status(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+            elif handler.stream_stream is not None:
+                await handler.stream_stream(None, context)
+            else:
+                await self._answer(handler, context)
+            context.finish(OK)
+        except grpc.aio.AbortError:
+            pass
+        except asyncio.CancelledError:
+            context.finish(Status(grpc.StatusCode.CANCELLED, "the handler was cancelled"))
+        except Exception as error:
+            context.finish(Status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
+            self._world.log(self.process.name, f"a handler of {state.name} failed: {error!r}")
+
+    async def _find(self, details: CallDetails, interceptors: list[Any]) -> Any:
+        if interceptors:
+            return await interceptors[0].intercept_service(
+                lambda details: self._find(details, interceptors[1:]), details
+            )
+        found = (handler.service(details) for handler in self._handlers)
+        return next((handler for handler in found if handler is not None), None)
+
+    async def _answer(self, handler: Any, context: SimContext) -> None:
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            return
+        request = data if handler.request_deserializer is None else handler.request_deserializer(data)
+        answer = await handler.unary_unary(request, context)
+        await context.write(answer if handler.response_serializer is None else handler.response_serializer(answer))
+
+
+@contextlib.contextmanager
+def in_place_of_grpc(world: World) -> Iterator[None]:
+    """Let `grpc` and `grpc.aio` make simulated channels and servers for a block."""
+    before = grpc.insecure_channel, grpc.aio.insecure_channel, grpc.aio.server
+    grpc.insecure_channel = lambda target, options=None: SyncChannel(world, target)
+    grpc.aio.insecure_channel = lambda target, options=None: AioChannel(world, target)
+    grpc.aio.server = lambda options=None, interceptors=None: SimServer(world, interceptors)
+    try:
+        yield
+    finally:
+        grpc.insecure_channel, grpc.aio.insecure_channel, grpc.aio.server = before

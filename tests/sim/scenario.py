@@ -1,0 +1,315 @@
+"""A scenario: a world with services and applications, faults for some time, calm, and the comparison in the end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from sim.apps import App, Follower, Member, Reader, Setting, Writer, shown
+from sim.checker import behind, violations
+from sim.cluster import SimCluster, in_place_of_pulsar
+from sim.cluster_faults import CLUSTER, ClusterFaults
+from sim.faults import EMBEDDED, Faults
+from sim.history import Fate, History, Shown
+from sim.service import DIRECTORY, Service, embedded, on_cluster
+from sim.sync_apps import SyncWriter
+from sim.world import Finding, World
+
+from broker_io.errors import Error
+from broker_io.file import FileBroker
+from broker_io.port import Broker
+from txnbuffer import connect
+from txnbuffer.config import Config
+from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
+from txnbuffer.recovery.verify import Level, verify
+
+TOPICS = ("orders", "payments")
+DERIVED = "shipments"
+CHECK_SECONDS = 0.5
+CALM_SECONDS = 400.0
+"""Virtual seconds after the last fault within which all applications have all answers."""
+
+
+@dataclass(slots=True)
+class Size:
+    """How large a scenario is."""
+
+    writers: int = 2
+    transactions: int = 30
+    """Transactions of a writer."""
+    faults: int = 8
+    seconds: float = 20.0
+    """Virtual seconds in which faults happen."""
+
+    @classmethod
+    def of(cls, choose: random.Random) -> Self:
+        """A size that a seed chooses; most are as the defaults."""
+        writers = choose.choice((2, 2, 3, 4))
+        faults, seconds = choose.choice(((5, 20.0), (8, 20.0), (8, 20.0), (16, 20.0), (24, 30.0), (8, 6.0)))
+        return cls(writers, 60 // writers, faults, seconds)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a seed did."""
+
+    seed: int
+    operations: int
+    virtual_seconds: float
+    digest: str
+    counts: dict[str, int]
+    fates: dict[str, int] = field(default_factory=dict)
+    finding: str = ""
+
+
+class Scenario:
+    """One seed of an embedded log: a service, writers, a reader, a follower and the members of a consumer group."""
+
+    sends_double = False
+    """Whether the log may store twice what is sent without a transaction."""
+
+    def __init__(self, world: World, size: Size, kinds: dict[str, int]) -> None:
+        self.world = world
+        self.history = History(lambda: world.now, world.fail)
+        self.size = size
+        self.choose = world.random("scenario")
+        self.services = self.make_services()
+        topics = (*TOPICS, DERIVED)
+        self.setting = Setting(self.address, self.history, topics, world.log, self.options, self.sends_double)
+        self.apps: list[App] = []
+        self._make_apps()
+        self.faults = self.make_faults()
+        self.faults.plan(size.faults, size.seconds, kinds)
+        self._final: dict[str, list[Shown]] = {}
+
+    # What differs between kinds of scenarios
+
+    def make_services(self) -> list[Service]:
+        """The services, not started yet."""
+        choose = self.choose
+        service = embedded(
+            self.world.host("alpha"),
+            segment_bytes=choose.choice((4096, 1 << 16, 1 << 26)),
+            journal_bytes=choose.choice((4096, 1 << 16, 1 << 26)),
+            watermark_bytes=choose.choice((0, 1 << 16)),
+        )
+        service.config = self.configured(service.config)
+        return [service]
+
+    def configured(self, config: Config) -> Config:
+        """The configuration of a service with what the seed chooses."""
+        choose = self.choose
+        transactions = replace(config.transactions, timeout=choose.choice((5.0, 60.0)), session_timeout=6.0)
+        snapshots = replace(config.snapshots, changes=choose.choice((5, 50, 1000)), interval_ms=1000)
+        return replace(config, transactions=transactions, snapshots=snapshots)
+
+    def make_faults(self) -> Faults:
+        """What can go wrong."""
+        return Faults(self, self.world.random("faults"))
+
+    @property
+    def address(self) -> str:
+        return f"txnbuf://{self.services[0].address}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"max_unavailable": self.choose.choice((5.0, 30.0, 60.0))}
+
+    # Running it
+
+    def _make_apps(self) -> None:
+        hosts = [self.world.host(name) for name in ("beta", "gamma")]
+        for number in range(self.size.writers):
+            host = hosts[number % len(hosts)]
+            kind = SyncWriter if number and number == self.size.writers - 1 else Writer
+            self._add(kind, f"writer{number}", host, self.size.transactions)
+        self._add(Reader, "reader", hosts[0])
+        self._add(Follower, "follower", hosts[1])
+        self._add(Member, "member0", hosts[0], DERIVED)
+        self._add(Member, "member1", hosts[1], DERIVED)
+
+    def _add(self, kind: type[App], name: str, host: Any, *arguments: Any) -> None:
+        setting = self.writer_setting(TOPICS) if kind in (Writer, SyncWriter) else self.setting
+        self.apps.append(kind(name, host, setting, self.world.random("app", name), *arguments))
+
+    def writer_setting(self, topics: tuple[str, ...]) -> Setting:
+        return replace(self.setting, topics=topics)
+
+    def run(self) -> None:
+        """Run it to its end. Raises Finding."""
+        for service in self.services:
+            service.start()
+        for app in self.apps:
+            app.start()
+        self.world.scheduler.after(CHECK_SECONDS, self._supervise)
+        self.world.run(self.size.seconds)
+        self.world.log("scenario", "calms down")
+        self.faults.calm_down()
+        writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter)]
+        self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
+        self._read_all()
+        self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
+        self._compare()
+        self._verify()
+
+    def _wait(self, done: Any, problem: Any) -> None:
+        if not self.world.run(CALM_SECONDS, done):
+            text = problem if isinstance(problem, str) else problem()
+            raise Finding(f"{CALM_SECONDS:g} s after the last fault {text}")
+
+    def _supervise(self) -> None:
+        """Start what has ended again, as an operator or a supervisor does."""
+        for service in self.services:
+            if service.running is None and self.choose.random() < 0.4:
+                service.start()
+        for app in self.apps:
+            if not app.done and (app.process is None or app.process.dead) and self.choose.random() < 0.4:
+                app.start()
+        self.world.scheduler.after(CHECK_SECONDS, self._supervise)
+
+    def _read_all(self) -> None:
+        """Read all topics with a new client until nothing more comes: everything that was decided is there."""
+        read: list[bool] = []
+
+        async def main() -> None:
+            while not read:
+                try:
+                    async with connect(self.address, **self.options) as client:
+                        await self._commit_one(client)
+                        await self._ask_outcomes(client)
+                        for topic in self.setting.topics:
+                            self._final[topic] = await self._read_topic(client, topic)
+                        if self._derived_all():
+                            read.append(True)
+                except Error as error:
+                    self.world.log("final", f"reads again after {error!r:.200}")
+
+        self.world.host("delta").start("final", main)
+        self._wait(lambda: bool(read), lambda: f"not everything was read or derived: {self._counts()}")
+
+    async def _commit_one(self, client: Any) -> None:
+        """Commit a transaction on all topics, now that nothing is wrong."""
+        attempt = self.history.attempt("final")
+        async with client.transaction() as transaction:
+            attempt.txn = transaction.id
+            for topic in TOPICS:
+                value = b"final.%d.%s" % (len(self.history.attempts), topic.encode())
+                self.history.sent(attempt, topic, value)
+                await transaction.send(topic, value, key=b"final")
+            attempt.fate = Fate.ASKED
+        self.history.ended(attempt, Fate.COMMITTED)
+
+    async def _read_topic(self, client: Any, topic: str) -> list[Shown]:
+        found: list[Shown] = []
+        try:
+            async with await client.reader(topic) as reader:
+                while (batch := await reader.read(timeout=1.0)) is not None or (await reader.lag())[topic].behind:
+                    found += shown(batch or ())
+        except TopicNotFound:
+            pass
+        return found
+
+    async def _ask_outcomes(self, client: Any) -> None:
+        """Learn the outcomes that the writers do not know."""
+        for attempt in self.history.attempts:
+            if attempt.fate is Fate.ASKED and attempt.txn is not None:
+                try:
+                    outcome = await client.outcome(attempt.txn)
+                except (OutcomeForgotten, UnknownTransaction):
+                    continue
+                if outcome is not None:
+                    attempt.fate = Fate.COMMITTED if outcome.name == "COMMIT" else Fate.ABORTED
+                    self.world.log("final", str(attempt))
+
+    def _derived_all(self) -> bool:
+        wanted = sum(len(self._final.get(topic, ())) for topic in TOPICS)
+        return len(self._final.get(DERIVED, ())) >= wanted
+
+    def _counts(self) -> dict[str, int]:
+        return {topic: len(records) for topic, records in self._final.items()}
+
+    def _behind(self) -> list[str]:
+        return [*behind(self.history, self._final)]
+
+    def _verify(self) -> None:
+        """Verify the stored state against the logs, as `txnbuf verify` does."""
+        verified: list[list[str]] = []
+
+        def main() -> None:
+            with self.open_log() as broker:
+                findings = verify(broker)
+            verified.append([str(finding) for finding in findings if finding.level is Level.ERROR])
+
+        self.services[0].host.spawn("verify", main)
+        self._wait(lambda: bool(verified), "the log is not verified")
+        if verified[0]:
+            raise Finding("verify found " + "\n".join(verified[0]))
+
+    def open_log(self) -> Broker:
+        """The log of the service, to read it only."""
+        return FileBroker.open(DIRECTORY, read_only=True)
+
+    def _compare(self) -> None:
+        found = violations(self.history, self._final, sources=TOPICS, derived=DERIVED)
+        if found:
+            raise Finding("\n".join(found[:20]))
+
+
+class ClusterScenario(Scenario):
+    """One seed of a Pulsar cluster: two services, one of them on standby, and the applications."""
+
+    sends_double = True
+
+    def make_services(self) -> list[Service]:
+        choose = self.choose
+        self.cluster = SimCluster(self.world, ledger_entries=choose.choice((10, 100, 1000)))
+        self.world.enter(in_place_of_pulsar(self.cluster))
+        services = [on_cluster(self.world.host(name), self.cluster) for name in ("alpha", "omega")]
+        for service in services:
+            service.config = self.configured(service.config)
+        return services
+
+    def make_faults(self) -> Faults:
+        faults = ClusterFaults(self, self.world.random("faults"))
+        faults.cluster = self.cluster
+        return faults
+
+    def open_log(self) -> Broker:
+        return self.services[0].open_log()
+
+    @property
+    def address(self) -> str:
+        return "pulsar://pulsar:6650/public/default"
+
+
+SCENARIOS: dict[str, tuple[type[Scenario], dict[str, int]]] = {
+    "embedded": (Scenario, EMBEDDED),
+    "cluster": (ClusterScenario, CLUSTER),
+}
+"""Kinds of scenarios, with the weights of their faults."""
+
+
+def run_seed(
+    seed: int,
+    kind: str = "embedded",
+    size: Size | None = None,
+    *,
+    faults: dict[str, int] | None = None,
+    echo: Any = None,
+    clears_away: bool = True,
+) -> Outcome:
+    """Run one seed; the outcome has the finding, if there is one. `faults`: kinds and weights, if not the usual."""
+    scenario_class, usual = SCENARIOS[kind]
+    preemption = (0.0, 0.02, 0.2)[seed % 3]
+    with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
+        scenario = scenario_class(world, size or Size.of(world.random("size")), faults or usual)
+        finding = ""
+        try:
+            scenario.run()
+        except Finding as found:
+            finding = str(found)
+        fates: dict[str, int] = {}
+        for attempt in scenario.history.attempts:
+            fates[attempt.fate.value] = fates.get(attempt.fate.value, 0) + 1
+        return Outcome(seed, scenario.history.operations, world.now, world.digest, dict(world.counts), fates, finding)

@@ -1,0 +1,75 @@
+"""The service and its clients in a simulated world: `txnbuf serve` itself, on a simulated host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sim.cluster import ClusterBroker, SimCluster
+from sim.world import Host, Process
+
+from broker_io.file import FileBroker
+from broker_io.port import Broker
+from txnbuffer.config import Config
+from txnbuffer.service.process import serve
+
+DIRECTORY = "/log"
+PORT = 7711
+
+
+@dataclass(slots=True)
+class Service:
+    """How a service is started on a host; `start` starts it once more."""
+
+    host: Host
+    config: Config
+    open_log: Callable[[], Broker]
+    cluster_mode: bool = False
+    processes: list[Process] = field(default_factory=list)
+
+    @property
+    def running(self) -> Process | None:
+        """Its process, if it has not ended."""
+        return self.processes[-1] if self.processes and not self.processes[-1].dead else None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host.name}:{PORT}"
+
+    def start(self) -> Process:
+        """Start a process of the service. It ends with an error of the service, as `txnbuf serve` does."""
+        world = self.host.world
+
+        def log(event: str, **facts: Any) -> None:
+            world.log(process.name, f"{event} {' '.join(f'{name}={fact}' for name, fact in facts.items())}".rstrip())
+
+        async def main() -> None:
+            try:
+                await serve(self.open_log, self.config, self.host.name, log, cluster_mode=self.cluster_mode)
+            except Exception as error:
+                log("ends", error=repr(error))
+
+        process = self.host.start("service", main)
+        self.processes.append(process)
+        return process
+
+
+def on_cluster(host: Host, cluster: SimCluster) -> Service:
+    """A service of a simulated cluster, which waits while another one is active."""
+    config = Config()
+    service = replace(config.service, listen=f"{host.name}:{PORT}", http="", insecure=True, standby=True)
+
+    def opened() -> Broker:
+        thread = host.world.scheduler.current
+        assert thread is not None
+        return ClusterBroker(cluster, thread.process)
+
+    return Service(host, replace(config, service=service), opened, cluster_mode=True)
+
+
+def embedded(host: Host, *, listen: str = "", **log_options: Any) -> Service:
+    """A service of an embedded log on the disk of its host."""
+    config = Config()
+    service = replace(config.service, listen=listen or f"{host.name}:{PORT}", http="", insecure=True)
+    return Service(host, replace(config, service=service), lambda: FileBroker.open(DIRECTORY, **log_options))

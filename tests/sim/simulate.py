@@ -1,0 +1,142 @@
+"""Run seeds of the simulator: `make sim SEEDS=200`, `make sim SECONDS=600`, `make sim SEED=7` for one with its events.
+
+Each seed runs in a process of its own, forked from one that has imported everything, so that no seed sees what an
+earlier one has left. Prints one JSON object: seeds and operations per hour, and how often each fault happened. A seed
+that finds something prints the command that runs it again; exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from sim.scenario import SCENARIOS, Outcome, run_seed  # noqa: E402
+
+SEED_SECONDS = 300.0
+"""Real seconds that one seed may take."""
+
+
+def _in_child(seed: int, kind: str, out: int) -> None:
+    try:
+        outcome = run_seed(seed, kind, clears_away=False)
+    except BaseException:
+        outcome = Outcome(seed, 0, 0.0, "", {}, finding=f"the simulator failed: {traceback.format_exc()}")
+    with os.fdopen(out, "wb") as pipe:
+        pickle.dump(outcome, pipe)
+
+
+def outcomes(seeds: Iterator[int], kind: str, workers: int, until: float) -> Iterator[Outcome]:
+    """Run seeds in so many processes at once until there are no more, or until a time."""
+    running: dict[int, tuple[int, int]] = {}
+    more = True
+    while running or more:
+        while more and len(running) < workers:
+            seed = next(seeds, None) if time.monotonic() < until else None
+            if seed is None:
+                more = False
+                break
+            read, write = os.pipe()
+            child = os.fork()
+            if not child:
+                os.close(read)
+                status = 1
+                with suppress(BaseException):
+                    _in_child(seed, kind, write)
+                    status = 0
+                os._exit(status)
+            os.close(write)
+            running[child] = seed, read
+        if running:
+            yield _next_outcome(running)
+
+
+def _next_outcome(running: dict[int, tuple[int, int]]) -> Outcome:
+    import select
+
+    pipes = {pipe: child for child, (_, pipe) in running.items()}
+    ready, _, _ = select.select([*pipes], [], [], SEED_SECONDS)
+    child = pipes[ready[0]] if ready else next(iter(running))
+    seed, pipe = running.pop(child)
+    if not ready:
+        os.kill(child, 9)
+    with os.fdopen(pipe, "rb") as data:
+        content = data.read()
+    os.waitpid(child, 0)
+    if not content:
+        problem = f"ended without a result{'' if ready else f' within {SEED_SECONDS:g} s'}"
+        return Outcome(seed, 0, 0.0, "", {}, finding=problem)
+    outcome: Outcome = pickle.loads(content)
+    return outcome
+
+
+def report(found: list[Outcome], seconds: float) -> dict[str, object]:
+    """The figures of a run."""
+    faults: Counter[str] = Counter()
+    fates: Counter[str] = Counter()
+    for outcome in found:
+        faults.update(outcome.counts)
+        fates.update(outcome.fates)
+    operations = sum(outcome.operations for outcome in found)
+    return {
+        "seeds": len(found),
+        "findings": sum(bool(outcome.finding) for outcome in found),
+        "seeds_per_hour": round(len(found) / seconds * 3600),
+        "operations": operations,
+        "operations_per_seed": round(operations / max(len(found), 1)),
+        "operations_per_hour": round(operations / seconds * 3600),
+        "virtual_seconds": round(sum(outcome.virtual_seconds for outcome in found)),
+        "transactions": dict(sorted(fates.items())),
+        "faults": dict(sorted(faults.items())),
+    }
+
+
+def replay(seed: int, kind: str) -> int:
+    """Run one seed and print each event."""
+    outcome = run_seed(seed, kind, echo=lambda line: print(line))
+    print(f"digest {outcome.digest}")
+    if outcome.finding:
+        print(f"finding: {outcome.finding}")
+    return 1 if outcome.finding else 0
+
+
+def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of text are iterated in the order of their hashes
+        return subprocess.run([sys.executable, *sys.argv], env=os.environ | {"PYTHONHASHSEED": "0"}).returncode
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=0, help="how many seeds; 0: as many as the seconds allow")
+    parser.add_argument("--seconds", type=float, default=0.0, help="real seconds after which no seed begins")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run this seed only, and print its events")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return replay(options.seed, options.kind)
+    seconds = options.seconds or (float("inf") if options.seeds else 60.0)
+    last = options.first + options.seeds if options.seeds else sys.maxsize
+    began, found = time.monotonic(), []
+    for outcome in outcomes(iter(range(options.first, last)), options.kind, options.workers, began + seconds):
+        found.append(outcome)
+        if outcome.finding:
+            again = f"make sim SEED={outcome.seed}" + (f" KIND={options.kind}" if options.kind != "embedded" else "")
+            print(f"seed {outcome.seed}: {outcome.finding[:2000]}\n  run it again: {again}", file=sys.stderr)
+    figures = report(found, time.monotonic() - began)
+    print(json.dumps(figures))
+    return 1 if figures["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

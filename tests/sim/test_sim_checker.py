@@ -1,0 +1,130 @@
+"""The checker finds each kind of violation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sim.checker import violations
+from sim.history import Attempt, Fate, Following, History, Shown
+
+from txnbuffer.model import Position
+
+
+def records(*values: bytes) -> list[Shown]:
+    return [Shown(number + 1, b"k", value, Position(1, number)) for number, value in enumerate(values)]
+
+
+class Case:
+    """A history of transactions, each with a record on two topics, and what is left of them."""
+
+    def __init__(self) -> None:
+        self.reported: list[str] = []
+        self.now = 0.0
+        self.history = History(lambda: self.now, self.reported.append)
+
+    def attempt(self, fate: Fate, *values: bytes, topics: str = "ab", **options: Any) -> Attempt:
+        attempt = self.history.attempt("app", **options)
+        for value in values:
+            for topic in topics:
+                self.now += 1.0
+                self.history.sent(attempt, topic, topic.encode() + value)
+        self.history.ended(attempt, fate)
+        return attempt
+
+    def found(self, a: list[Shown], b: list[Shown], **options: Any) -> str:
+        return "\n".join(violations(self.history, {"a": a, "b": b}, **options))
+
+
+def test_what_is_as_it_should_be_is_no_violation() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2")
+    case.attempt(Fate.ABORTED, b"3")
+    case.attempt(Fate.ASKED, b"4")
+    case.attempt(Fate.OPEN, b"5")
+    case.attempt(Fate.ABORTED, b"6", producer=("name", 1))
+    case.attempt(Fate.COMMITTED, b"6", producer=("name", 1))
+    reading = case.history.reading("reader", "a")
+    reading.records += records(b"a1", b"a2")
+    assert case.found(records(b"a1", b"a2", b"a6"), records(b"b1", b"b2", b"b6")) == ""
+
+
+@pytest.mark.parametrize(
+    ("fates", "a", "b", "text"),
+    [
+        ([Fate.COMMITTED], [b"a0"], [], "is left"),
+        ([Fate.ASKED], [], [b"b0"], "in part"),
+        ([Fate.ABORTED], [b"a0"], [b"b0"], "must not be there"),
+        ([Fate.OPEN], [b"a0"], [b"b0"], "must not be there"),
+        ([Fate.COMMITTED], [b"a0", b"a0"], [b"b0"], "2 times"),
+        ([Fate.COMMITTED, Fate.COMMITTED], [b"a1", b"a0"], [b"b0", b"b1"], "had committed when it began"),
+    ],
+)
+def test_a_log_that_contradicts_the_answers_is_found(fates: list[Fate], a: Any, b: Any, text: str) -> None:
+    case = Case()
+    for number, fate in enumerate(fates):
+        case.attempt(fate, b"%d" % number)
+    assert text in case.found(records(*a), records(*b))
+
+
+def test_records_out_of_their_order_are_found() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
+    assert "is left" in case.found(records(b"a2", b"a1"), [])
+
+
+def test_wrong_numbers_and_positions_are_found() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
+    first, second = records(b"a1", b"a2")
+    assert "seqnos" in case.found([first, second._replace(seqno=3)], [])
+    assert "do not grow" in case.found([first, second._replace(position=Position(1, 0))], [])
+
+
+def test_what_a_reader_was_shown_is_compared() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
+    reading = case.history.reading("reader", "a")
+    reading.records += records(b"a2")
+    assert "was shown" in case.found(records(b"a1", b"a2"), [])
+
+
+def test_what_a_stream_left_out_is_found() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
+    final = [Shown(1, b"k", b"a1"), Shown(2, b"l", b"a2")]
+    following = Following("follower", "a", 2, changes={2: final[1]})
+    case.history.followings.append(following)
+    assert "lacks" in case.found(final, [])
+    following.changes[1] = final[0]
+    assert case.found(final, []) == ""
+    following.changes[1] = Shown(1, b"k", b"other")
+    assert "was shown" in case.found(final, [])
+
+
+def test_what_a_group_left_out_or_did_twice_is_found() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
+    for source in (b"a1", b"a2"):
+        case.history.derive(source, b">" + source)
+    final = records(b"a1", b"a2")
+    assert case.found(final, records(b">a1", b">a2"), sources=["a"], derived="b") == ""
+    assert "made nothing" in case.found(final, records(b">a1"), sources=["a"], derived="b")
+    assert "too much" in case.found(final[:1], records(b">a1", b">a2"), sources=["a"], derived="b")
+
+
+def test_a_decided_position_that_goes_back_is_found() -> None:
+    case = Case()
+    reading = case.history.reading("reader", "a")
+    reading.records += records(b"a1", b"a2")
+    case.history.decided(reading, Position(1, 5))
+    assert case.reported == []
+    case.history.decided(reading, Position(1, 4))
+    assert "decided up to" in case.reported[0]
+
+
+def test_a_record_that_nobody_asked_to_commit_must_not_be_shown() -> None:
+    case = Case()
+    case.attempt(Fate.OPEN, b"1", topics="a")
+    case.history.shown("reader", "a", records(b"a1"))
+    assert "was shown" in case.reported[0]
