@@ -41,10 +41,11 @@ class BackfillMemory:
 class Backfill:
     """Mutations read from the log for one cursor: `next` to `last` are to come.
 
-    It may have `most` bytes, and at most its share of `memory`. `floor`: the end of the snapshot that the reader has in
-    part, which is completed first, with the same end. `ready` snapshots are complete; `building` is the next one,
-    complete at `limit` bytes: few at first, so that the reader gets its first mutations soon, and twice as many after
-    each answer. `ticket`: that of the pending request, if there is one. `items`: the number of mutations read so far.
+    It may have `most` bytes, and at most its share of `memory`. `floor`: the end of the snapshot that the reader
+    has in part, which is completed first, with the same end. `ready` snapshots are complete; `building` is the next
+    one, complete at `limit` bytes: few at first, so that the reader gets its first mutations soon, and eight times
+    as many after each answer. `ticket`: that of the pending request, if there is one. `items`: the number of
+    mutations read so far.
     """
 
     next: int
@@ -106,7 +107,7 @@ class Backfill:
             building.closed = True
             self.ready.append(building)
             self.building = None
-        self.wished = min(2 * self.wished, self.most)
+        self.wished = min(8 * self.wished, self.most)
         return replaced
 
 
