@@ -199,7 +199,6 @@ class Engine(Loop):
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
-        if not failed:
             await self.streams.finish()
         await self.topics.stop()
         with contextlib.suppress(*([Error] if failed else [])):

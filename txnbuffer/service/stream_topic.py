@@ -119,7 +119,7 @@ class Feed:
 
     def oldest(self) -> int:
         """The seqno of the first mutation that the log still has."""
-        return oldest_seqno(self.followed, self.followed.buffer.first_ledger)
+        return self.followed.numbered.oldest(self.followed.buffer.first_ledger)
 
     def close(self) -> None:
         """Close the feed; its cursors must be closed."""
@@ -173,13 +173,6 @@ class Feed:
             numbers = np.arange(place.seqno, place.seqno + len(mutations), dtype=np.int64)
             mutations = MutationBatch(numbers, mutations.positions, mutations.publish_times, mutations.messages)
         return mutations if len(mutations) else None
-
-
-def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
-    """The seqno of the first mutation that a topic still has if its log begins with `first_ledger`."""
-    sequencer = followed.numbered
-    firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
-    return min(firsts, default=sequencer.next_seqno)
 
 
 def mutations_in(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> Iterator[MutationBatch]:

@@ -35,7 +35,7 @@ from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, oldest_seqno
+from txnbuffer.service.stream_topic import Feed, SeqnoAnchor
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
     ClientMessage,
@@ -543,7 +543,7 @@ class Streams:
         if not self._cluster:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
-        trimmed = oldest_seqno(followed, ledgers[0].ledger) - 1
+        trimmed = followed.numbered.oldest(ledgers[0].ledger) - 1
         high = followed.numbered.next_seqno - 1
         return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
 
