@@ -104,6 +104,17 @@ async def test_another_connection_of_a_session_ends_the_older_one(broker):
 
 
 @on_a_loop
+async def test_a_session_is_resumed_in_the_turn_that_answers_its_older_connection(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        session.link.send(ClientFrame(queries=(Query(1000, TxnId(0, ids[0])),)))
+        again = RawSession(InProcess(engine))
+        async with asyncio.timeout(10.0):
+            welcome = await again.hello(session.session)
+        assert welcome.session == session.session
+
+
+@on_a_loop
 async def test_a_new_owner_takes_over_what_the_last_one_left(tmp_path):
     address = f"file:{tmp_path}"
     with open_broker(address) as broker:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
+from operator import itemgetter
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, as_error
@@ -271,7 +272,7 @@ class Engine(Loop):
         connection = self.requests.connections.get(session)
         if connection is None:
             return
-        if answers[0][0] <= OPEN_REQUEST:
+        if min(map(itemgetter(0), answers)) <= OPEN_REQUEST:  # answers to its older connection may come first
             for request, result in answers:
                 if request == OPEN_REQUEST and isinstance(result, SessionOpened):
                     self._welcome(connection, result)
