@@ -66,8 +66,8 @@ explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure
 sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one; KIND=embedded
 	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND))
 
-mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, ONLY=text for some
-	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),"$(ONLY)")
+mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, PARALLEL=1, ONLY=text for some
+	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(ONLY),"$(ONLY)")
 
 soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full scale; 5,000 examples per property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from broker_io.environment import disable_grpc_fork_handlers
@@ -17,7 +17,9 @@ disable_grpc_fork_handlers()  # servers run in the process of tests, which start
 pytest_plugins = ["txnbuffer.testing", "spark_session"]
 
 settings.register_profile("dev", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("mutants", settings.get_profile("dev"), max_examples=200)
+settings.register_profile(
+    "mutants", settings.get_profile("dev"), max_examples=200, phases=(Phase.explicit, Phase.generate)
+)
 settings.register_profile("soak", settings.get_profile("dev"), max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

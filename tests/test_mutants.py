@@ -40,7 +40,6 @@ def mutant(old: str, new: str, **other: str | tuple[str, ...]) -> run.Mutant:
 
 def test_outcomes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     caught, survived, unparsable = mutant("x + x", "x * x"), mutant("x + x", "x * 2"), mutant("return y", "return y)")
-    assert run.unchanged_passes(caught.tests, tree)
     tried = [run.try_mutant(one, tree) for one in (caught, survived, unparsable)]
     assert [one.outcome for one in tried] == ["caught", "survived", "broken"]
     assert tried[0].detail == "tests/test_sums.py::test_double"
@@ -89,3 +88,34 @@ def test_mutant_is_broken_if_its_tests_fail_without_it(tree: Path, capsys: pytes
     assert not run.unchanged_passes(["tests/test_sums.py"], tree)
     assert not run.run([mutant("x + x", "x")], run.Results(tree / "results"), tree)
     assert capsys.readouterr().out == "1 broken\n"
+
+
+def test_the_test_that_caught_a_mutant_last_runs_first(tree: Path) -> None:
+    with (tree / "tests" / "test_sums.py").open("a") as file:
+        file.write("\ndef test_of_zero():\n    assert double(0) == 0\n")
+        file.write("\ndef test_of_a_word():\n    assert double('a - b') == 'a - ba - b'\n")
+    one, word = mutant("x + x", "x * x"), "tests/test_sums.py::test_of_a_word"
+    assert run.try_mutant(one, tree).detail == "tests/test_sums.py::test_double"
+    assert run.try_mutant(one, tree, word).detail == word
+    for passing in ("tests/test_sums.py::test_of_zero", "tests/test_sums.py::test_renamed"):
+        assert run.try_mutant(one, tree, passing).detail == "tests/test_sums.py::test_double"
+    results = run.Results(tree / "results")
+    results.add(run.Result("m", "another key", "caught", word, 1.0))
+    assert results.of(one, tree) is None
+    assert results.last_test(one) == word
+    assert results.last_test(replace(one, tests=("tests/test_other.py",))) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "test"),
+    [
+        (
+            "FAILED tests/test_x.py::test_y[at once-1] - AssertionError: no - never",
+            "tests/test_x.py::test_y[at once-1]",
+        ),
+        ("ERROR tests/test_x.py::test_y", "tests/test_x.py::test_y"),
+        ("ERROR tests/test_x.py", None),
+    ],
+)
+def test_id_of_the_test_that_failed(line: str, test: str | None) -> None:
+    assert run.failed_test(f"=== short test summary info ===\n{line}\n1 failed in 0.1 s\n") == test
