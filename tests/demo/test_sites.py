@@ -55,6 +55,7 @@ class Beside:
 
 SERVING = '{"event": "serving", "port": 7}'
 FENCED = '{"event": "failed", "kind": "CoordinatorStopped"}'
+WRITER_FENCED = '{"event": "failed", "kind": "OwnershipLost"}'
 
 
 def conductor(site: Beside) -> Any:
@@ -68,9 +69,10 @@ def test_running_service_is_kept(tmp_path: Path) -> None:
     assert site.reinforced == 0
 
 
-def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [FENCED, WRITER_FENCED])
+def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path, last: str) -> None:
     standby = Logged(tmp_path, "no JSON", "3", SERVING, runs=True)
-    site = Beside(Logged(tmp_path, SERVING, FENCED), standby)
+    site = Beside(Logged(tmp_path, SERVING, last), standby)
     conductor(site)._check_services()
     assert (site.serving, site.reinforced, standby.port) == (standby, 1, 7)
 

@@ -24,6 +24,9 @@ CHECK_INTERVAL = 0.5
 PROGRESS_TRANSACTIONS = 1000
 """Transactions between two lines of progress."""
 
+FENCED = ("CoordinatorStopped", "OwnershipLost")
+"""Failures of a service that was fenced. A cluster also fences it if a broker restarts and keeps its own writer out."""
+
 Narrate = Callable[[str], None]
 
 
@@ -148,7 +151,7 @@ class Conductor:
             raise DemoFailed(f"the broker ended on its own:\n{end_of(self.site.broker.log())}")
         if self.site.serving.runs:
             return
-        if not self.site.serving.said("failed", kind="CoordinatorStopped"):
+        if not any(self.site.serving.said("failed", kind=kind) for kind in FENCED):
             raise self.site.serving.failed("ended on its own")
         self.narrate("the standby took over from the active service")
         self.site.succeed()
