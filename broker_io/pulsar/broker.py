@@ -103,7 +103,7 @@ class PulsarBroker(Resource):
         self._batching = batching
         self.hashing = hashing
         self._schemas = dict(schemas or {})
-        self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
+        self._open: weakref.WeakKeyDictionary[PulsarReader | PulsarWriter, None] = weakref.WeakKeyDictionary()
         self._limit_asked = self._limit_answered = False
         threads = self._cluster.environment.threads
         self._lock = threads.lock()
@@ -298,7 +298,7 @@ class PulsarBroker(Resource):
 
     def _add(self, handle: PulsarReader | PulsarWriter) -> None:
         with self._lock:
-            self._open.add(handle)
+            self._open[handle] = None
         threads.watch(handle)
         if self._cluster.closed:  # closed while the handle was opened
             handle.close()

@@ -98,6 +98,8 @@ class Network:
         self.world = world
         self.connections: dict[Connection, None] = {}
         self.servers: dict[tuple[str, int], SimServer] = {}
+        self.listeners: dict[tuple[str, int], Callable[[str], bool]] = {}
+        """Ports of other servers: whether a host of a name can connect to them."""
         self.echo = True
         self.loss = 0.0
         """The probability that a connection breaks while an item is sent."""
@@ -193,14 +195,17 @@ class Network:
 class ProcessNetwork:
     """The port of sockets for one process: no code under simulation opens one."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, network: Network) -> None:
         self._host = host
+        self._network = network
 
     def host_name(self) -> str:
         return self._host
 
     def probe(self, host: str, port: int, seconds: float) -> None:
-        raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        listens = self._network.listeners.get((host, port))
+        if listens is None or not listens(self._host):
+            raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
     def listen(self, host: str, port: int) -> Any:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from sim.apps import App, Follower, Member, Reader, Setting, Writer, shown
 from sim.checker import behind, violations
-from sim.cluster import SimCluster, in_place_of_pulsar
+from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.faults import EMBEDDED, Faults
 from sim.history import Fate, History, Shown
@@ -265,7 +265,7 @@ class ClusterScenario(Scenario):
         choose = self.choose
         self.cluster = SimCluster(self.world, ledger_entries=choose.choice((10, 100, 1000)))
         self.world.enter(in_place_of_pulsar(self.cluster))
-        services = [on_cluster(self.world.host(name), self.cluster) for name in ("alpha", "omega")]
+        services = [on_cluster(self.world.host(name)) for name in ("alpha", "omega")]
         for service in services:
             service.config = self.configured(service.config)
         return services
@@ -280,7 +280,7 @@ class ClusterScenario(Scenario):
 
     @property
     def address(self) -> str:
-        return "pulsar://pulsar:6650/public/default"
+        return ADDRESS
 
 
 SCENARIOS: dict[str, tuple[type[Scenario], dict[str, int]]] = {

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sim.cluster import ClusterBroker, SimCluster
+from sim.cluster import ADDRESS
 from sim.world import Host, Process
 
+from broker_io import open_broker
 from broker_io.file import FileBroker
 from broker_io.port import Broker
 from txnbuffer.config import Config
@@ -55,17 +56,11 @@ class Service:
         return process
 
 
-def on_cluster(host: Host, cluster: SimCluster) -> Service:
+def on_cluster(host: Host) -> Service:
     """A service of a simulated cluster, which waits while another one is active."""
     config = Config()
     service = replace(config.service, listen=f"{host.name}:{PORT}", http="", insecure=True, standby=True)
-
-    def opened() -> Broker:
-        thread = host.world.scheduler.current
-        assert thread is not None
-        return ClusterBroker(cluster, thread.process)
-
-    return Service(host, replace(config, service=service), opened, cluster_mode=True)
+    return Service(host, replace(config, service=service), lambda: open_broker(ADDRESS), cluster_mode=True)
 
 
 def embedded(host: Host, *, listen: str = "", **log_options: Any) -> Service:

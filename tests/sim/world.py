@@ -117,7 +117,7 @@ class Process:
             disk=self.disk,
             randomness=ProcessRandomness(world.random("process", self.name)),
             threads=SimThreads(self),
-            network=ProcessNetwork(host.name),
+            network=ProcessNetwork(host.name, world.network),
             process=str(number),
         )
         with use(self.environment):
