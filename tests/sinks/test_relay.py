@@ -335,6 +335,20 @@ def test_a_truncated_log_is_a_branch(source: Source, far: MemoryBroker) -> None:
         source.relay(owned(far)).run(follow=False)
 
 
+def test_owners_that_write_nothing_are_no_branch(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b")
+    for count in (2, 0, 0):  # the first relay starts when the newest version has no mutations
+        source.manager.close()
+        source.manager = SnapshotManager(source.cluster.connect())
+        source.manager.recover(f"owner {next(source.numbers)}")
+        assert source.relay(owned(far)).run(follow=False).records == count
+    source.commit("c")
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b", b"c"]
+    versions = [json.loads(one.properties["relay.source"])["version"] for one in messages(far)]
+    assert versions[0] == versions[1] != versions[2]
+
+
 def test_seqnos_that_do_not_ascend_are_an_error(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     source.relay(owned(far)).run(follow=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
@@ -24,6 +24,7 @@ from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.waits import Backoff
 from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import (
     MutationsTrimmed,
     OutcomeUnknown,
@@ -36,7 +37,7 @@ from txnbuffer.errors import (
 )
 from txnbuffer.recovery.restore import LoadedTopic, load
 from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, relay_messages
-from txnbuffer.streams.failover import MAX_SEQNO
+from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog
 
 MOVE_INTERVAL = 1.0
 """Seconds between two moves of the cursor: each is a call of the service."""
@@ -147,12 +148,41 @@ class RelayProgress:
     resumed: Position | None = None
 
 
+class _Origin(NamedTuple):
+    """The topic that is relayed, and the versions of its history; None while it has had no transactions."""
+
+    topic: str
+    incarnation: str
+    failover: FailoverLog | None
+
+    @classmethod
+    def of(cls, topic: str, loaded: LoadedTopic) -> _Origin:
+        return cls(topic, loaded.incarnation, loaded.failover if loaded.registered else None)
+
+    def by_version(self, batch: RecordBatch) -> Iterator[tuple[RelaySource, RecordBatch]]:
+        """The records of each version of the history.
+
+        A mark names the version in which its record was written, never a newer one: owners forget versions without
+        mutations.
+        """
+        if self.failover is None or batch.seqnos is None:
+            yield RelaySource(self.topic, self.incarnation, 0), batch
+            return
+        begin = 0
+        for version, end in self.failover.ranges():
+            stop = int(np.searchsorted(batch.seqnos, end, side="right"))
+            if stop > begin:
+                source = RelaySource(self.topic, self.incarnation, version.uuid)
+                yield source, batch.take(slice(begin, stop))
+                begin = stop
+
+
 class _ResumePoint(NamedTuple):
     """Where to read on: relay records with seqnos above `after`; the first message gets `rollback`."""
 
     start: Start
     after: int | None
-    source: RelaySource
+    origin: _Origin
     rollback: int | None = None
 
 
@@ -223,9 +253,9 @@ class Relay:
 
     def _resume_point(self, broker: Broker, mark: RelayMark | None) -> _ResumePoint:
         loaded = load(broker, self.topic)
-        source = self._source(loaded)
+        origin = _Origin.of(self.topic, loaded)
         if mark is None:
-            return _ResumePoint("beginning", None, source)
+            return _ResumePoint("beginning", None, origin)
         if mark.source.topic != self.topic:
             raise RelayTargetTaken(
                 f"the target has records of topic {mark.source.topic!r}, not {self.topic!r}: relay to another topic"
@@ -237,15 +267,11 @@ class Relay:
             start: Start = Position(ledger, entry, index + 1)
             if mark.seqno is not None and ledger < loaded.first_ledger:
                 start = "beginning"  # nothing is missing if the log begins with the next seqno, which is checked
-            return _ResumePoint(start, mark.seqno, source)
+            return _ResumePoint(start, mark.seqno, origin)
         if not self.resend:
             relayed = str(mark.position) if mark.seqno is None else f"up to {mark.seqno}"
             raise RelayBranched(self.topic, shared, relayed)
-        return _ResumePoint("beginning", shared, source, shared)
-
-    def _source(self, loaded: LoadedTopic) -> RelaySource:
-        version = loaded.failover.current.uuid if loaded.registered else 0
-        return RelaySource(self.topic, loaded.incarnation, version)
+        return _ResumePoint("beginning", shared, origin, shared)
 
     def _shared_seqno(self, broker: Broker, mark: RelayMark, loaded: LoadedTopic) -> int | None:
         """The last seqno that the target shares with the source, or None if that is all it has."""
@@ -266,7 +292,7 @@ class Relay:
         self, broker: Broker, reader: CommittedReader, resume: _ResumePoint, *, follow: bool, stop: Callable[[], bool]
     ) -> None:
         appends = self._appends
-        after, source, rollback = resume.after, resume.source, resume.rollback
+        after, origin, rollback = resume.after, resume.origin, resume.rollback
         epochs = reader.epochs
         while not stop():
             batch = reader.read(limit=RECORDS, timeout=POLL if follow and not appends else 0.0)
@@ -282,18 +308,21 @@ class Relay:
             if batch.seqnos is not None:
                 after = _next_after(after, batch.seqnos.tolist())
                 # A new owner starts a version before its first records.
-                if not source.version or reader.epochs != epochs:
+                if origin.failover is None or reader.epochs != epochs:
                     epochs = reader.epochs
-                    source = self._source(load(broker, self.topic))
-            messages = relay_messages(batch, source, rollback)
-            rollback = None
-            seqno = None if batch.seqnos is None else int(batch.seqnos[-1])
-            sent = RelayProgress(len(batch), seqno, batch.positions.last)
-            appends.append((self.target.append(messages, seqno), sent))
-            if len(appends) == MAX_UNACKNOWLEDGED:
-                self._await_oldest(stop)
+                    origin = _Origin.of(self.topic, load(broker, self.topic))
+            for source, records in origin.by_version(batch):
+                self._append(relay_messages(records, source, rollback), records)
+                rollback = None
+                if len(appends) >= MAX_UNACKNOWLEDGED:
+                    self._await_oldest(stop)
         while appends:
             self._await_oldest(stop)
+
+    def _append(self, messages: Batch, records: RecordBatch) -> None:
+        seqno = None if records.seqnos is None else int(records.seqnos[-1])
+        sent = RelayProgress(len(records), seqno, records.positions.last)
+        self._appends.append((self.target.append(messages, seqno), sent))
 
     def _idle(self, stop: Callable[[], bool]) -> None:
         """Called when the source has no new records."""

@@ -7,7 +7,8 @@ additional properties show a restarted relay where to resume; they replace prope
 - `relay.position`  position of the record in the source: `ledger:entry`, or `ledger:entry:batch`
 - `relay.seqno`     its seqno there; missing while the source has had no transactions
 - `relay.source`    JSON object: `topic`; `incarnation`, the id of the topic, which a new topic of the same name does
-                    not share; `version`, the uuid of the version of its history, 0 while it has had no transactions
+                    not share; `version`, the uuid of the version of its history in which the record was written, 0
+                    while it has had no transactions
 - `relay.rollback`  on the first message after the history of the source branched: earlier messages with a seqno above
                     this number are no longer valid
 - `relay.number`    only in a service: sequence number of the transaction that appended it; if missing, it is the seqno

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -138,6 +138,11 @@ class FailoverLog:
         if not rest:
             raise ValueError(f"no version of this failover log began at or below {seqno}: create one there")
         return FailoverLog(rest)
+
+    def ranges(self) -> Iterator[tuple[Version, int]]:
+        """Each version, oldest first, with its last seqno: the start of the next newer one, or the highest possible."""
+        oldest_first = self.versions[::-1]
+        return zip(oldest_first, (*(version.seqno for version in oldest_first[1:]), MAX_SEQNO), strict=True)
 
     def end_of(self, uuid: int, high_seqno: int) -> int | None:
         """The end of a version: the start of the next newer one, or the high seqno; None for an unknown version."""
