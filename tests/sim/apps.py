@@ -12,14 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.history import Attempt, Fate, Following, History, Shown
+from sim.history import Attempt, Fate, History
 from sim.world import Host, Process
 
 from broker_io.errors import Error, Fenced
 from txnbuffer import connect
 from txnbuffer.client.client import Client
-from txnbuffer.client.records import Record
-from txnbuffer.client.streams import Rollback
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import (
     AlreadyCommitted,
@@ -28,7 +26,6 @@ from txnbuffer.errors import (
     PositionConflict,
     SendUnknown,
     ServiceUnavailable,
-    TopicNotFound,
     TransactionAborted,
 )
 
@@ -220,98 +217,3 @@ class Writer(App):
     def _topics(self) -> list[str]:
         topics = self.setting.topics
         return self.choose.sample(topics, self.choose.randint(1, len(topics)))
-
-
-class Reader(App):
-    """Reads all topics from their beginnings; after an error, and sometimes without one, it starts again."""
-
-    async def work(self, client: Client) -> None:
-        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
-
-    async def _follow(self, client: Client, topic: str) -> None:
-        while not self.setting.stopping:
-            try:
-                await self._read(client, topic)
-            except TopicNotFound:
-                await asyncio.sleep(PAUSE)
-
-    async def _read(self, client: Client, topic: str) -> None:
-        async with await client.reader(topic) as reader:
-            reading = self.history.reading(self.name, topic)
-            again = self.choose.random() < 0.02
-            while not again:
-                batch = await reader.read(timeout=2.0)
-                if batch is None:
-                    if self.setting.stopping:
-                        return
-                    continue
-                records = shown(batch)
-                self.history.shown(self.name, topic, records)
-                reading.records += records
-                if self.choose.random() < 0.1:
-                    self.history.decided(reading, (await reader.lag())[topic].decided_position)
-                again = self.choose.random() < 0.02
-
-
-def shown(batch: Any) -> list[Shown]:
-    """The records of a batch as the history has them."""
-    return [Shown(record.seqno, record.key, record.value, record.position) for record in batch]
-
-
-class Follower(App):
-    """Follows the change streams of all topics."""
-
-    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
-        super().__init__(name, host, setting, choose)
-        self._followings: dict[str, tuple[Following, Any]] = {}
-
-    async def work(self, client: Client) -> None:
-        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
-
-    async def _follow(self, client: Client, topic: str) -> None:
-        if topic not in self._followings:
-            following = Following(self.name, topic)
-            self.history.followings.append(following)
-            self._followings[topic] = following, None
-        while not self.setting.stopping:
-            try:
-                await self._take(client, topic)
-            except TopicNotFound:
-                await asyncio.sleep(PAUSE)
-
-    async def _take(self, client: Client, topic: str) -> None:
-        following, token = self._followings[topic]
-        async with client.stream(topic, from_=token or "beginning") as stream:
-            while not self.setting.stopping:
-                try:
-                    item = await stream.next(2.0)
-                except TimeoutError:
-                    continue
-                if isinstance(item, Rollback):
-                    following.rolled_back(item.seqno)
-                elif item is not None:
-                    changes = [Shown(change.seqno, change.key, change.value or b"") for change in item]
-                    self.history.shown(self.name, topic, changes)
-                    following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
-                    following.seqno, following.complete = item.token.seqno, item.complete
-                    self._followings[topic] = following, item.token
-
-
-class Member(App):
-    """A member of a consumer group: makes a record of another topic from each record, exactly once."""
-
-    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, target: str) -> None:
-        super().__init__(name, host, setting, choose)
-        self._target = target
-
-    async def work(self, client: Client) -> None:
-        sources = [topic for topic in self.setting.topics if topic != self._target]
-        while not self.setting.stopping:
-            await client.process(sources, "group", self._handle, idle_timeout=3.0, retries=2)
-
-    async def _handle(self, transaction: Transaction, record: Record) -> None:
-        value = b">%s" % (record.value or b"")
-        self.history.derive(record.value or b"", value)
-        if self.choose.random() < 0.1:
-            await asyncio.sleep(self.choose.uniform(0.0, 0.5))
-        await transaction.send(self._target, value, key=record.key)

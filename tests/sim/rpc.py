@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import grpc
 import grpc.aio
@@ -505,6 +505,12 @@ class SyncChannel(Channels):
     def close(self) -> None:
         self.shut()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class SyncMethod:
     """A method of one request and one answer, on a channel."""
@@ -516,6 +522,7 @@ class SyncMethod:
     def with_call(
         self, request: bytes, timeout: float | None = None, metadata: Metadata = ()
     ) -> tuple[bytes, SyncCall]:
+        """The answer, and the call."""
         state = self._channel.start(self._path, tuple(metadata))
         call = SyncCall(state, None)
         if isinstance(state, CallState):
@@ -525,3 +532,6 @@ class SyncMethod:
         if answer is grpc.aio.EOF:
             raise SimRpcError(Status(grpc.StatusCode.INTERNAL, "no answer"))
         return bytes(answer), call
+
+    def __call__(self, request: bytes, timeout: float | None = None, metadata: Metadata = ()) -> bytes:
+        return self.with_call(request, timeout, metadata)[0]

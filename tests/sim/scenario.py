@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from sim.apps import App, Follower, Member, Reader, Setting, Writer, shown
+from sim.apps import App, Setting, Writer
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.faults import EMBEDDED, Faults
+from sim.group_apps import Rival
 from sim.history import Fate, History, Shown
+from sim.readers import shown
+from sim.roles import ROLES, Role, choose_roles
 from sim.service import DIRECTORY, Service, embedded, on_cluster
 from sim.sync_apps import SyncWriter
 from sim.world import Finding, World
@@ -25,7 +30,6 @@ from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
 from txnbuffer.recovery.verify import Level, verify
 
 TOPICS = ("orders", "payments")
-DERIVED = "shipments"
 CHECK_SECONDS = 0.5
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
@@ -36,7 +40,7 @@ class Size:
     """How large a scenario is."""
 
     writers: int = 2
-    transactions: int = 30
+    transactions: int = 18
     """Transactions of a writer."""
     faults: int = 8
     seconds: float = 20.0
@@ -45,9 +49,9 @@ class Size:
     @classmethod
     def of(cls, choose: random.Random) -> Self:
         """A size that a seed chooses; most are as the defaults."""
-        writers = choose.choice((2, 2, 3, 4))
+        writers = choose.choice((2, 2, 3))
         faults, seconds = choose.choice(((5, 20.0), (8, 20.0), (8, 20.0), (16, 20.0), (24, 30.0), (8, 6.0)))
-        return cls(writers, 60 // writers, faults, seconds)
+        return cls(writers, 36 // writers, faults, seconds)
 
 
 @dataclass(slots=True)
@@ -61,27 +65,37 @@ class Outcome:
     counts: dict[str, int]
     fates: dict[str, int] = field(default_factory=dict)
     finding: str = ""
+    roles: list[str] = field(default_factory=list)
+
+
+A = TypeVar("A", bound=App)
 
 
 class Scenario:
-    """One seed of an embedded log: a service, writers, a reader, a follower and the members of a consumer group."""
+    """One seed of an embedded log: a service, writers, and a few roles."""
 
-    sends_double = False
-    """Whether the log may store twice what is sent without a transaction."""
+    on_cluster = False
+    """Whether the log is on a cluster, which may store twice what is sent without a transaction."""
+    topics = TOPICS
+    """The topics that writers write to."""
 
-    def __init__(self, world: World, size: Size, kinds: dict[str, int]) -> None:
+    def __init__(self, world: World, size: Size, kinds: dict[str, int], roles: Sequence[str] | None = None) -> None:
         self.world = world
         self.history = History(lambda: world.now, world.fail)
         self.size = size
         self.choose = world.random("scenario")
         self.services = self.make_services()
-        topics = (*TOPICS, DERIVED)
-        self.setting = Setting(self.address, self.history, topics, world.log, self.options, self.sends_double)
+        self.setting = Setting(self.address, self.history, self.topics, world.log, self.options, self.on_cluster)
+        self.final: dict[str, list[Shown]] = {}
+        """The committed records of each topic that are there in the end."""
+        self.committed_numbers: dict[str, int] = {}
         self.apps: list[App] = []
-        self._make_apps()
+        self._hosts = itertools.cycle([world.host(name) for name in ("beta", "gamma")])
+        self._add_writers()
+        self.role_names = choose_roles(self.choose) if roles is None else [*roles]
+        self.roles: list[Role] = [ROLES[name][0](self, world.random("role", name)) for name in self.role_names]
         self.faults = self.make_faults()
         self.faults.plan(size.faults, size.seconds, kinds)
-        self._final: dict[str, list[Shown]] = {}
 
     # What differs between kinds of scenarios
 
@@ -118,22 +132,21 @@ class Scenario:
 
     # Running it
 
-    def _make_apps(self) -> None:
-        hosts = [self.world.host(name) for name in ("beta", "gamma")]
+    def _add_writers(self) -> None:
+        setting = self.writer_setting(self.topics)
         for number in range(self.size.writers):
-            host = hosts[number % len(hosts)]
             kind = SyncWriter if number and number == self.size.writers - 1 else Writer
-            self._add(kind, f"writer{number}", host, self.size.transactions)
-        self._add(Reader, "reader", hosts[0])
-        self._add(Follower, "follower", hosts[1])
-        self._add(Member, "member0", hosts[0], DERIVED)
-        self._add(Member, "member1", hosts[1], DERIVED)
+            self.add(kind, f"writer{number}", self.size.transactions, setting=setting)
 
-    def _add(self, kind: type[App], name: str, host: Any, *arguments: Any) -> None:
-        setting = self.writer_setting(TOPICS) if kind in (Writer, SyncWriter) else self.setting
-        self.apps.append(kind(name, host, setting, self.world.random("app", name), *arguments))
+    def add(self, kind: type[A], name: str, *arguments: Any, setting: Setting | None = None, **named: Any) -> A:
+        """Add an application, on one of the hosts of clients."""
+        choose = self.world.random("app", name)
+        app = kind(name, next(self._hosts), setting or self.setting, choose, *arguments, **named)
+        self.apps.append(app)
+        return app
 
     def writer_setting(self, topics: tuple[str, ...]) -> Setting:
+        """The setting of an application that writes to these topics only."""
         return replace(self.setting, topics=topics)
 
     def run(self) -> None:
@@ -146,7 +159,7 @@ class Scenario:
         self.world.run(self.size.seconds)
         self.world.log("scenario", "calms down")
         self.faults.calm_down()
-        writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter)]
+        writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
         self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
         self._read_all()
         self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
@@ -173,27 +186,31 @@ class Scenario:
         read: list[bool] = []
 
         async def main() -> None:
+            committed = False
             while not read:
                 try:
                     async with connect(self.address, **self.options) as client:
-                        await self._commit_one(client)
+                        if not committed:
+                            await self._commit_one(client)
+                            committed = True
                         await self._ask_outcomes(client)
-                        for topic in self.setting.topics:
-                            self._final[topic] = await self._read_topic(client, topic)
-                        if self._derived_all():
+                        for topic in self._all_topics:
+                            self.final[topic] = await self._read_topic(client, topic)
+                        self.committed_numbers[Rival.NAME] = await client.committed_number(Rival.NAME)
+                        if not self._missing():
                             read.append(True)
                 except Error as error:
                     self.world.log("final", f"reads again after {error!r:.200}")
 
         self.world.host("delta").start("final", main)
-        self._wait(lambda: bool(read), lambda: f"not everything was read or derived: {self._counts()}")
+        self._wait(lambda: bool(read), lambda: f"not everything was read: {self._missing()}")
 
     async def _commit_one(self, client: Any) -> None:
         """Commit a transaction on all topics, now that nothing is wrong."""
         attempt = self.history.attempt("final")
         async with client.transaction() as transaction:
             attempt.txn = transaction.id
-            for topic in TOPICS:
+            for topic in self.topics:
                 value = b"final.%d.%s" % (len(self.history.attempts), topic.encode())
                 self.history.sent(attempt, topic, value)
                 await transaction.send(topic, value, key=b"final")
@@ -222,15 +239,15 @@ class Scenario:
                     attempt.fate = Fate.COMMITTED if outcome.name == "COMMIT" else Fate.ABORTED
                     self.world.log("final", str(attempt))
 
-    def _derived_all(self) -> bool:
-        wanted = sum(len(self._final.get(topic, ())) for topic in TOPICS)
-        return len(self._final.get(DERIVED, ())) >= wanted
+    @property
+    def _all_topics(self) -> list[str]:
+        return [*self.setting.topics, *(topic for role in self.roles for topic in role.targets)]
 
-    def _counts(self) -> dict[str, int]:
-        return {topic: len(records) for topic, records in self._final.items()}
+    def _missing(self) -> list[str]:
+        return [text for role in self.roles for text in role.missing()]
 
     def _behind(self) -> list[str]:
-        return [*behind(self.history, self._final)]
+        return [*behind(self.history, self.final)]
 
     def _verify(self) -> None:
         """Verify the stored state against the logs, as `txnbuf verify` does."""
@@ -251,7 +268,8 @@ class Scenario:
         return FileBroker.open(DIRECTORY, read_only=True)
 
     def _compare(self) -> None:
-        found = violations(self.history, self._final, sources=TOPICS, derived=DERIVED)
+        compared = {topic: self.final.get(topic, []) for topic in self.setting.topics}
+        found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong())]
         if found:
             raise Finding("\n".join(found[:20]))
 
@@ -259,7 +277,7 @@ class Scenario:
 class ClusterScenario(Scenario):
     """One seed of a Pulsar cluster: two services, one of them on standby, and the applications."""
 
-    sends_double = True
+    on_cluster = True
 
     def make_services(self) -> list[Service]:
         choose = self.choose
@@ -296,14 +314,18 @@ def run_seed(
     size: Size | None = None,
     *,
     faults: dict[str, int] | None = None,
+    roles: Sequence[str] | None = None,
     echo: Any = None,
     clears_away: bool = True,
 ) -> Outcome:
-    """Run one seed; the outcome has the finding, if there is one. `faults`: kinds and weights, if not the usual."""
+    """Run one seed; the outcome has the finding, if there is one.
+
+    `faults`: kinds and weights, if not the usual. `roles`: names, if not those that the seed chooses.
+    """
     scenario_class, usual = SCENARIOS[kind]
     preemption = (0.0, 0.02, 0.2)[seed % 3]
     with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
-        scenario = scenario_class(world, size or Size.of(world.random("size")), faults or usual)
+        scenario = scenario_class(world, size or Size.of(world.random("size")), faults or usual, roles)
         finding = ""
         try:
             scenario.run()
@@ -312,4 +334,5 @@ def run_seed(
         fates: dict[str, int] = {}
         for attempt in scenario.history.attempts:
             fates[attempt.fate.value] = fates.get(attempt.fate.value, 0) + 1
-        return Outcome(seed, scenario.history.operations, world.now, world.digest, dict(world.counts), fates, finding)
+        figures = scenario.history.operations, world.now, world.digest, dict(world.counts)
+        return Outcome(seed, *figures, fates, finding, scenario.role_names)

@@ -86,9 +86,11 @@ def report(found: list[Outcome], seconds: float) -> dict[str, object]:
     """The figures of a run."""
     faults: Counter[str] = Counter()
     fates: Counter[str] = Counter()
+    roles: Counter[str] = Counter()
     for outcome in found:
         faults.update(outcome.counts)
         fates.update(outcome.fates)
+        roles.update(outcome.roles)
     operations = sum(outcome.operations for outcome in found)
     return {
         "seeds": len(found),
@@ -99,6 +101,7 @@ def report(found: list[Outcome], seconds: float) -> dict[str, object]:
         "operations_per_hour": round(operations / seconds * 3600),
         "virtual_seconds": round(sum(outcome.virtual_seconds for outcome in found)),
         "transactions": dict(sorted(fates.items())),
+        "roles": dict(sorted(roles.items())),
         "faults": dict(sorted(faults.items())),
     }
 

@@ -24,7 +24,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sim.disks import ProcessDisk
 from sim.loop import SimLoop, run_main, simulated_loops
@@ -36,6 +36,8 @@ from sim.threads import SimThreads, standard_library
 from broker_io import environment
 from broker_io.environment import Environment, use
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
+
+T = TypeVar("T")
 
 START = 1_700_000_000.0
 """The wall clock of a new host, in seconds since 1970."""
@@ -337,9 +339,9 @@ class World:
                 self._clear_away()
         self._stack.close()
 
-    def enter(self, context: contextlib.AbstractContextManager[object]) -> None:
+    def enter(self, context: contextlib.AbstractContextManager[T]) -> T:
         """Enter a context until the world is closed."""
-        self._stack.enter_context(context)
+        return self._stack.enter_context(context)
 
     def _clear_away(self) -> None:
         """Let all code that still waits leave its blocks; none of it reaches the world any more."""

@@ -1,0 +1,148 @@
+"""Applications of a simulated world that process records as a consumer group, or write as the same named producer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from sim.apps import KEYS, PAUSE, App, Setting
+from sim.history import Attempt, Fate
+from sim.world import Host
+
+from broker_io.errors import Fenced, ServiceUnavailable
+from txnbuffer import dead_letter
+from txnbuffer.client.client import Client
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import AlreadyCommitted, NotVisible, OutcomeUnknown, TopicNotFound, TransactionAborted
+
+RESULTS, REJECTS = "shipments", "rejects"
+
+
+class HandlerFailed(Exception):
+    """What the handler of a group raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How a group works.
+
+    `on_error`: what follows when its handler fails for good. `fails`: how often it fails once. `leaves`: whether
+    members leave from time to time, and join again.
+    """
+
+    sources: tuple[str, ...]
+    on_error: str = "stop"
+    fails: float = 0.0
+    batches: bool = False
+    leaves: bool = False
+
+    def poisonous(self, value: bytes) -> bool:
+        """Whether the handler fails for this record for good."""
+        return self.on_error != "stop" and zlib.crc32(value) % 9 == 0
+
+
+class Member(App):
+    """A member of a consumer group: makes a record of another topic from each record, exactly once."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, plan: GroupPlan) -> None:
+        super().__init__(name, host, setting, choose)
+        self._plan = plan
+
+    async def work(self, client: Client) -> None:
+        while not self.setting.stopping:
+            stays = self.choose.uniform(0.5, 6.0) if self._plan.leaves and self.choose.random() < 0.7 else None
+            try:
+                async with asyncio.timeout(stays):
+                    await self._process(client)
+            except TimeoutError:
+                await asyncio.sleep(self.choose.uniform(0.0, 2.0))
+            except HandlerFailed:
+                self.host.world.count("handler failed")
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _process(self, client: Client) -> None:
+        plan = self._plan
+        on_error: Any = dead_letter(REJECTS) if plan.on_error == "dead letter" else plan.on_error
+        options: dict[str, Any] = {"on_error": on_error, "idle_timeout": 3.0, "retries": self.choose.choice((0, 1, 2))}
+        if plan.batches:
+            await client.process_batches([*plan.sources], "group", self._handle_batch, batch=10, **options)
+        else:
+            await client.process([*plan.sources], "group", self._handle, **options)
+
+    async def _handle_batch(self, transaction: Transaction, records: RecordBatch) -> None:
+        for record in records:
+            await self._handle(transaction, record)
+
+    async def _handle(self, transaction: Transaction, record: Record) -> None:
+        source = record.value or b""
+        if self._plan.poisonous(source) or (self._plan.fails and self.choose.random() < self._plan.fails):
+            raise HandlerFailed(repr(source))
+        value = b">%s" % source
+        self.history.derive(source, value)
+        if self.choose.random() < 0.1:
+            await asyncio.sleep(self.choose.uniform(0.0, 0.5))
+        await transaction.send(RESULTS, value, key=record.key)
+
+
+class Rival(App):
+    """One of several processes with the same producer name: it commits numbers until another one fences it."""
+
+    NAME = "rivals"
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, count: int) -> None:
+        super().__init__(name, host, setting, choose)
+        self.left = count
+        self.attempts: list[Attempt] = []
+        self._values = 0
+
+    async def work(self, client: Client) -> None:
+        while self.left > 0:
+            number = await client.committed_number(self.NAME) + 1  # this fences the others
+            holds = True
+            while holds and self.left > 0:
+                holds = await self._commit(client, number)
+                number += 1
+                await asyncio.sleep(self.choose.choice((0.01, 0.3, 1.0)))
+            await asyncio.sleep(self.choose.uniform(0.0, 3.0))
+
+    async def _commit(self, client: Client, number: int) -> bool:
+        """Commit a number; False if another instance has the name now, or had committed the number before."""
+        values = {topic: self._value() for topic in self.setting.topics}
+        instance = f"{self.name} from {self._values}"
+        while True:
+            attempt = self.history.attempt(self.name, (instance, number))
+            self.attempts.append(attempt)
+            self.left -= 1
+            try:
+                async with client.transaction(name=self.NAME, number=number) as transaction:
+                    attempt.txn = transaction.id
+                    for topic, value in values.items():
+                        self.history.sent(attempt, topic, value)
+                        await transaction.send(topic, value, key=b"k%d" % self.choose.randrange(KEYS))
+                    attempt.fate = Fate.ASKED
+            except TransactionAborted:
+                self._ended(attempt, Fate.ABORTED)
+            except (AlreadyCommitted, Fenced):
+                self._ended(attempt, Fate.ABORTED)
+                return False
+            except NotVisible:
+                self._ended(attempt, Fate.COMMITTED)
+                return True
+            except (OutcomeUnknown, ServiceUnavailable):
+                await asyncio.sleep(PAUSE)
+            else:
+                self._ended(attempt, Fate.COMMITTED)
+                return True
+
+    def _ended(self, attempt: Attempt, fate: Fate) -> None:
+        self.history.ended(attempt, fate)
+        self.log(str(attempt))
+
+    def _value(self) -> bytes:
+        self._values += 1
+        return b"%s.%d" % (self.name.encode(), self._values)

@@ -1,0 +1,264 @@
+"""Applications of a simulated world that read: committed readers from any position, followers of change streams."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.apps import PAUSE, App, Setting
+from sim.history import Following, Shown
+from sim.world import Host
+
+from txnbuffer.client.client import Client
+from txnbuffer.client.streams import ChangeBatch, Rollback
+from txnbuffer.client.tokens import FileTokens
+from txnbuffer.errors import TopicNotFound
+from txnbuffer.model import Position
+from txnbuffer.streams.failover import ResumeToken
+
+
+def shown(batch: Any) -> list[Shown]:
+    """The records of a batch as the history has them."""
+    return [Shown(record.seqno, record.key, record.value, record.position) for record in batch]
+
+
+def changes_of(batch: ChangeBatch) -> list[Shown]:
+    """The mutations of a batch as the history has them."""
+    return [Shown(change.seqno, change.key, change.value or b"") for change in batch]
+
+
+class TopicApp(App):
+    """An application that works on each topic by itself, from the time on at which the topic exists."""
+
+    async def work(self, client: Client) -> None:
+        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
+
+    async def _follow(self, client: Client, topic: str) -> None:
+        while not self.setting.stopping:
+            try:
+                await self.take(client, topic)
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def take(self, client: Client, topic: str) -> None:
+        raise NotImplementedError
+
+
+class Reader(TopicApp):
+    """Reads all topics from their beginnings; after an error, and sometimes without one, it starts again."""
+
+    async def take(self, client: Client, topic: str) -> None:
+        async with await client.reader(topic) as reader:
+            reading = self.history.reading(self.name, topic)
+            again = self.choose.random() < 0.02
+            while not again:
+                batch = await reader.read(timeout=2.0)
+                if batch is None:
+                    if self.setting.stopping:
+                        return
+                    continue
+                records = shown(batch)
+                self.history.shown(self.name, topic, records)
+                reading.records += records
+                if self.choose.random() < 0.1:
+                    self.history.decided(reading, (await reader.lag())[topic].decided_position)
+                again = self.choose.random() < 0.02
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """What a reader showed of a topic from a start on: everything that was sent after `opened` is after the start.
+
+    `first`: the position at which it was told to start; None: at the end of that time.
+    """
+
+    reader: str
+    topic: str
+    opened: float
+    first: Position | None
+    records: list[Shown] = field(default_factory=list)
+
+
+class LateReader(App):
+    """Reads all topics with one reader, from their ends or from positions in their middle, again and again."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
+        super().__init__(name, host, setting, choose)
+        self.slices: list[Slice] = []
+        self._positions: dict[str, list[Position]] = {}
+
+    async def work(self, client: Client) -> None:
+        while not self.setting.stopping:
+            await asyncio.sleep(self.choose.uniform(0.0, 3.0))
+            try:
+                await self._read(client)
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _read(self, client: Client) -> None:
+        topics = [*self.setting.topics]
+        starts = {topic: self._start(topic) for topic in topics}
+        start = {topic: position or "end" for topic, position in starts.items()}
+        async with await client.reader(topics, start=start) as reader:
+            opened = self.host.world.now
+            slices = {topic: Slice(self.name, topic, opened, position) for topic, position in starts.items()}
+            self.slices += slices.values()
+            while not self.setting.stopping and self.choose.random() > 0.05:
+                batch = await reader.read(timeout=2.0)
+                for record in shown(batch or ()):
+                    topic = batch.topic
+                    self.history.shown(self.name, topic, [record])
+                    slices[topic].records.append(record)
+                    self._positions.setdefault(topic, []).append(record.position or Position(0, 0))
+
+    def _start(self, topic: str) -> Position | None:
+        known = self._positions.get(topic)
+        return None if not known or self.choose.random() < 0.5 else self.choose.choice(known)
+
+
+class Follower(TopicApp):
+    """Follows the change streams of all topics; it keeps some of its resume tokens for others, in `tokens`."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
+        super().__init__(name, host, setting, choose)
+        self.followings: dict[str, Following] = {}
+        self.tokens: dict[str, list[ResumeToken]] = {}
+
+    def following(self, topic: str) -> Following:
+        """What it was shown of a topic so far, by all its processes."""
+        if topic not in self.followings:
+            self.followings[topic] = Following(self.name, topic)
+            self.history.followings.append(self.followings[topic])
+        return self.followings[topic]
+
+    async def take(self, client: Client, topic: str) -> None:
+        following = self.following(topic)
+        tokens = self.tokens.setdefault(topic, [])
+        async with client.stream(topic, from_=tokens[-1] if tokens else "beginning") as stream:
+            while not self.setting.stopping:
+                try:
+                    item = await stream.next(2.0)
+                except TimeoutError:
+                    continue
+                if isinstance(item, Rollback):
+                    following.rolled_back(item.seqno)
+                    tokens[:] = [token for token in tokens if token.seqno <= item.seqno]
+                elif item is not None:
+                    self.apply(following, item)
+                    tokens.append(item.token)
+
+    def apply(self, following: Following, item: ChangeBatch) -> None:
+        """Note a batch."""
+        changes = changes_of(item)
+        self.history.shown(self.name, following.topic, changes)
+        following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
+        following.seqno, following.complete = item.token.seqno, item.complete
+
+
+class CursorFollower(Follower):
+    """Follows with a durable cursor and a file of tokens: it continues after what it has acknowledged, never before."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
+        super().__init__(name, host, setting, choose)
+        self.acknowledged: dict[str, int] = {}
+
+    async def take(self, client: Client, topic: str) -> None:
+        following, store = self.following(topic), FileTokens(f"/{self.name}.json")
+        async with client.stream(topic, cursor=f"{self.name}-cursor", store=store) as stream:
+            opened = again = False
+            while not again:
+                try:
+                    item = await stream.next(2.0)
+                except TimeoutError:
+                    item = None
+                if opened:  # the token of the batch before is stored
+                    self.acknowledged[topic] = following.seqno
+                if isinstance(item, Rollback):
+                    following.rolled_back(item.seqno)
+                    self.acknowledged[topic] = min(self.acknowledged.get(topic, 0), item.seqno)
+                elif item is not None:
+                    self._check(topic, item)
+                    self.apply(following, item)
+                    opened = True
+                if self.choose.random() < 0.1:
+                    await asyncio.sleep(self.choose.uniform(0.0, 3.0))
+                if again := self.choose.random() < 0.05:
+                    await stream.done()
+                    self.acknowledged[topic] = following.seqno
+
+    def _check(self, topic: str, item: ChangeBatch) -> None:
+        acknowledged = self.acknowledged.get(topic, 0)
+        if item.token.seqno < acknowledged or any(change.seqno <= acknowledged for change in item):
+            numbers = [change.seqno for change in item]
+            text = f"{self.name} was shown {numbers} of {topic} up to {item.token.seqno}"
+            self.host.world.fail(f"{text} after it had acknowledged everything up to {acknowledged}")
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """What a change stream showed of a topic after `start`, up to `seqno`; `to`: the end that was asked for."""
+
+    follower: str
+    topic: str
+    start: int
+    to: int | None
+    seqno: int
+    complete: bool = False
+    ended: bool = False
+    changes: dict[int, Shown] = field(default_factory=dict)
+
+
+class Joiner(App):
+    """Follows streams for a short time, from the tokens of another follower or from now on, some up to an end."""
+
+    def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, source: Follower) -> None:
+        super().__init__(name, host, setting, choose)
+        self.stretches: list[Stretch] = []
+        self._source = source
+
+    async def work(self, client: Client) -> None:
+        while not self.setting.stopping:
+            await asyncio.sleep(self.choose.uniform(0.0, 2.0))
+            topic = self.choose.choice(self.setting.topics)
+            try:
+                await self._join(client, topic)
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _join(self, client: Client, topic: str) -> None:
+        tokens = self._source.tokens.get(topic)
+        token = self.choose.choice(tokens) if tokens and self.choose.random() < 0.8 else None
+        to = None if token is None or self.choose.random() < 0.5 else token.seqno + self.choose.randint(1, 20)
+        until = asyncio.get_running_loop().time() + self.choose.uniform(0.5, 6.0)
+        async with client.stream(topic, from_=token or "now", to=to) as stream:
+            stretch: Stretch | None = None
+            while asyncio.get_running_loop().time() < until:
+                try:
+                    item = await stream.next(1.0)
+                except TimeoutError:
+                    continue
+                if isinstance(item, Rollback):
+                    return  # the source has to go back too
+                if item is None:
+                    if stretch is not None:
+                        stretch.ended = True
+                    return
+                if stretch is None:
+                    start = item.token.seqno if token is None else token.seqno
+                    stretch = Stretch(self.name, topic, start, to, start)
+                    self.stretches.append(stretch)
+                    if token is None and len(item):
+                        continue  # its start is not known exactly
+                self._apply(stretch, item)
+
+    def _apply(self, stretch: Stretch, item: ChangeBatch) -> None:
+        changes = changes_of(item)
+        self.history.shown(self.name, stretch.topic, changes)
+        for change in changes:
+            if change.seqno is not None and change.seqno <= stretch.start:
+                text = f"{self.name} was shown {change} of {stretch.topic} after {stretch.start}"
+                self.host.world.fail(f"{text}, where it began")
+        stretch.changes |= {change.seqno: change for change in changes if change.seqno is not None}
+        stretch.seqno, stretch.complete = item.token.seqno, item.complete
