@@ -1,7 +1,11 @@
-"""A nearly full disk: records are refused, their transactions still end, and nothing has to be restarted."""
+"""A nearly full disk: records are refused, their transactions still end, and nothing has to be restarted.
+
+A failed disk ends the engine.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +15,15 @@ import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on
 
-from broker_io.errors import DiskWatermark
+from broker_io.errors import DiskFailed, DiskWatermark
 from broker_io.file.layout import MIB
 from broker_io.memory import MemoryBroker
 from broker_io.system import SystemDisk
-from txnbuffer import Outcome, SyncClient, SyncTransaction, connect
+from txnbuffer import Outcome, SyncClient, SyncTransaction, TxnId, connect
+from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import TransactionAborted
+from txnbuffer.rpc.frames import ClientFrame
+from txnbuffer.service.engine import Engine
 
 WATERMARK = 256 * MIB
 LOW, LOWER = WATERMARK - 1, WATERMARK // 2 - 1
@@ -126,3 +133,16 @@ async def test_a_topic_whose_first_marker_is_refused_at_a_start_continues_later(
             session, ids = await session_on(engine, "t")
             await session.write(("t", transactional(ids[:1])))
             assert await session.commit(ids[0], ["t"], [1]) is Outcome.COMMIT
+
+
+@pytest.mark.parametrize("topics", [["t"], ["t", "u"]], ids=["a marker", "a decision"])
+@on_a_loop
+async def test_an_engine_whose_disk_failed_ends_with_the_error_of_the_disk(topics: list[str]) -> None:
+    with MemoryBroker() as broker:
+        engine = await Engine.start(broker)
+        session, ids = await session_on(engine, "t", "u")
+        await session.write(*((topic, transactional(ids[:1])) for topic in topics))
+        broker.faults.fail_append(DiskFailed("journal-1: Read-only file system"))
+        session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, ids[0]), tuple(topics), (1,) * len(topics)),)))
+        assert isinstance(await asyncio.wait_for(asyncio.shield(engine.ended), 60), DiskFailed)
+        await engine.stop()

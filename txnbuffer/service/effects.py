@@ -235,7 +235,7 @@ class EffectExecutor:
             self._topics.look_up(topic.name)
 
     def _stop(self, reason: str) -> None:
-        self._loop.fail(self.deleted or CoordinatorStopped(reason))
+        self._loop.fail(self.deleted or self._appends.failure or CoordinatorStopped(reason))
 
     def _marker_durable(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())
