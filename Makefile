@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore sim soak lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore sim soak stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py spark_cluster_soak.py figures_soak.py)
+
+stress: $(STAMP) ## check real processes: read-only disk, 2,000 clients, 500 streams, retention, clocks; ONLY=clock_jumps
+	$(BIN)/python tests/stress/run.py $(ONLY)
 
 bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)

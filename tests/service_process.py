@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,13 +27,26 @@ def kept_port() -> int:
 
 
 class ServiceProcess:
-    """`txnbuf serve` on a directory or the address of a cluster; `events` are those that it logged."""
+    """`txnbuf serve` on a directory or the address of a cluster; `events` are those that it logged.
 
-    def __init__(self, directory: Path | str, *flags: str, port: int = 0) -> None:
+    `python` are the arguments of the interpreter that start `txnbuf`; `environment` has additional variables.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *flags: str,
+        port: int = 0,
+        python: Sequence[str] = ("-m", "txnbuffer"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         address = str(directory) if "://" in str(directory) else f"file:{directory}"
-        command = [sys.executable, "-m", "txnbuffer", "serve", address]
+        command = [sys.executable, *python, "serve", address]
         command += ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        variables = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=variables
+        )
         self.events: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self._serving = threading.Event()

@@ -88,9 +88,9 @@ def compare(report: Comparison, transactions: Iterable[DiaryEntry], final: dict[
     report.uncommitted_seen += sum(len(left) for left in visible.values())
 
 
-def values(broker: Broker, topic: str) -> Iterator[bytes]:
+def values(broker: Broker, topic: str, isolation: str = "read_committed") -> Iterator[bytes]:
     """The visible values of a topic."""
-    with CommittedReader(broker, topic) as reader:
+    with CommittedReader(broker, topic, isolation=isolation) as reader:
         while (batch := reader.read()) is not None:
             for record in batch:
                 yield record.value or b""

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from soak_check import TOPICS
 
+from broker_io import is_cluster
 from txnbuffer import Client, Record, Rollback, Transaction, connect
 from txnbuffer.errors import Error, ServiceUnavailable
 
@@ -89,7 +90,8 @@ async def connected(address: str, options: dict[str, Any]) -> Client:
 
 
 async def main(kind: str, address: str, file: str, options: str) -> None:
-    broker_options = json.loads(options) | ({"max_unavailable": SHORT_WAIT} if kind == "reader" else {})
+    short = kind == "reader" and is_cluster(address)
+    broker_options = json.loads(options) | ({"max_unavailable": SHORT_WAIT} if short else {})
     client = await connected(address, broker_options)
     with Path(file).open("a") as seen:
         work = asyncio.create_task(KINDS[kind](client, seen))

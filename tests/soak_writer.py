@@ -2,7 +2,8 @@
 
     python tests/soak_writer.py ADDRESS NAME DIARY SEED [BROKER_OPTIONS as JSON]
 
-The diary is not synced, because only this process is killed, not the machine.
+The diary is not synced, because only this process is killed, not the machine. A transaction that was aborted by others
+has after its outcome the seconds since its begin, and why.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +57,23 @@ class Writer:
         number = 0
         while not self.stopping.is_set():
             number += 1
-            token = f"{self.name}.{lane}.{number}"
-            try:
-                await self.one(client, token)
-            except TransactionAborted:
-                self.note("O", token, "ABORT")
-            except OutcomeUnknown as error:
-                self.note("O", token, await self.asked(client, error.txn))
-            except Fenced:
-                self.note("O", token, "?")
-            except Error as error:
-                self.note("O", token, "?", error)
-                await asyncio.sleep(0.05)
+            await self.attempt(client, f"{self.name}.{lane}.{number}")
             await asyncio.sleep(self.random.random() * 0.01)
+
+    async def attempt(self, client: Client, token: str) -> None:
+        """Run one transaction and write its outcome down."""
+        began = time.monotonic()
+        try:
+            await self.one(client, token)
+        except TransactionAborted as error:
+            self.note("O", token, "ABORT", f"{time.monotonic() - began:.2f}", error)
+        except OutcomeUnknown as error:
+            self.note("O", token, await self.asked(client, error.txn))
+        except Fenced:
+            self.note("O", token, "?")
+        except Error as error:
+            self.note("O", token, "?", error)
+            await asyncio.sleep(0.05)
 
     async def one(self, client: Client, token: str) -> None:
         topics = TOPICS if self.random.random() < 0.7 else TOPICS[:1]
