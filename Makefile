@@ -88,7 +88,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py spark_cluster_soak.py figures_soak.py)
 
 stress: $(STAMP) ## check real processes: read-only disk, 2,000 clients, 500 streams, retention, clocks; ONLY=clock_jumps
-	$(BIN)/python tests/stress/run.py $(ONLY)
+	$(BIN)/python tests/stress/stress_run.py $(ONLY)
 
 bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)
