@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +24,17 @@ class _Selector:
         self._thread: SimThread | None = None
         self._woken = False
 
-    def select(self, timeout: float | None) -> list[Any]:
+    def select(self, timeout: float | None) -> None:
         scheduler = self._scheduler
         if self._woken or timeout == 0:
             self._woken = False
             scheduler.preempt()
-            return []
+            return
         self._thread = scheduler.current
         seconds = None if timeout is None else self._process.clock.world_seconds(timeout)
         scheduler.park(seconds)
         self._thread = None
         self._woken = False
-        return []
 
     def wake(self) -> None:
         self._woken = True
@@ -99,8 +99,26 @@ class SimLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             self.close()
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    def _run_once(self) -> None:
+        """One iteration, as in the base class without its debugging and its limits of what a real selector takes."""
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False
+        if ready or self._stopping:
+            self._selector.select(0)
+        else:
+            self._selector.select(max(0.0, scheduled[0]._when - self.time()) if scheduled else None)
+        if scheduled:
+            end = self.time() + self._clock_resolution
+            while scheduled and scheduled[0]._when < end:
+                handle = heapq.heappop(scheduled)
+                handle._scheduled = False
+                ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _write_to_self(self) -> None:
         self._selector.wake()

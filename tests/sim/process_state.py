@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from broker_io import waits
-from txnbuffer.client import portal
+from txnbuffer.client import lifecycle, portal
 
 if TYPE_CHECKING:
     from sim.world import Process
@@ -67,9 +67,11 @@ class ProcessObject:
 def state_of_processes(find: Find) -> Iterator[None]:
     """Give each process its own state of modules for a block."""
     before = waits._waits, waits._failed, portal.CLOSED_AT_EXIT
+    grpc_user, lifecycle._ForkGeneration.grpc = lifecycle._ForkGeneration.grpc, None
     waits._waits, waits._failed = ProcessDict(find), ProcessDict(find)
     portal.CLOSED_AT_EXIT = ProcessObject(find, type(before[2]))
     try:
         yield
     finally:
         waits._waits, waits._failed, portal.CLOSED_AT_EXIT = before
+        lifecycle._ForkGeneration.grpc = grpc_user

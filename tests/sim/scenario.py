@@ -31,6 +31,8 @@ from txnbuffer.recovery.verify import Level, verify
 
 TOPICS = ("orders", "payments")
 CHECK_SECONDS = 0.5
+CHECK_STEPS = 64
+"""Steps of the scheduler after which a scenario looks again whether something is done."""
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
 
@@ -167,7 +169,7 @@ class Scenario:
         self._verify()
 
     def _wait(self, done: Any, problem: Any) -> None:
-        if not self.world.run(CALM_SECONDS, done):
+        if not self.world.run(CALM_SECONDS, done, every=CHECK_STEPS):
             text = problem if isinstance(problem, str) else problem()
             raise Finding(f"{CALM_SECONDS:g} s after the last fault {text}")
 
@@ -221,7 +223,7 @@ class Scenario:
         found: list[Shown] = []
         try:
             async with await client.reader(topic) as reader:
-                while (batch := await reader.read(timeout=1.0)) is not None or (await reader.lag())[topic].behind:
+                while (batch := await reader.read(timeout=0.2)) is not None or (await reader.lag())[topic].behind:
                     found += shown(batch or ())
         except TopicNotFound:
             pass

@@ -84,6 +84,8 @@ class Scheduler:
         self.now = 0.0
         self.current: SimThread | None = None
         self.runs = 0
+        self.stopped = False
+        """Whether `run` returns at once, because something failed."""
         self.preemption = preemption
         self._random = choose.random
         self._ready: list[SimThread] = []
@@ -149,14 +151,18 @@ class Scheduler:
         """Call a function in the main greenlet some seconds from now."""
         self.at(self.now + seconds, call)
 
-    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Run until `stop` or a time; return whether `stop` returned True."""
-        while not stop():
-            alarms, ready = self._alarms, self._ready
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False, *, every: int = 1) -> bool:
+        """Run until `stop` or a time; return whether `stop` returned True. It is called after each `every` steps."""
+        steps, random = 0, self._random
+        alarms, ready = self._alarms, self._ready
+        while not self.stopped:
+            if not steps % every and stop():
+                return True
+            steps += 1
             if alarms and alarms[0][0] <= self.now:
                 self._fire()
             elif ready:
-                at = int(self._random() * len(ready)) if len(ready) > 1 else 0
+                at = int(random() * len(ready)) if len(ready) > 1 else 0
                 thread = ready[at]
                 ready[at] = ready[-1]
                 ready.pop()
@@ -166,7 +172,7 @@ class Scheduler:
             else:
                 self.now = max(self.now, until)
                 return False
-        return True
+        return False
 
     def drop(self, thread: SimThread) -> None:
         """End a thread of a dead process once the world is over: it leaves its blocks and reaches nothing any more."""
@@ -217,17 +223,19 @@ class Scheduler:
         self.now += SWITCH_SECONDS
         if self.runs > LIVELOCK:
             raise Livelock(f"{thread} and others ran {LIVELOCK} times, until {self.now:.3f} s")
-        outside, hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-        asyncio._set_running_loop(thread.loop)
-        sys.set_asyncgen_hooks(*thread.hooks)
+        if thread.loop is not None:
+            asyncio._set_running_loop(thread.loop)
+            sys.set_asyncgen_hooks(*thread.hooks)
         self.current = thread
         try:
             thread.greenlet.switch()
         finally:
             self.current = None
-            thread.loop, thread.hooks = asyncio._get_running_loop(), sys.get_asyncgen_hooks()
-            asyncio._set_running_loop(outside)
-            sys.set_asyncgen_hooks(*hooks)
+            thread.loop = loop = asyncio._get_running_loop()
+            if loop is not None:  # outside of threads none is running
+                thread.hooks = sys.get_asyncgen_hooks()
+                asyncio._set_running_loop(None)
+                sys.set_asyncgen_hooks(None, None)
 
     def release(self, stopped: list[SimThread]) -> None:
         """Let the threads of a process that was paused run."""

@@ -23,10 +23,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
-from sim.scenario import SCENARIOS, Outcome, run_seed  # noqa: E402
+from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 
 SEED_SECONDS = 300.0
 """Real seconds that one seed may take."""
+
+
+def warm_up() -> None:
+    """Run small scenarios, so that the processes of the seeds need not import and parse everything themselves."""
+    for kind in SCENARIOS:
+        run_seed(0, kind, Size(2, 2, 0, 2.0))
 
 
 def _in_child(seed: int, kind: str, out: int) -> None:
@@ -127,9 +133,11 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded")
     options = parser.parse_args()
     if options.seed is not None:
+        warm_up()  # as before all other seeds
         return replay(options.seed, options.kind)
     seconds = options.seconds or (float("inf") if options.seeds else 60.0)
     last = options.first + options.seeds if options.seeds else sys.maxsize
+    warm_up()
     began, found = time.monotonic(), []
     for outcome in outcomes(iter(range(options.first, last)), options.kind, options.workers, began + seconds):
         found.append(outcome)

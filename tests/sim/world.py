@@ -375,12 +375,12 @@ class World:
         """The virtual time in seconds."""
         return self.scheduler.now
 
-    def run(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, seconds: float, stop: Callable[[], bool] = lambda: False, *, every: int = 1) -> bool:
         """Run until `stop`, for at most so many seconds; return whether `stop` returned True.
 
-        Raises Finding if something failed that nothing handled.
+        It is called after each `every` steps. Raises Finding if something failed that nothing handled.
         """
-        done = self.scheduler.run(self.now + seconds, lambda: self.failure is not None or stop())
+        done = self.scheduler.run(self.now + seconds, stop, every=every)
         if self.failure is not None:
             raise Finding(self.failure)
         return done
@@ -389,6 +389,7 @@ class World:
         """Report a finding; the first one counts."""
         self.log("world", f"finding: {text}")
         self.failure = self.failure or text
+        self.scheduler.stopped = True
 
     def log(self, who: str, what: str) -> None:
         """Note an event."""
