@@ -286,6 +286,8 @@ class Backfills:
                     )
                 for piece in batch_slices(placed):
                     rows = await self._topics.exclusively([feed.name], feed.visible, piece, place)
+                    if rows is None and piece.positions.last < place.position:
+                        continue  # the beginning of the entry in whose middle the read starts
                     place = SeqnoAnchor(place.seqno, piece.positions.last, inclusive=False)
                     if rows is None:
                         continue
