@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore sim soak stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore sim fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure
 sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one; KIND=embedded
 	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND))
 
+fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, ONLY=text for some targets
+	$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -r requirements/fuzz.txt >&2
+	$(BIN)/python tests/fuzz/run_atheris.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only "$(ONLY)")
+
 mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, PARALLEL=1, ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(ONLY),"$(ONLY)")
 
@@ -113,5 +117,5 @@ lock: ## resolve the lock files again (Python 3.11)
 	$(PYTHON) requirements/lock.py
 
 clean: ## remove everything that make created
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

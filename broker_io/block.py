@@ -52,10 +52,10 @@ length. So the columns of many blocks are concatenated as bytes and then decoded
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, wraps
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -244,7 +244,9 @@ def parse_header(data: bytes, at: int = 0, place: int | None = None) -> Header:
         raise UnsupportedFormat(
             f"a block of format version {version} with flags {flags}; this release reads version {VERSION}: upgrade it"
         )
-    keys_size, values_size = fields[5], fields[6]
+    rows, span, first_entry, keys_size, values_size = *fields[1:4], *fields[5:7]
+    if not rows or first_entry + span > 2**63:
+        raise BadBlock(f"a block of {rows} messages, {span} entries from {first_entry} on, is impossible")
     length = HEADER_BYTES + keys_size + (-keys_size % 8) + values_size + (-values_size % 8)
     if place is not None and fields[-1] != place:
         raise BadBlock("the block belongs to another file")
@@ -262,6 +264,8 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
         raise BadBlock("the checksum of the keys part of a block is wrong")
     if header.flags & KEYS_ZSTD:
         part = _decompressed(part, header.keys_raw)
+    if len(part) < header.sections * 8:
+        raise BadBlock("the section table of a block does not fit it")
     sections, properties = _layout(part[: header.sections * 8], len(part))
     where = sections[VALUE_OFFSETS]
     if where.stop - where.start != 4 * header.rows + 4:
@@ -279,11 +283,12 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
 
 def _decompressed(content: bytes, size: int) -> bytes:
     try:
-        raw: bytes = zstandard.ZstdDecompressor().decompress(content, max_output_size=size)
+        declared = zstandard.frame_content_size(content)  # the library allocates so much at once
+        if declared != size:
+            raise BadBlock(f"a compressed part of a block holds {declared} bytes instead of {size}")
+        raw: bytes = zstandard.ZstdDecompressor().decompress(content)
     except zstandard.ZstdError as error:
         raise BadBlock(f"a compressed part of a block can't be decompressed ({error})") from None
-    if len(raw) != size:
-        raise BadBlock(f"a compressed part of a block holds {len(raw)} bytes instead of {size}")
     return raw
 
 
@@ -319,18 +324,33 @@ _ROWS, _FIRST_ENTRY = attrgetter("header.rows"), attrgetter("header.first_entry"
 _PUBLISH_TIME, _VALUES = attrgetter("header.publish_time"), attrgetter("values")
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_columns(decode: Callable[P, R]) -> Callable[P, R]:
+    """Make a decoder of columns raise BadBlock for what numpy and struct raise if a column does not fit its block."""
+
+    @wraps(decode)
+    def decode_columns(*blocks: P.args, **options: P.kwargs) -> R:
+        try:
+            return decode(*blocks, **options)
+        except (ValueError, IndexError, struct.error) as error:
+            raise BadBlock(f"the columns of a block do not fit it ({error})") from None
+
+    return decode_columns
+
+
+@_of_columns
 def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
     """All messages of at least one block. Raises BadBlock if a column does not fit its block."""
-    try:
-        counts = [*map(_ROWS, blocks)]
-        event_times: Int64s | None = None
-        if any(EVENT_TIMES in block.sections for block in blocks):
-            event_times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
-        values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, map(_VALUES, blocks))
-        messages = Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), event_times)
-        return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), messages)
-    except (ValueError, IndexError, struct.error) as error:
-        raise BadBlock(f"the columns of a block do not fit it ({error})") from None
+    counts = [*map(_ROWS, blocks)]
+    event_times: Int64s | None = None
+    if any(EVENT_TIMES in block.sections for block in blocks):
+        event_times = np.frombuffer(_section(blocks, EVENT_TIMES, 8), "<i8")
+    values = _blobs(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT, map(_VALUES, blocks))
+    messages = Batch(decode_keys(blocks, counts), values, _properties(blocks, counts), event_times)
+    return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), messages)
 
 
 def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
@@ -362,13 +382,15 @@ def check_columns(messages: Batch) -> None:
             raise BadBlock(f"property {name!r} has a label number without a label")
 
 
+@_of_columns
 def decode_keys(blocks: Sequence[RawBlock], counts: list[int]) -> Blobs:
-    """The keys of blocks with these numbers of messages."""
+    """The keys of blocks with these numbers of messages. Raises BadBlock."""
     return _blobs(blocks, counts, KEY_OFFSETS, KEY_ABSENT, [_section(blocks, KEYS, 0)])
 
 
+@_of_columns
 def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
-    """uint64[n, 2]: the key hashes of one block as two halves; zeros where there is no key."""
+    """uint64[n, 2]: the key hashes of one block as two halves; zeros where there is no key. Raises BadBlock."""
     where = block.sections.get(HASHES)
     count = block.header.rows
     if where is None:
@@ -376,13 +398,15 @@ def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
     return np.frombuffer(block.part[where], ">u8").reshape(count, 2).astype(np.uint64)
 
 
+@_of_columns
 def absent_values(block: RawBlock) -> NDArray[np.bool_]:
-    """bool[n]: which messages of one block have no value."""
+    """bool[n]: which messages of one block have no value. Raises BadBlock."""
     return _absent([block], [block.header.rows], VALUE_OFFSETS, VALUE_ABSENT)
 
 
+@_of_columns
 def decode_entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
-    """int64[n]: the entry numbers of blocks with these numbers of messages."""
+    """int64[n]: the entry numbers of blocks with these numbers of messages. Raises BadBlock."""
     first = blocks[0].header.first_entry
     if len(blocks) == 1 and ENTRIES not in blocks[0].sections:
         return np.arange(first, first + counts[0], dtype=np.int64)
@@ -392,8 +416,9 @@ def decode_entries(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
     return within + np.repeat(np.array([*map(_FIRST_ENTRY, blocks)], np.int64), lengths)
 
 
+@_of_columns
 def decode_publish_times(blocks: Sequence[RawBlock], counts: list[int]) -> Int64s:
-    """int64[n]: the publish times of blocks with these numbers of messages."""
+    """int64[n]: the publish times of blocks with these numbers of messages. Raises BadBlock."""
     times = np.repeat(np.array([*map(_PUBLISH_TIME, blocks)], np.int64), counts)
     _fill_in(times, blocks, counts, PUBLISH_TIMES, "<i8")
     return times

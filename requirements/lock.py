@@ -4,6 +4,7 @@ build.txt    what builds the package, installed first
 runtime.txt  what the package needs, for those who deploy it
 pulsar.txt   what it needs on a Pulsar cluster, for its container
 dev.txt      all of that, the demo's data, tests, linters and the documentation site: the environment of this repository
+fuzz.txt     the fuzzer, which `make fuzz` installs: it has files only for Linux on x86-64
 
 Every version is pinned with the hashes of all its files, so one lock serves each supported Python and
 processor. It is resolved by the oldest supported Python: run this with that one. Nothing in the files
@@ -68,6 +69,7 @@ def main() -> None:
         everything = lock(tools / "pip-compile", "dev", build + runtime + extras + group(groups, "dev"))
         lock(tools / "pip-compile", "build", build, constraints=everything)
         lock(tools / "pip-compile", "runtime", runtime, constraints=everything)
+        lock(tools / "pip-compile", "fuzz", group(groups, "fuzz"), constraints=everything)
         lock(tools / "pip-compile", "pulsar", runtime + optional["pulsar"], constraints=everything)
 
 

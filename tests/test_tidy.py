@@ -588,6 +588,7 @@ def test_lock_files_have_the_requirements_of_the_project() -> None:
         "runtime.txt": runtime,
         "pulsar.txt": runtime + project["project"]["optional-dependencies"]["pulsar"],
         "build.txt": groups["build"],
+        "fuzz.txt": groups["fuzz"],
         "dev.txt": runtime
         + [item for name in ("build", "test", "lint", "notebook", "docs", "protocols") for item in groups[name]],
     }

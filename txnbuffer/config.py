@@ -227,7 +227,7 @@ def _from_file(path: str | None) -> Iterator[_Setting]:
         tables = tomllib.loads(current().disk.read(path).decode())
     except OSError as error:
         raise InvalidConfiguration(f"cannot read configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfiguration(f"{path} is not valid TOML: {error}") from error
     for section, table in tables.items():
         if not isinstance(table, dict):
@@ -278,17 +278,18 @@ def _apply(config: Config, setting: _Setting) -> Config:
 
 def _convert(example: Any, setting: _Setting) -> Any:
     kind = type(example)
-    name, got = f"{setting.source}: {setting.section}.{setting.key}", f"got {setting.value!r}"
+    name, got = f"{setting.source}: {setting.section}.{setting.key}", f"got {_shown(setting.value)}"
     if kind is bool:
         if str(setting.value).lower() not in ("true", "false"):
             raise InvalidConfiguration(f"{name} must be true or false, {got}")
         return str(setting.value).lower() == "true"
     try:
         value = kind(setting.value)
-    except (TypeError, ValueError):
+        exact = kind is not int or str(value) == str(setting.value).strip()
+    except (TypeError, ValueError, OverflowError):
         value = None
     # The conversion accepts a bool, and a fraction for an integer: reject them here.
-    if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
+    if value is None or isinstance(setting.value, bool) or not exact:
         wanted = {int: "an integer", float: "a number"}.get(kind, "text")
         raise InvalidConfiguration(f"{name} must be {wanted}, {got}")
     if kind in (int, float) and (setting.section, setting.key, value) != UNSET:
@@ -296,6 +297,14 @@ def _convert(example: Any, setting: _Setting) -> Any:
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} must be "none" or "zstd", {got}')
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value for an error; Python refuses to write integers of thousands of digits."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _check_number(name: str, value: float, above_0: bool) -> None:

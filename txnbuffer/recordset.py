@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, PlacedBatch
 from broker_io.block import HEADER_BYTES, BadBlock, check_columns, decode_blocks, encode_block, open_block, parse_header
+from broker_io.errors import UnsupportedFormat
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
@@ -95,7 +96,7 @@ def unpack(position: Position, message: Message) -> Batch:
             raise BadBlock(f"keys of {header.keys_raw} and values of {header.values_raw} bytes exceed {MOST_BYTES}")
         batch = decode_blocks([open_block(value, 0, header)]).messages
         check_columns(batch)
-    except BadBlock as error:
+    except (BadBlock, UnsupportedFormat) as error:
         raise UndecodableRecordSet(f"the record set at {position} cannot be decoded: {error}") from None
     count = number(message.properties.get(RECORDS, ""), MAX_SET_RECORDS)
     if len(batch) != count or len(value) != header.length:
@@ -152,7 +153,7 @@ def _rows_within_memory(placed: PlacedBatch) -> int:
     values = placed.messages.values
     size = columns = records = 0
     for row in set_rows(placed).tolist():
-        with contextlib.suppress(BadBlock):  # unpacking raises it
+        with contextlib.suppress(BadBlock, UnsupportedFormat):  # unpacking raises them
             header = parse_header(bytes(values.data[(at := int(values.offsets[row])) : at + HEADER_BYTES]))
             size += int(header.keys_raw + header.values_raw)
             columns += header.sections

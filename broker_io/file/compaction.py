@@ -32,7 +32,7 @@ from broker_io.environment import Disk
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry
 from broker_io.file.recovery import open_segment
-from broker_io.file.segment import SparseIndex, headers, read_block
+from broker_io.file.segment import SparseIndex, damage_at, headers, read_block
 from broker_io.file.writer import BLOCK_BYTES
 
 Mask = NDArray[np.bool_]
@@ -102,9 +102,10 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
         try:
             for found in headers(file, path, 0, ledger.bytes, topic.place(ledger)):
                 block = read_block(file, path, found)
-                hashes.append(decode_hashes(block))
-                keys.append(decode_keys([block], [found.header.rows]))
-                deleted.append(absent_values(block))
+                with damage_at(path, found.offset):
+                    hashes.append(decode_hashes(block))
+                    keys.append(decode_keys([block], [found.header.rows]))
+                    deleted.append(absent_values(block))
                 counts[-1] += found.header.rows
         finally:
             file.close()
@@ -176,7 +177,8 @@ def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, kee
             at += found.header.rows
             if not mask.any():
                 continue
-            entries, times, messages = decode_blocks([read_block(file, path, found)])
+            with damage_at(path, found.offset):
+                entries, times, messages = decode_blocks([read_block(file, path, found)])
             group.append(Decoded(entries[mask], times[mask], messages.take(mask)))
             size += found.header.length * int(mask.sum()) // len(mask)
             if size >= BLOCK_BYTES:

@@ -128,7 +128,8 @@ def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list
     """The record at an offset and the offset after it. Raises BadBlock if it is not whole."""
     found, length, count, table_crc = _read_head(data, at, mark)
     table = data[at + _HEAD_BYTES : at + _HEAD_BYTES + count * _ROW.size]
-    if found != sequence or at + length > len(data) or google_crc32c.value(table) != table_crc:
+    whole = len(table) == count * _ROW.size and google_crc32c.value(table) == table_crc
+    if found != sequence or at + length > len(data) or not whole:
         raise BadBlock("it is incomplete, or not the next one in sequence")
     blocks: list[JournalBlock] = []
     start = at + _HEAD_BYTES + len(table)

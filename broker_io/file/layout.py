@@ -323,7 +323,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         topics = tuple(map(_read_topic, document["topics"]))
         numbers = document["journal"], document["next_topic"]
         return Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(path, len(line) + 1, f"the manifest can't be parsed ({error!r})") from None
 
 

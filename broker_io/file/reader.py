@@ -29,7 +29,15 @@ from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, Un
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry, disk_error
 from broker_io.file.recovery import missing_segment
-from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, UNFINISHED, headers, read_block, verified_index
+from broker_io.file.segment import (
+    CHUNK_BYTES,
+    FIRST_CHUNK_BYTES,
+    UNFINISHED,
+    damage_at,
+    headers,
+    read_block,
+    verified_index,
+)
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, Resource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
@@ -299,10 +307,8 @@ class FileReader(Resource):
             self._close_stream()
             self._ledger, self._entry = self._ledger + 1, 0
             return True
-        try:
+        with damage_at(stream.path, stream.offset):
             decoded = decode_blocks(blocks)
-        except BadBlock as error:
-            raise Damaged(stream.path, stream.offset, str(error)) from None
         count = len(decoded.entries)
         ledgers, indexes = np.full(count, self._ledger, np.int64), np.full(count, NO_INDEX, np.int64)
         batch = PlacedBatch(Positions(ledgers, decoded.entries, indexes), decoded.publish_times, decoded.messages)
@@ -477,9 +483,10 @@ class ReadingBroker(Resource):
             if older is not None:
                 # Later messages of this block may have been published at the time.
                 block, counts = read_block(file, path, older, values=False), [older.header.rows]
-                late = np.flatnonzero(decode_publish_times([block], counts) >= time_ms)
-                if len(late):
-                    return int(decode_entries([block], counts)[late[0]])
+                with damage_at(path, older.offset):
+                    late = np.flatnonzero(decode_publish_times([block], counts) >= time_ms)
+                    if len(late):
+                        return int(decode_entries([block], counts)[late[0]])
         return None if newer is None else newer.header.first_entry
 
     def _ask(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:

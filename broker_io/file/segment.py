@@ -135,32 +135,37 @@ class FoundBlock(NamedTuple):
 
 
 def headers(file: ReadableFile, path: str, start: int, end: int, place: int | None = None) -> Iterator[FoundBlock]:
-    """The headers of the blocks between two offsets. Raises Damaged where there is no whole block."""
+    """The headers of the blocks between two offsets. Raises Damaged, UnsupportedFormat."""
     at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
     while at < end:
         if at + HEADER_BYTES > base + len(data):
             base, data = at, file.read(at, min(size, end - at))
             size = min(2 * size, CHUNK_BYTES)
-        try:
+        with damage_at(path, at):
             header = parse_header(data, at - base, place)
-        except BadBlock as error:
-            raise Damaged(path, at, str(error)) from None
         if at + header.length > end:
             raise Damaged(path, at, f"a block of {header.length} bytes does not end before {end}")
         yield FoundBlock(at, header)
         at += header.length
 
 
-def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
-    """The block of a header. Raises Damaged."""
+@contextlib.contextmanager
+def damage_at(path: str, offset: int) -> Iterator[None]:
+    """Convert BadBlock to Damaged with this location."""
     try:
-        return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
+        yield
     except BadBlock as error:
-        raise Damaged(path, found.offset, str(error)) from None
+        raise Damaged(path, offset, str(error)) from None
+
+
+def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
+    """The block of a header. Raises Damaged, UnsupportedFormat."""
+    with damage_at(path, found.offset):
+        return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
 
 
 def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
-    """Read every block up to an offset. Raises Damaged, or OSError."""
+    """Read every block up to an offset. Raises Damaged, UnsupportedFormat, OSError."""
     with closing(disk.open(path)) as file:
         for found in headers(file, path, 0, end, place):
             read_block(file, path, found)

@@ -48,8 +48,8 @@ class AdminClient:
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
         """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.
 
-        Raises ClusterRefused with the status, NotAuthorized, and ServiceUnavailable; with `retry` only after the
-        cluster was unavailable for too long.
+        Raises ClusterRefused with the status, NotAuthorized, InvalidAddress if a page comes instead of JSON, and
+        ServiceUnavailable; with `retry` only after the cluster was unavailable for too long.
         """
         if not retry:
             return self._ask(method, path, body)
@@ -75,12 +75,13 @@ class AdminClient:
         )
 
     def _checked_answer(self, method: str, path: str, status: int, content: bytes) -> Any:
+        """The content of an answer. Raises ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable."""
         reason = "" if status < 300 else _reason(content)
         means = classify_status(status, reason)
         if means is AnswerKind.DONE:
             try:
                 return json.loads(content) if content else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 text = content.decode(errors="replace")
                 if text.lstrip().startswith("<"):
                     raise InvalidAddress(
@@ -158,6 +159,6 @@ def _reason(content: bytes) -> str:
     """The reason in the body of an answer, which is JSON, or the page of a web server, or a whole stack trace."""
     try:
         said = str(json.loads(content)["reason"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         said = content.decode(errors="replace")
     return " ".join(said.split()) or "no reason given"

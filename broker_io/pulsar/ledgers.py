@@ -67,7 +67,17 @@ def last_position(cluster: Cluster, topic: str) -> Position | None:
 
 
 def read_state(stats: Any) -> LedgerState:
-    """The state in an answer to `internalStats`. Of positions, `LEDGER:-1` is before the first entry."""
+    """The state in an answer to `internalStats`. Of positions, `LEDGER:-1` is before the first entry.
+
+    Raises ClusterRefused for an answer of another form.
+    """
+    try:
+        return _state_in(stats)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ClusterRefused(f"internalStats of a topic can't be read ({error!r}): {stats!r:.200}", 0, "") from None
+
+
+def _state_in(stats: Any) -> LedgerState:
     rows = stats["ledgers"]
     ledgers = []
     for index, row in enumerate(rows):

@@ -1,7 +1,7 @@
 """The streams of the log service as messages of `log.proto`.
 
 Blocks are those of `broker_io.block`, not compressed, with key hashes of seed 0 and place 0. Anything else is rejected
-with MalformedMessage.
+with MalformedMessage, and with UnsupportedFormat if the blocks are of a newer release.
 """
 
 from __future__ import annotations
@@ -163,8 +163,11 @@ def encode_appended(outcomes: Sequence[Outcome]) -> bytes:
     return serialize(message)
 
 
-def decode_appended(data: bytes) -> list[Outcome]:
+def decode_appended(data: bytes, pending: int) -> list[Outcome]:
+    """The outcomes of appends that have at most `pending` messages together. Raises MalformedMessage."""
     message = parse(log_pb2.AppendReply, data)
+    if sum(max(count, 0) for count in message.counts) > pending:
+        raise MalformedMessage(f"an answer has positions of more than the {pending} messages that are pending")
     errors = iter(message.errors)
     columns = [[*message.ledgers], [*message.entries], [*message.indexes], [*message.lengths]]
     outcomes: list[Outcome] = []

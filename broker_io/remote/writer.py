@@ -34,13 +34,13 @@ class RemoteWriter(Resource):
         threads = current().threads
         self._queue: ThreadQueue[bytes | None] = threads.queue()
         self._changed = threads.condition()
-        self._pending: deque[tuple[Future[Positions], int]] = deque()
-        self._pending_bytes = 0
+        self._pending: deque[tuple[Future[Positions], int, int]] = deque()
+        self._pending_bytes = self._pending_messages = 0
         self._dead: Error | None = None
         self._queue.put(messages.encode_open_writer(topic, exclusive))
         self._answers = connection.stream("Append", self._frames())
         try:
-            messages.decode_appended(connection.first(self._answers))
+            messages.decode_appended(connection.first(self._answers), 0)
         except grpc.RpcError as error:
             self._queue.put(None)
             raise connection.to_error(error) from None
@@ -67,8 +67,9 @@ class RemoteWriter(Resource):
             self._changed.wait_for(lambda: self._dead or self._pending_bytes < MAX_PENDING_BYTES)
             dead = self._dead
             if dead is None and block:
-                self._pending.append((future, len(block)))
+                self._pending.append((future, len(block), len(batch)))
                 self._pending_bytes += len(block)
+                self._pending_messages += len(batch)
                 self._queue.put(block)
         if dead is not None:
             future.set_exception(dead)
@@ -111,7 +112,7 @@ class RemoteWriter(Resource):
     def _take_answers(self) -> None:
         try:
             for data in self._answers:
-                for outcome in messages.decode_appended(data):
+                for outcome in messages.decode_appended(data, self._pending_messages):
                     self._settle(outcome)
             self._fail("the service ended the stream")
         except grpc.RpcError as error:
@@ -122,8 +123,9 @@ class RemoteWriter(Resource):
 
     def _settle(self, outcome: messages.Outcome) -> None:
         with self._changed:
-            future, size = self._pending.popleft()
+            future, size, count = self._pending.popleft()
             self._pending_bytes -= size
+            self._pending_messages -= count
             self._changed.notify_all()
         settle(future, outcome)
 
@@ -135,5 +137,5 @@ class RemoteWriter(Resource):
         unknown = (
             f"an append to topic {self._topic!r} was pending when the connection broke ({why}): it may or may not "
         )
-        for future, _ in pending:
+        for future, _, _ in pending:
             settle(future, AppendUnknown(unknown + "be in the log; open another writer"))

@@ -70,7 +70,13 @@ def is_target(text: str) -> bool:
     host, _, port = text.rpartition(":")
     if not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
         return False
-    return port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return bool(port_of(port))
+
+
+def port_of(text: str) -> int | None:
+    """Return the number of a port, 0 to 65535; None for any other text."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 65536
+    return number if number < 65536 else None
 
 
 class Endpoint(NamedTuple):
@@ -157,13 +163,16 @@ class Channel:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
 
-    async def ask(self, path: str, request: Any, kind: type[M], timeout: float) -> M:
-        """Return the answer to a request. Raises the error of the service; ServiceUnavailable without an answer."""
+    async def ask(self, path: str, request: Any, decode: Callable[[bytes], M], timeout: float) -> M:
+        """Return the decoded answer to a request.
+
+        Raises the error of the service; ServiceUnavailable without an answer; that of `decode`.
+        """
         import grpc
 
         call, metadata = self._channel.unary_unary(path), await self._log.metadata()
         try:
-            return parse(kind, await call(request.SerializeToString(), timeout=timeout, metadata=metadata))
+            return decode(await call(request.SerializeToString(), timeout=timeout, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.target) from None
 
@@ -281,7 +290,7 @@ def rejection(metadata: Mapping[str, str], served_log: str | None) -> Error | No
     """Return why a service that serves `served_log`, if any yet, must not answer a call with this metadata."""
     version = metadata.get(VERSION_KEY, "")
     if version != str(VERSION):
-        newer = version.isdigit() and int(version) > VERSION
+        newer = version.isdigit() and (len(version), version) > (len(str(VERSION)), str(VERSION))
         return VersionMismatch(
             f"the client has version {version or '1 or 2'} of the protocol, the service version {VERSION}: "
             f"upgrade the {'service' if newer else 'client'}"

@@ -7,7 +7,7 @@ fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -66,6 +66,8 @@ BLOCKS_TAG = 15 << 3 | 2
 """The encoded number and type of the field `blocks`, which all messages with blocks have."""
 LARGE_BYTES = 16 * 1024
 """From this size on, the blocks of a message are read where they are."""
+MAX_FIELDS = 2**19
+"""Rows and blocks of a message of a client: each costs far more memory than its two or more bytes."""
 
 BlockSlice = tuple[bytes, int, int]
 """Bytes, and where in them a block begins and ends."""
@@ -90,13 +92,38 @@ def _length_prefix(length: int) -> bytes:
 
 
 def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
-    """Return the message and its blocks, which in a large message are not copied. Raises ValueError."""
+    """Return the message and its blocks, which in a large message are not copied. Raises ValueError.
+
+    The message may have at most MAX_FIELDS rows and blocks.
+    """
     if len(data) < LARGE_BYTES:
         message: Any = parse(kind, data)
         return message, [(block, 0, len(block)) for block in message.blocks]
-    rest, blocks, at = [], [], 0
+    rest, blocks, kept = [], [], 0
+    for start, at, end, tag in _fields(data):
+        if tag == BLOCKS_TAG:
+            blocks.append((data, at, end))
+            rest.append(data[kept:start])
+            kept = end
+    rest.append(data[kept:])
+    return parse(kind, b"".join(rest)), blocks
+
+
+def check_fields(data: bytes) -> None:
+    """Raises ValueError for a message with more than MAX_FIELDS rows, before it is parsed."""
+    if len(data) >= LARGE_BYTES:
+        for _ in _fields(data):
+            pass
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Where each field of a message begins, where its content begins and ends, and its tag. Raises ValueError."""
+    at = count = 0
     while at < len(data):
         start = at
+        count += 1
+        if count > MAX_FIELDS:
+            raise ValueError(f"these {len(data)} bytes have more than {MAX_FIELDS} rows: send several messages")
         tag, at = _varint(data, at)
         if tag & 7 == 2:
             length, at = _varint(data, at)
@@ -105,12 +132,8 @@ def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
             end = _varint(data, at)[1] if tag & 7 == 0 else at + {1: 8, 5: 4}.get(tag & 7, len(data))
         if end > len(data):
             raise ValueError(f"these {len(data)} bytes are not a message")
-        if tag == BLOCKS_TAG:
-            blocks.append((data, at, end))
-        else:
-            rest.append(data[start:end])
+        yield start, at, end, tag
         at = end
-    return parse(kind, b"".join(rest)), blocks
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

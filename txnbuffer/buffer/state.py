@@ -399,7 +399,7 @@ def coordinator_states(columns: CoordinatorColumns) -> dict[int, CoordinatorStat
     marks, epochs = columns.low_water_marks.tolist(), columns.epochs.tolist()
     bitmaps = zip(columns.committed, columns.aborted, strict=True)
     return {
-        most: CoordinatorState(mark, epoch, BitMap64.deserialize(committed), BitMap64.deserialize(aborted))
+        most: CoordinatorState(mark, epoch, bitmap_of_bytes(committed), bitmap_of_bytes(aborted))
         for most, mark, epoch, (committed, aborted) in zip(columns.most.tolist(), marks, epochs, bitmaps, strict=True)
     }
 
@@ -410,6 +410,14 @@ def bitmap_to_bytes(bitmap: BitMap64) -> bytes:
     copy.run_optimize()
     data: bytes = copy.serialize()
     return data
+
+
+def bitmap_of_bytes(data: bytes) -> BitMap64:
+    """The bitmap that `bitmap_to_bytes` stored. Raises ValueError."""
+    try:
+        return BitMap64.deserialize(data)
+    except Exception as error:  # the library raises any exception for bad bytes
+        raise ValueError(f"a bitmap can't be read: {error}") from None
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,9 +114,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     import grpc
 
     from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of, is_target
-    from broker_io.rpc.encoding import parse
-    from txnbuffer.rpc.admin_encoding import ADMIN_PATH, encode_admin_request
-    from txnbuffer.rpc.admin_pb2 import AdminAnswer
+    from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 
     target = service.address.removeprefix("txnbuf://")
     if not is_target(target):
@@ -128,6 +125,6 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     with Endpoint(target, certificates).channel(grpc) as channel:
         rpc = channel.unary_unary(f"{ADMIN_PATH}/{method}")
         try:
-            return json.loads(parse(AdminAnswer, rpc(message, timeout=timeout, metadata=VERSION_METADATA)).json)
+            return decode_admin_answer(rpc(message, timeout=timeout, metadata=VERSION_METADATA))
         except grpc.RpcError as error:
             raise error_of(error, target) from None

@@ -82,6 +82,7 @@ def _groups(source: IO[bytes], size: int) -> Iterator[list[tuple[bytes, int]]]:
 
 
 def _send(txn: SyncTransaction, topic: str, line: bytes, at: int, as_json: bool, key_separator: str | None) -> None:
+    """Send a line of the input. Raises InvalidRequest for one that is not a record."""
     if as_json:
         _send_json(txn, topic, line, at)
     elif key_separator is None:
@@ -96,7 +97,7 @@ def _send(txn: SyncTransaction, topic: str, line: bytes, at: int, as_json: bool,
 def _send_json(txn: SyncTransaction, topic: str, line: bytes, at: int) -> None:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"line {at} is not JSON: {error}") from None
     if not isinstance(row, dict) or row.keys() - FIELDS:
         problem = (

@@ -87,7 +87,7 @@ def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str)
 
 
 def parse_start(text: str) -> Start:
-    """Parse a start position. Raises a usage error."""
+    """Parse a start position. Raises click.BadParameter."""
     if text in ("beginning", "end"):
         return text
     for read in (Position.parse, datetime.fromisoformat):

@@ -9,7 +9,6 @@ same event loop or over gRPC.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -36,8 +35,7 @@ from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
-from txnbuffer.rpc.admin_encoding import ADMIN_PATH, encode_admin_request
-from txnbuffer.rpc.admin_pb2 import AdminAnswer
+from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of, read_ca_file
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.rpc.session_encoding import SESSION
@@ -113,7 +111,7 @@ class GrpcAdminLink:
 
     async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
         request = encode_admin_request(arguments)
-        return json.loads((await self._channel.ask(f"{ADMIN_PATH}/{method}", request, AdminAnswer, TIMEOUT)).json)
+        return await self._channel.ask(f"{ADMIN_PATH}/{method}", request, decode_admin_answer, TIMEOUT)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -60,14 +60,14 @@ class JsonSerializer:
         """Return the value as bytes. Raises InvalidRequest if JSON cannot represent it."""
         try:
             return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"cannot encode the value as JSON: {error}") from None
 
     def loads(self, data: bytes) -> Any:
         """Return the value. Raises InvalidRequest if the bytes are not JSON."""
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the value is not valid JSON: {error}") from None
 
 

@@ -67,7 +67,7 @@ from pyroaring import BitMap64
 from broker_io.batch import Batch, Message
 from broker_io.position import Position
 from txnbuffer import avro
-from txnbuffer.buffer.state import bitmap_to_bytes
+from txnbuffer.buffer.state import bitmap_of_bytes, bitmap_to_bytes
 from txnbuffer.coordinator.transaction import Progress
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import Outcome
@@ -409,16 +409,13 @@ def decode(message: Message) -> Entry | None:
         entry = _of_record(kind, avro.decode(_PARSED[kind], message.value), message.properties)
         if key_of(entry) != key:
             raise ValueError(f"its content belongs under {key_of(entry)!r}")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log from a backup") from None
     return entry
 
 
 def _of_bytes(data: bytes) -> BitMap64:
-    try:
-        bitmap = BitMap64.deserialize(data)
-    except Exception as error:  # the library raises any exception for bad bytes
-        raise ValueError(f"a bitmap can't be read: {error}") from None
+    bitmap = bitmap_of_bytes(data)
     if bitmap_to_bytes(bitmap) != data:
         raise ValueError("a bitmap can't be read: its bytes are not in the portable form")
     return bitmap

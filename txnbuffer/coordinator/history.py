@@ -25,6 +25,9 @@ from txnbuffer.coordinator.decisions import (
 )
 from txnbuffer.errors import UnreadableDecision
 
+NUMBER_DIGITS = 19
+"""The most digits of a number in a key."""
+
 
 @dataclass(slots=True)
 class NameState:
@@ -112,7 +115,7 @@ class History:
     def apply(self, message: Message) -> None:
         match entry := decode(message):
             case None:
-                self._forget((message.key or b"").decode())
+                self._forget((message.key or b"").decode(errors="replace"))
             case Owner(epoch=epoch, owners=owners):
                 self.epoch, self.owned = max(self.epoch, epoch), True
                 self.owners.update({one.epoch: one for one in owners})
@@ -176,7 +179,7 @@ class History:
         kind, _, rest = key.partition("-")
         numbered: dict[str, dict[int, Any]] = {"group": self.groups, "mark": self.marks, "lease": self.leases}
         named: dict[str, dict[str, Any]] = {"topic": self.topics, "name": self.names, "consumers": self.consumers}
-        if kind in numbered and not rest.isdecimal():
+        if kind in numbered and not (rest.isascii() and rest.isdecimal() and len(rest) <= NUMBER_DIGITS):
             raise UnreadableDecision(f"decision log: {key!r} is not a key of a {kind}; restore the log from a backup")
         if kind in numbered:
             numbered[kind].pop(int(rest), None)

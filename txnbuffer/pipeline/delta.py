@@ -308,7 +308,7 @@ class DeltaDirectory(ExportDirectory):
                     actions = [json.loads(line) for line in file if line.strip()]
             except FileNotFoundError:
                 return True
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UnreadableExport(f"can't read {self._commit_file(version)}: {error}") from None
             if any(is_mark(action, APP, seen.mark) for action in actions):
                 return False

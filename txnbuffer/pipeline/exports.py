@@ -114,7 +114,7 @@ class ExportRun:
             offset, rows = Offset.of_json(found["offset"]), found.get("rows")
             numbers = int(found["run"]), int(found["records"]), None if rows is None else int(rows)
             return cls(numbers[0], found["kind"], tuple(found["columns"]), offset, *numbers[1:])
-        except (InvalidRequest, KeyError, TypeError, ValueError) as error:
+        except (InvalidRequest, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise UnreadableExport(
                 f"can't read {path} ({error}): use the release that wrote it, or export to another directory"
             ) from None

@@ -290,7 +290,7 @@ def _number(option: str, text: str) -> int:
 def _json(option: str, text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"option {option} must be JSON, got {text} ({error})") from None
 
 

@@ -57,6 +57,7 @@ from txnbuffer.buffer.state import (
     Items,
     OngoingColumns,
     SegmentColumns,
+    bitmap_of_bytes,
 )
 from txnbuffer.buffer.visibility import SequencerState
 from txnbuffer.model import TxnId
@@ -337,6 +338,10 @@ def _get_buffer(values: Mapping[str, Any]) -> BufferState:
     committed, aborted = tuple(values["coordinator_committed"]), tuple(values["coordinator_aborted"])
     if not len(committed) == len(aborted) == count:
         raise BadRecord(f"{len(committed)} and {len(aborted)} bitmaps for {count} coordinators")
+    try:
+        [*map(bitmap_of_bytes, (*committed, *aborted))]
+    except ValueError as error:
+        raise BadRecord(str(error)) from None
     most, low_water_marks, epochs = get_columns(values, count, "coordinator_", "most", "low_water_mark", "epoch")
     damage = get_columns(values, values["damage"], "damage_", "most", "least", "at", "expected", "accepted")
     return BufferState(

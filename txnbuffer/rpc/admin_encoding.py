@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from broker_io.rpc.encoding import parse
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.rpc.admin_pb2 import AdminRequest
+from txnbuffer.errors import InvalidRequest, MalformedFrame
+from txnbuffer.rpc.admin_pb2 import AdminAnswer, AdminRequest
 
 ADMIN_SERVICE = "txnbuffer.v1.Admin"
 ADMIN_PATH = f"/{ADMIN_SERVICE}"
@@ -29,3 +30,11 @@ def decode_admin_request(data: bytes) -> dict[str, Any]:
         return {field.name: value for field, value in parse(AdminRequest, data).ListFields()}
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def decode_admin_answer(data: bytes) -> Any:
+    """Return what a service answered. Raises MalformedFrame."""
+    try:
+        return json.loads(parse(AdminAnswer, data).json)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrame(f"cannot read an answer of the service: {error}; use a client of its release") from None

@@ -366,9 +366,12 @@ def _topic(request: dict[str, Any]) -> str:
     return name
 
 
+SEQNO_DIGITS = 19
+
+
 def _cursor_position(at: Any) -> int | ResumeToken:
-    """A seqno, or a resume token as text."""
-    if isinstance(at, str) and not at.isdigit():
+    """A seqno, or a resume token as text. Raises InvalidRequest, and UnreadableToken."""
+    if isinstance(at, str) and not (at.isascii() and at.isdigit() and len(at) <= SEQNO_DIGITS):
         return ResumeToken.parse(at)
     if isinstance(at, bool) or not isinstance(at, int | str):
         raise InvalidRequest(f"{at!r} is not a cursor position: give a seqno or a resume token")

@@ -22,7 +22,7 @@ from typing import Any
 from broker_io import serve_broker
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
-from broker_io.rpc.channel import LOG_KEY, end_call, rejection
+from broker_io.rpc.channel import LOG_KEY, end_call, port_of, rejection
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
@@ -302,7 +302,7 @@ def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
     """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without TLS."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
-    if not (colon and host and port.isdigit() and int(port) < 65536):
+    if not (colon and host and port_of(port) is not None):
         raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
     if not tls and not insecure and not is_loopback(host):
         raise InvalidConfiguration(

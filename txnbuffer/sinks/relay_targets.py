@@ -71,7 +71,7 @@ class RelayMark(NamedTuple):
             source = RelaySource(**json.loads(properties[SOURCE]))
             seqno = properties.get(SEQNO)
             return cls(source, Position.parse(properties[POSITION]), None if seqno is None else int(seqno))
-        except (KeyError, ValueError, TypeError):
+        except (KeyError, ValueError, TypeError, RecursionError):
             raise RelayTargetTaken(
                 f"the last message of topic {topic!r} was not written by a relay: relay to another topic"
             ) from None

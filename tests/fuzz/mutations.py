@@ -1,0 +1,148 @@
+"""Changes of valid inputs, and the repair of their checksums."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+
+import google_crc32c
+
+from broker_io.block import HEADER_BYTES, MAGIC
+from broker_io.file.journal import FILE_HEAD_BYTES
+from broker_io.file.segment import ENTRY_BYTES
+from snapshots.format import DIGEST_BYTES, digest
+
+HUGE = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+"""Values of counts and lengths at which decoders break."""
+TEXTS = (
+    b"\xff",
+    b"\x00",
+    b"-1",
+    b"9" * 5000,
+    b"1e999",
+    b"NaN",
+    b"Infinity",
+    b"[" * 2000,
+    b"\xed\xa0\x80",
+    b"\\ud800",
+    b"null",
+)
+MOST = 1024 * 1024
+"""Bytes of a changed input, at most."""
+
+
+def changed(random: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """An input after one to four changes: bits flipped, cut, joined with another, numbers replaced by huge ones."""
+    for _ in range(random.randint(1, 4)):
+        data = random.choice(_CHANGES)(random, data, others)[:MOST]
+    return data
+
+
+def _flipped(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    if not data:
+        return random.randbytes(8)
+    at = random.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
+
+
+def _cut(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
+    return random.choice((data[:start], data[end:], data[:start] + data[end:]))
+
+
+def _joined(random: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    other = random.choice(others) if others else data
+    return data[: random.randint(0, len(data))] + other[random.randint(0, len(other)) :]
+
+
+def _repeated(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
+    return data[:end] + data[start:end] * random.choice((1, 2, 50)) + data[end:]
+
+
+def _number(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    """A fixed number, or one of groups of seven bits, at a place."""
+    size, value, at = random.choice((1, 2, 4, 8)), random.choice(HUGE), random.randint(0, len(data))
+    if random.random() < 0.5:
+        return data[:at] + (value & (1 << 8 * size) - 1).to_bytes(size, "little") + data[at + size :]
+    return data[:at] + _groups(value) + data[at + random.randint(0, 2) :]
+
+
+def _groups(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _text(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    at = random.randint(0, len(data))
+    return data[:at] + random.choice(TEXTS) + data[at + random.randint(0, 4) :]
+
+
+_CHANGES = (_flipped, _cut, _joined, _repeated, _number, _text)
+
+
+# --- checksums ---
+
+_CRC = struct.Struct("<I")
+
+
+def _with_crc(head: bytes) -> bytes:
+    return head + _CRC.pack(google_crc32c.value(head))
+
+
+def seal_blocks(data: bytes) -> bytes:
+    """Repair the checksums of all blocks."""
+    out, at = bytearray(data), data.find(MAGIC)
+    while 0 <= at <= len(out) - HEADER_BYTES:
+        keys, values = struct.unpack_from("<II", out, at + 32)
+        start = at + HEADER_BYTES
+        parts = start, min(start + keys, len(out)), min(start + keys + -keys % 8, len(out))
+        _CRC.pack_into(out, at + 48, google_crc32c.value(bytes(out[parts[0] : parts[1]])))
+        _CRC.pack_into(out, at + 52, google_crc32c.value(bytes(out[parts[2] : parts[2] + values])))
+        _CRC.pack_into(out, at + 60, google_crc32c.value(bytes(out[at : at + 60])))
+        at = data.find(MAGIC, at + 4)
+    return bytes(out)
+
+
+def size_of_blocks(data: bytes) -> int:
+    """The size of an input, with the parts of its blocks as large as they are once decompressed."""
+    size, at = len(data), data.find(MAGIC)
+    while 0 <= at <= len(data) - HEADER_BYTES:
+        size += sum(struct.unpack_from("<II", data, at + 40))
+        at = data.find(MAGIC, at + 4)
+    return size
+
+
+def seal_journal(data: bytes) -> bytes:
+    """Repair the checksums of a journal: of its head, of the records that begin with its mark, and of their blocks."""
+    data = seal_blocks(data)
+    if len(data) < FILE_HEAD_BYTES:
+        return data
+    out, mark = bytearray(_with_crc(data[: FILE_HEAD_BYTES - 4]) + data[FILE_HEAD_BYTES:]), data[16:24]
+    at = data.find(mark, FILE_HEAD_BYTES)
+    while 0 <= at <= len(out) - 40:
+        (count,) = struct.unpack_from("<I", out, at + 24)
+        _CRC.pack_into(out, at + 28, google_crc32c.value(bytes(out[at + 40 : at + 40 + 40 * count])))
+        _CRC.pack_into(out, at + 36, google_crc32c.value(bytes(out[at : at + 36])))
+        at = data.find(mark, at + 8)
+    return bytes(out)
+
+
+def seal_index(data: bytes) -> bytes:
+    pieces = [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
+    return b"".join([_with_crc(piece[:-4]) if len(piece) == ENTRY_BYTES else piece for piece in pieces])
+
+
+def seal_manifest(data: bytes) -> bytes:
+    line, newline, rest = data.partition(b"\n")
+    words = line.split(b" ")
+    return b" ".join([*words[:2], b"%08x" % google_crc32c.value(rest)]) + newline + rest
+
+
+def seal_digest(data: bytes) -> bytes:
+    """Repair the digest at the end of a record of the snapshot topic."""
+    return data[:-DIGEST_BYTES] + digest(data[:-DIGEST_BYTES])

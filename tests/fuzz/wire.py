@@ -1,0 +1,281 @@
+"""Targets: messages of the wire protocol, of client and service, and what Pulsar's client library and admin interface
+return."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from fuzz.mutations import seal_blocks
+from fuzz.stored import golden, parted, to_message
+from fuzz.target import Target
+
+from broker_io.errors import (
+    ClusterRefused,
+    Damaged,
+    InvalidAddress,
+    MalformedMessage,
+    NotAuthorized,
+    ServiceUnavailable,
+    UnsupportedFormat,
+)
+from broker_io.pulsar.admin import AdminClient
+from broker_io.pulsar.ledgers import read_state
+from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
+from broker_io.remote import messages as log_messages
+from broker_io.rpc import channel, log_pb2
+from txnbuffer.errors import InvalidRequest, MalformedFrame
+from txnbuffer.rpc.admin_encoding import decode_admin_answer, decode_admin_request, encode_admin_request
+from txnbuffer.rpc.admin_pb2 import AdminAnswer
+from txnbuffer.rpc.session_encoding import decode_client_frame, decode_server_frame
+from txnbuffer.rpc.streams_encoding import decode_stream_client_frame, decode_stream_server_frame
+
+ENCODING = "broker_io.rpc.encoding"
+REMOTE = "broker_io.remote.messages"
+SESSION = "txnbuffer.rpc.session_encoding"
+STREAMS = "txnbuffer.rpc.streams_encoding"
+
+
+def _requests() -> list[bytes]:
+    arguments = [
+        {},
+        {"topic": "orders", "cursor": "backup", "at": "now"},
+        {"txn": "0:17", "group": "g", "seconds": 1.5},
+    ]
+    return [encode_admin_request(each).SerializeToString() for each in arguments]
+
+
+def _log_request(data: bytes) -> object:
+    return log_messages.parse(log_pb2.TopicRequest, data)
+
+
+class _FailedCall:
+    """A failed gRPC call with these bytes as the trailer of the error."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def trailing_metadata(self) -> Any:
+        return ((channel.ERROR_KEY, self._data),)
+
+    def code(self) -> Any:
+        import grpc
+
+        return grpc.StatusCode.INTERNAL
+
+    def details(self) -> str:
+        return self._data.decode(errors="replace")
+
+
+def _trailer(data: bytes) -> object:
+    import grpc
+
+    failed = type("Failed", (_FailedCall, grpc.RpcError), {})(data)
+    return channel.error_of(failed, "localhost:1")
+
+
+def _metadata(data: bytes) -> object:
+    version, _, log = data.decode(errors="replace").partition("\n")
+    return channel.rejection({channel.VERSION_KEY: version, channel.LOG_KEY: log}, "9f")
+
+
+# --- Pulsar ---
+
+
+class _PulsarMessage:
+    """A message of Pulsar's client library with any bytes where it has text; it decodes them as the library does."""
+
+    def __init__(self, data: bytes) -> None:
+        message = to_message(data)
+        self._message, self._data = message, data
+
+    def partition_key(self) -> str:
+        return (self._message.key or b"").decode()
+
+    def properties(self) -> dict[str, str]:
+        self._data.partition(b"\n\n")[0].decode()
+        return dict(self._message.properties or {})
+
+    def has_null_value(self) -> bool:
+        return self._message.value is None
+
+    def data(self) -> bytes:
+        return self._message.value or b""
+
+    def length(self) -> int:
+        return len(self.data())
+
+    def event_timestamp(self) -> int:
+        return int.from_bytes(self._data[:8], "big")
+
+    def topic_name(self) -> str:
+        return "orders"
+
+    def message_id(self) -> Any:
+        return type("Id", (), {"ledger_id": lambda _: 3, "entry_id": lambda _: 4})()
+
+
+def _pulsar(data: bytes) -> None:
+    messages = [*map(_PulsarMessage, parted(data))]
+    if messages:
+        properties = [*map(properties_of, messages)]
+        list(decode_messages(messages, properties))
+    for message in messages:
+        with suppress(UnicodeDecodeError):
+            is_hole(message)
+
+
+def _pulsar_seeds() -> list[bytes]:
+    from fuzz.stored import joined
+
+    return [joined([b"k\na=b\n\nvalue", b"tb64:aGVsbG8=\na=b\n\n\0", b"\n\n"])]
+
+
+STATS: dict[str, Any] = {
+    "ledgers": [{"ledgerId": 3, "entries": 5, "size": 100}, {"ledgerId": 4, "entries": 0, "size": 0}],
+    "currentLedgerEntries": 2,
+    "currentLedgerSize": 50,
+    "lastConfirmedEntry": "4:1",
+    "cursors": {"txnbuffer": {"markDeletePosition": "3:-1"}},
+}
+
+
+def _admin_answer(data: bytes) -> object:
+    """An answer of Pulsar's admin interface: its status in two bytes, then its content."""
+    client = SimpleNamespace(url="http://localhost:8080")
+    status = 200 + int.from_bytes(data[:2], "big") % 400
+    return AdminClient._checked_answer(client, "GET", "persistent/t/n/orders", status, data[2:])  # type: ignore[arg-type]  # it has all that is used
+
+
+def _stats(data: bytes) -> object:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return read_state(value)
+
+
+def _bytes_of(name: str) -> Callable[[], list[bytes]]:
+    return golden(f"log_service/{name}.bin")
+
+
+WIRE = (
+    Target(
+        "client-frame",
+        decode_client_frame,
+        (f"{SESSION}.decode_client_frame", f"{ENCODING}.split_blocks", f"{ENCODING}.decode_block", f"{ENCODING}.parse"),
+        (MalformedFrame, UnsupportedFormat),
+        golden("session/client-*.bin"),
+        seal_blocks,
+    ),
+    Target(
+        "server-frame",
+        decode_server_frame,
+        (f"{SESSION}.decode_server_frame", f"{SESSION}.decode_error"),
+        (MalformedFrame,),
+        golden("session/server-*.bin"),
+    ),
+    Target(
+        "stream-client-frame",
+        decode_stream_client_frame,
+        (f"{STREAMS}.decode_stream_client_frame",),
+        (MalformedFrame,),
+        golden("streams/client-*.bin"),
+    ),
+    Target(
+        "stream-server-frame",
+        decode_stream_server_frame,
+        (f"{STREAMS}.decode_stream_server_frame", f"{STREAMS}._read_column"),
+        (MalformedFrame, UnsupportedFormat),
+        golden("streams/server-*.bin"),
+        seal_blocks,
+    ),
+    Target(
+        "admin-request",
+        decode_admin_request,
+        ("txnbuffer.rpc.admin_encoding.decode_admin_request",),
+        (InvalidRequest,),
+        _requests,
+    ),
+    Target(
+        "admin-answer",
+        decode_admin_answer,
+        ("txnbuffer.rpc.admin_encoding.decode_admin_answer",),
+        (MalformedFrame,),
+        lambda: [AdminAnswer(json='{"a":[1]}').SerializeToString()],
+    ),
+    Target("log-request", _log_request, (f"{REMOTE}.parse",), (MalformedMessage,), _bytes_of("request")),
+    Target(
+        "log-open-writer",
+        log_messages.decode_open_writer,
+        (f"{REMOTE}.decode_open_writer",),
+        (MalformedMessage,),
+        _bytes_of("open-writer"),
+    ),
+    Target(
+        "log-appends",
+        log_messages.decode_appends,
+        (f"{REMOTE}.decode_appends",),
+        (MalformedMessage, UnsupportedFormat),
+        _bytes_of("appends"),
+        seal_blocks,
+    ),
+    Target(
+        "log-appended",
+        lambda data: log_messages.decode_appended(data, 1000),
+        (f"{REMOTE}.decode_appended", f"{REMOTE}.decode_runs", f"{REMOTE}.decode_error"),
+        (MalformedMessage,),
+        _bytes_of("appended*"),
+    ),
+    Target(
+        "log-open-reader",
+        log_messages.decode_open_reader,
+        (f"{REMOTE}.decode_open_reader", f"{REMOTE}.decode_position"),
+        (MalformedMessage,),
+        _bytes_of("open-reader"),
+    ),
+    Target(
+        "log-opened", log_messages.decode_opened, (f"{REMOTE}.decode_opened",), (MalformedMessage,), _bytes_of("opened")
+    ),
+    Target("log-ask", log_messages.decode_ask, (f"{REMOTE}.decode_ask",), (MalformedMessage,), _bytes_of("ask")),
+    Target(
+        "log-answer",
+        log_messages.decode_answer,
+        (f"{REMOTE}.decode_answer",),
+        (MalformedMessage, UnsupportedFormat),
+        _bytes_of("answer*"),
+        seal_blocks,
+    ),
+    Target(
+        "error-trailer",
+        _trailer,
+        ("broker_io.rpc.channel.error_of", f"{ENCODING}.decode_error"),
+        (),
+        _bytes_of("error"),
+    ),
+    Target("call-metadata", _metadata, ("broker_io.rpc.channel.rejection",), (), lambda: [b"3\n9f", b"2\n", b"\n8e"]),
+    Target(
+        "pulsar-admin",
+        _admin_answer,
+        ("broker_io.pulsar.admin.AdminClient._checked_answer", "broker_io.pulsar.admin._reason"),
+        (ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable),
+        lambda: [b"\0\0" + json.dumps(STATS).encode(), b"\0\xcc" + b'{"reason":"Topic not found"}', b"\0\0<html>"],
+    ),
+    Target(
+        "pulsar-ledgers",
+        _stats,
+        ("broker_io.pulsar.ledgers.read_state",),
+        (ClusterRefused,),
+        lambda: [json.dumps(STATS).encode()],
+    ),
+    Target(
+        "pulsar-messages",
+        _pulsar,
+        ("broker_io.pulsar.messages.decode_messages", "broker_io.partitions.key_of_text"),
+        (Damaged,),
+        _pulsar_seeds,
+    ),
+)
