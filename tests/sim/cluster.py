@@ -58,8 +58,6 @@ class SimCluster:
         """The probability that a reader falls silent for ever when its topic is unloaded."""
         self.slow_compaction = 0.0
         """Seconds that a compaction takes, at most."""
-        self.slow_loading = 0.0
-        """Seconds for which a topic that was unloaded has no owner, at most."""
         self.random = world.random("cluster")
         self._admin = AdminInterface(self)
         self._unowned: dict[str, float] = {}
@@ -138,13 +136,14 @@ class SimCluster:
         topic.deleted = True
         self._close(topic)
 
-    def unload(self, name: str) -> None:
-        """Move a topic to another broker: its producers and readers lose their connections, its ledger is closed."""
+    def unload(self, name: str, seconds: float = 0.0) -> None:
+        """Move a topic to another broker: its producers and readers lose their connections, its ledger is closed.
+
+        No broker owns it for some seconds.
+        """
         topic = self.topics[name]
         topic.load()
-        if self.slow_loading:
-            self.world.count("topic without an owner")
-            self._unowned[name] = self.world.now + self.random.uniform(0.0, self.slow_loading)
+        self._unowned[name] = self.world.now + seconds
         self._close(topic)
 
     @staticmethod
@@ -152,10 +151,10 @@ class SimCluster:
         for handle in [*topic.producers, *topic.readers]:
             handle.disconnect()
 
-    def unload_namespace(self, namespace: str) -> None:
+    def unload_namespace(self, namespace: str, seconds: float = 0.0) -> None:
         for name in [*self.topics]:
             if name.startswith(f"{namespace}/"):
-                self.unload(name)
+                self.unload(name, seconds)
 
     def delete_namespace(self, namespace: str) -> None:
         """Delete a namespace with its topics."""
@@ -168,14 +167,16 @@ class SimCluster:
                 del self.partitioned[name]
 
     def compact(self, topic: StoredTopic) -> None:
-        """Start a compaction; one that an unload interrupts has no effect."""
+        """Start a compaction; one that an unload interrupts, or that can't read a ledger, has no effect."""
         topic.compaction = "RUNNING"
         load = topic.loads
 
         def end() -> None:
             if topic.loads == load and not topic.deleted:
-                topic.compact()
-                topic.compaction = "SUCCESS"
+                readable = topic.readable
+                topic.compaction = "SUCCESS" if readable else "ERROR"
+                if readable:
+                    topic.compact()
 
         seconds = self.random.uniform(0.0, self.slow_compaction) if self.slow_compaction else 5 * self.delay()
         self.world.scheduler.after(seconds, end)

@@ -203,7 +203,7 @@ class AdminInterface:
             ("GET", "properties"): lambda: (200, topic.properties),
             ("GET", "internalStats"): lambda: (200, topic.statistics()),
             ("GET", "internal-info"): lambda: (200, {"version": 1, "creationDate": f"{topic.created:.6f}"}),
-            ("GET", "lastMessageId"): lambda: (200, _last_message_id(topic)),
+            ("GET", "lastMessageId"): lambda: (200, _last_message_id(_read(topic))),
             ("PUT", "unload"): lambda: self._done(lambda: self._cluster.unload(topic.name)),
             ("POST", "trim"): lambda: (200, self._done(topic.trim)[1]),
             ("DELETE", "truncate"): lambda: self._done(topic.truncate),
@@ -217,7 +217,7 @@ class AdminInterface:
         if route is not None:
             return route()
         if resource.startswith("messageid/"):
-            return 200, _message_id(topic, int(resource.partition("/")[2]))
+            return 200, _message_id(_read(topic), int(resource.partition("/")[2]))
         if resource.startswith("subscription/"):
             return self._subscription(method, topic, resource.split("/")[1:], body)
         return self._policy(method, topic, resource, options, body)
@@ -281,6 +281,12 @@ class AdminInterface:
 
 def _first(own: Any, applied: Any) -> Any:
     return applied if own is None else own
+
+
+def _read(topic: StoredTopic) -> StoredTopic:
+    if not topic.readable:
+        raise Odd(500, "org.apache.bookkeeper.mledger.ManagedLedgerException: Error while reading ledger")
+    return topic
 
 
 def _last_message_id(topic: StoredTopic) -> dict[str, int]:

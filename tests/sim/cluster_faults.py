@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.cluster import NAMESPACE
 from sim.faults import Faults
 
 if TYPE_CHECKING:
     from sim.cluster import SimCluster
 
 WINDOWS: dict[str, tuple[float, ...]] = {
-    "slow_acknowledgements": (0.01, 0.2),
-    "broken_appends": (0.05, 0.5),
-    "lost_answers": (0.02, 0.3),
-    "silent_readers": (0.3, 1.0),
-    "slow_compaction": (1.0, 10.0),
+    "slow acknowledgements": (0.01, 0.2),
+    "broken appends": (0.05, 0.5),
+    "lost answers": (0.02, 0.3),
+    "odd answers": (0.02, 0.2, 0.6),
+    "silent readers": (0.3, 1.0),
+    "slow compaction": (1.0, 10.0),
 }
-"""What the cluster does for some seconds, with the values that it may have."""
+"""What the cluster does for some seconds, with the values that it may have; see the attributes of `SimCluster`."""
+UNOWNED = (0.0, 0.2, 3.0)
+"""Seconds for which no broker owns a topic that was unloaded."""
 
 
 class ClusterFaults(Faults):
@@ -26,29 +30,59 @@ class ClusterFaults(Faults):
 
     def calm_down(self) -> None:
         super().calm_down()
-        for name in WINDOWS:
-            setattr(self.cluster, name, 0.0)
+        for kind in WINDOWS:
+            self._set(kind, 0.0)
+        for name in [*self.cluster.topics]:
+            self._read_again(name)
+
+    def _happen(self, kind: str) -> None:
+        if kind not in WINDOWS:
+            super()._happen(kind)
+        elif not self._calm:
+            self._count(kind)
+            self._set(kind, self._choose.choice(WINDOWS[kind]))
+            self._later(self._choose.uniform(1.0, 8.0), lambda: self._set(kind, 0.0))
+
+    def _set(self, kind: str, value: float) -> None:
+        setattr(self.cluster, kind.replace(" ", "_"), value)
+
+    def _topic(self) -> str | None:
+        return self._choose.choice([*self.cluster.topics]) if self.cluster.topics else None
 
     def _unload_topic(self) -> None:
-        if self.cluster.topics:
-            name = self._choose.choice([*self.cluster.topics])
+        if (name := self._topic()) is not None:
             self._count("unload topic", name)
-            self.cluster.unload(name)
+            self.cluster.unload(name, self._choose.choice(UNOWNED))
+
+    def _unload_namespace(self) -> None:
+        self._count("unload namespace")
+        self.cluster.unload_namespace(NAMESPACE, self._choose.choice(UNOWNED))
+
+    def _roll_ledger(self) -> None:
+        """A bookie of the newest ledger fails: the ledger is closed, and the topic continues in another one."""
+        if (name := self._topic()) is not None:
+            self._count("roll ledger", name)
+            self.cluster.topics[name].roll()
+
+    def _unreadable_ledger(self) -> None:
+        """All bookies of a ledger are away for some seconds."""
+        if (name := self._topic()) is not None:
+            ledger = self._choose.choice(self.cluster.topics[name].ledgers)
+            self._count("unreadable ledger", f"{ledger.number} of {name}")
+            ledger.unreadable = True
+            self._later(self._choose.choice((0.5, 5.0, 20.0)), lambda: self._read_again(name))
+
+    def _read_again(self, name: str) -> None:
+        topic = self.cluster.topics.get(name)
+        if topic is not None and not topic.readable:
+            for ledger in topic.ledgers:
+                ledger.unreadable = False
+            for reader in [*topic.readers]:
+                reader.pump()
 
     def _cluster_restart(self) -> None:
         self._count("cluster restart")
         self.cluster.restart(self._choose.choice((0.5, 5.0, 20.0)))
-
-    def _cluster_trouble(self) -> None:
-        """Let the cluster be slow, forgetful or silent for some seconds."""
-        name = self._choose.choice([*WINDOWS])
-        self._count(name.replace("_", " "))
-        setattr(self.cluster, name, self._choose.choice(WINDOWS[name]))
-
-        def end() -> None:
-            setattr(self.cluster, name, 0.0)
-
-        self._later(self._choose.uniform(1.0, 8.0), end)
 
 
 CLUSTER = {
@@ -64,7 +98,15 @@ CLUSTER = {
     "slow network": 1,
     "partition": 4,
     "unload topic": 4,
+    "unload namespace": 2,
+    "roll ledger": 2,
+    "unreadable ledger": 2,
     "cluster restart": 2,
-    "cluster trouble": 6,
+    "slow acknowledgements": 2,
+    "broken appends": 2,
+    "lost answers": 2,
+    "odd answers": 3,
+    "silent readers": 2,
+    "slow compaction": 1,
 }
 """The faults of a cluster and their weights."""

@@ -161,10 +161,7 @@ class StoredTopic:
         """Store an entry."""
         newest = self.ledgers[-1]
         if len(newest.entries) >= self._ledger_entries:
-            newest.closed = True
-            newest = StoredLedger(self._new_ledger())
-            self.ledgers.append(newest)
-            self.trim()
+            newest = self.roll()
         place = Place(newest.number, len(newest.entries))
         received = [
             Received(message, place, index if batched else -1, now_ms) for index, message in enumerate(messages)
@@ -192,6 +189,18 @@ class StoredTopic:
             self.last = Place(self.ledgers[0].number, -1)
         self.compaction = "NOT_RUN"
         self.trim()
+
+    def roll(self) -> StoredLedger:
+        """Close the newest ledger, because it is full or a bookie of it failed, and continue in another one."""
+        if self.ledgers[-1].entries:
+            self.ledgers[-1].closed = True
+            self.ledgers.append(StoredLedger(self._new_ledger()))
+            self.trim()
+        return self.ledgers[-1]
+
+    @property
+    def readable(self) -> bool:
+        return not any(ledger.unreadable for ledger in self.ledgers)
 
     def trim(self) -> None:
         """Drop the closed ledgers that all cursors have passed, unless retention keeps them."""
