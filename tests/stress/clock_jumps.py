@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,9 +130,9 @@ class Check:
         self._writers.wait_for_commits()
         self._followers = {kind: self._follow(kind) for kind in ("stream", "group", "reader")}
 
-    def run(self, drifts: int) -> Report:
+    def run(self, drifts: int, jumps: Sequence[float], restarts: Sequence[float]) -> Report:
         with connect(self._address, max_unavailable=120.0) as client:
-            for offset in (HOUR, 0.0, -HOUR, 0.0):
+            for offset in jumps:
                 self._jump(client, offset)
             for step in (0.1, -0.1):
                 for number in range(drifts):
@@ -140,7 +141,7 @@ class Check:
                 self._writers.wait_for_commits()
             early = self._writers.aborted_early(TRANSACTION_SECONDS)
             self.report.expect(not early, f"no transaction aborts before its time-out: {early[:3]}")
-            for offset in (HOUR, -HOUR):
+            for offset in restarts:
                 self._restart(client, offset)
             self._killed_client(client)
         self._end()
@@ -236,10 +237,18 @@ class Check:
         return found
 
 
-def check(clock: WallClock, directory: Path, *, drifts: int) -> Report:
+def check(
+    clock: WallClock,
+    directory: Path,
+    *,
+    drifts: int,
+    jumps: Sequence[float] = (HOUR, 0.0, -HOUR, 0.0),
+    restarts: Sequence[float] = (HOUR, -HOUR),
+) -> Report:
+    """The check; `jumps` and `restarts` say how many seconds the clock is off after each of them."""
     running = Check(clock, directory)
     try:
-        return running.run(drifts)
+        return running.run(drifts, jumps, restarts)
     finally:
         running.close()
 

@@ -2,9 +2,9 @@
 
     python tests/stress/slow_reader.py ADDRESS STREAMS PAUSE TOPIC…
 
-Opens so many streams, each on the next topic, and pauses so many seconds after each batch until a line of input
-comes. Each stream keeps the state of its topic and ends when it has the key `end` in a complete batch. Prints one JSON
-object per stream: topic, number of keys, digest of the state, mutations, and interruptions.
+Opens so many streams, each on the next topic and with a small buffer, and pauses so many seconds after each batch
+until a line of input comes. Each stream keeps the state of its topic and ends when it has the key `end` in a complete
+batch. Prints one JSON object per stream: topic, number of keys, digest of the state, mutations, and interruptions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import json
 import sys
 
 from txnbuffer import Client, Rollback, connect
+from txnbuffer.client.streams import ShardStreams
+from txnbuffer.streams.client import ClientConfig
 
 END = b"end"
+BUFFER_BYTES = 64 * 1024
+"""Bytes that the service may send ahead of a reader; the default would hide that it is slow."""
 
 
 def digest(state: dict[bytes, bytes]) -> str:
@@ -57,6 +61,7 @@ async def follow(client: Client, topic: str, pause: float, hurry: asyncio.Event)
 async def main(address: str, streams: int, pause: float, topics: list[str]) -> None:
     hurry = asyncio.Event()
     async with connect(address, max_unavailable=240.0) as client:
+        client.streams = ShardStreams(client.streams.connectors, 240.0, ClientConfig(window_bytes=BUFFER_BYTES))
         following = [follow(client, topics[number % len(topics)], pause, hurry) for number in range(streams)]
         tasks = [asyncio.ensure_future(one) for one in following]
         print("open", flush=True)

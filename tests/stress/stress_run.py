@@ -3,6 +3,7 @@
     read_only_disk    the file system becomes read-only under writing clients
     connections       2,000 clients, some of them idle, dead or half dead
     slow_streams      500 change streams with slow readers
+    retention_kills   retention, durable cursors, and kills of services and clients; also on a real Pulsar
     clock_jumps       the service's clock is set forward and back, and drifts
 
 Each module says what it promises and what it requires. Prints one JSON object for each check; exit code 1 if a promise
@@ -26,7 +27,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from stress.processes import Report  # noqa: E402
 
-CHECKS = ("read_only_disk", "connections", "slow_streams", "clock_jumps")
+CHECKS = ("read_only_disk", "connections", "slow_streams", "retention_kills", "clock_jumps")
 
 
 def run(name: str) -> Report:
