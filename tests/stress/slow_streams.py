@@ -5,9 +5,9 @@
 Five processes open 500 streams on four topics and pause after each batch: four for a moment, one for longer than
 `streams.slow_after`, so that the service ends its streams as too slow and they open again. Meanwhile transactions
 write twice as much as `streams.memory_bytes`, and a fast reader follows one topic. Promises: the mutations in memory
-stay below `streams.memory_bytes`; the fast reader is never interrupted; when the slow readers hurry in the end, each
-has exactly the state of its topic. The figures have the memory of the service and the latency of another client,
-without streams and with them.
+stay below `streams.memory_bytes`, without those that were freed while they are sent; the fast reader is never
+interrupted; when the slow readers hurry in the end, each has exactly the state of its topic. The figures have the
+memory of the service and the latency of another client, without streams and with them.
 
 The writer makes pauses. If 500 streams fell behind what memory holds, they would share half of it for what they read
 ahead from the log, so the number of reads would grow with the square of the number of streams.
@@ -29,6 +29,7 @@ from stress.slow_reader import END, digest, small
 
 from broker_io import open_broker
 from txnbuffer import CommittedReader, SyncClient, connect
+from txnbuffer.cli.admin_client import ServiceAddress, call
 
 MIB = 2**20
 MEMORY = 4 * MIB
@@ -39,17 +40,20 @@ RSS_MIB = 512
 
 
 class Memory(threading.Thread):
-    """Looks at the metric of the streams' memory until it is stopped."""
+    """Looks at the memory of the streams until it is stopped; `leaving` is what a reader still refers to."""
 
-    def __init__(self, http: int) -> None:
+    def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
-        self.peak = 0.0
+        self.held = self.leaving = 0
         self.stopping = threading.Event()
-        self._http = http
+        self._address = ServiceAddress(f"127.0.0.1:{port}")
 
     def run(self) -> None:
-        while not self.stopping.wait(0.2):
-            self.peak = max(self.peak, metrics(self._http)["txnbuffer_streams_memory_bytes"])
+        while not self.stopping.wait(0.5):
+            managers = call(self._address, "Streams")["managers"]
+            leaving = sum(manager["leaving_bytes"] for manager in managers)
+            self.leaving = max(self.leaving, leaving)
+            self.held = max(self.held, sum(manager["memory_bytes"] for manager in managers) - leaving)
 
 
 class Check:
@@ -77,7 +81,7 @@ class Check:
                 assert process.stdout is not None
                 assert process.stdout.readline().strip() == "open"
             self._wait_streams()
-            memory = Memory(self._service.http)
+            memory = Memory(self._service.port)
             memory.start()
             began = time.monotonic()
             self._write(client, self._topics, self._written)
@@ -92,9 +96,9 @@ class Check:
             reports = [one for process in slow for one in self._finish(process)]
             figures["slow readers at the end after"] = round(time.monotonic() - began, 1)
             figures["of the service"] = {"before": before, "after": used(self._service.process.pid)}
-        memory.stopping.set()
-        memory.join()
-        self._judge(memory.peak, reports, fast_report)
+            memory.stopping.set()
+            memory.join()
+        self._judge(memory, reports, fast_report)
         return self.report
 
     def close(self) -> None:
@@ -112,8 +116,6 @@ class Check:
         wait_until(lambda: metrics(http)["txnbuffer_streams"] == count, f"there are not {count} streams")
 
     def _ends(self) -> dict[str, int]:
-        from txnbuffer.cli.admin_client import ServiceAddress, call
-
         found = call(ServiceAddress(f"127.0.0.1:{self._service.port}"), "Streams")
         ends: dict[str, int] = {}
         for connection in found["connections"]:
@@ -135,10 +137,11 @@ class Check:
         self.report.expect(process.returncode == 0, "a process of readers ends without an error")
         return [json.loads(line) for line in printed.splitlines()]
 
-    def _judge(self, peak: float, slow: list[dict[str, Any]], fast: list[dict[str, Any]]) -> None:
+    def _judge(self, memory: Memory, slow: list[dict[str, Any]], fast: list[dict[str, Any]]) -> None:
         report = self.report
         report.figures |= {
-            "peak of txnbuffer_streams_memory_bytes": peak,
+            "most bytes of mutations": memory.held,
+            "most bytes that were freed while in use": memory.leaving,
             "mutations of slow readers": sum(one["mutations"] for one in slow),
             "interruptions of slow readers": sum(one["interruptions"] for one in slow),
             "mutations of the fast reader": sum(one["mutations"] for one in fast),
@@ -151,7 +154,7 @@ class Check:
         for one in (*slow, *fast):
             report.expect(wanted[one["topic"]] == one["digest"], f"a reader has the state of {one['topic']}: {one}")
         report.expect(not any(one["interruptions"] for one in fast), "the fast reader is not interrupted")
-        report.expect(peak <= MEMORY, f"mutations in memory stay below {MEMORY} bytes, not {peak}")
+        report.expect(memory.held <= MEMORY, f"mutations in memory stay below {MEMORY} bytes, not {memory.held}")
         service = report.figures["of the service"]
         grown = service["after"]["peak_mib"] - service["before"]["rss_mib"]
         report.expect(grown < RSS_MIB, f"the memory of the service grows by less than {RSS_MIB} MiB, not {grown}")
