@@ -57,8 +57,8 @@ class Wait:
         self._since = self._monotonic()
 
     def pause(self) -> None:
-        """Suspend the wait until `resume`."""
-        self._since, self._reason = None, ""
+        """Suspend the wait until `resume`, after which it may be logged again."""
+        self._since, self._reason, self._logged = None, "", False
 
     def failed(self, error: BaseException | None) -> None:
         """Note that an attempt failed and another one follows."""

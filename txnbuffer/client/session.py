@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
-from broker_io.waits import Backoff
+from broker_io.waits import Backoff, Wait
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
@@ -50,6 +50,7 @@ VISIBLE = 120.0
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for the ends of transactions, and for the service to end the connection."""
 CLOSE_POLL = 0.005
+ENDED = ServiceUnavailable("it ended the connection")
 CLOSED = "the client was closed: connect again"
 
 
@@ -86,6 +87,7 @@ class ClientSession:
         self._unavailable_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._lost_at = 0.0
+        self._wait = Wait(f"the service{self._of_shard()}")
 
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, and the service's error if it rejects this client.
@@ -95,6 +97,7 @@ class ClientSession:
         """
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
+        self._wait.resume()
         try:
             link = await self._connector()
         except UntrustedService:
@@ -102,6 +105,7 @@ class ClientSession:
         except ServiceUnavailable as away:
             link = None  # the service may be starting: wait for it
             self._reason = away
+            self._wait.failed(away)
         self._start(link)
         if link is None:
             self._lost_at = began
@@ -119,6 +123,7 @@ class ClientSession:
     def begin(self) -> None:
         """Connect in the background; requests wait for the connection for up to `max_unavailable` seconds."""
         self._loop = asyncio.get_running_loop()
+        self._wait.resume()
         self._start(None)
 
     def check(self) -> None:
@@ -211,6 +216,9 @@ class ClientSession:
             if isinstance(error, CallerError):
                 self._give_up(error)
                 return
+            if was_welcomed:
+                self._wait.resume()
+            self._wait.failed(error or ENDED)
             failures = 1 if was_welcomed else failures + 1
             self._report_unavailable_later(error)
             await asyncio.sleep(backoff.after(failures))
@@ -307,6 +315,7 @@ class ClientSession:
         )
 
     def _connected(self) -> None:
+        self._wait.pause()
         self._unreachable = None
         if self._unavailable_timer is not None:
             self._unavailable_timer.cancel()
@@ -321,9 +330,11 @@ class ClientSession:
             self._unavailable_timer = self._loop.call_later(max(left, 0.0), self._report_unavailable)
 
     def _report_unavailable(self) -> None:
-        of = "" if self._shard.of == 1 else f" of shard {self._shard.number}"
-        text = f"no service{of} for {self.max_unavailable:g} s: {self._reason or 'it ended the connection'}"
+        text = f"no service{self._of_shard()} for {self.max_unavailable:g} s: {self._reason or ENDED}"
         self._give_up(ServiceUnavailable(text))
+
+    def _of_shard(self) -> str:
+        return "" if self._shard.of == 1 else f" of shard {self._shard.number}"
 
     def _give_up(self, error: Error) -> None:
         self._unavailable_timer = None

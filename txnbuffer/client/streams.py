@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from broker_io.environment import current
-from broker_io.waits import Backoff
+from broker_io.waits import Backoff, Wait
 from snapshots.shards import shard_of
 from txnbuffer.checks import check_wait
 from txnbuffer.client.cursors import CursorLease
@@ -152,13 +152,15 @@ class StreamSession:
         self._wake_writer.set()
 
     async def _run(self) -> None:
-        failures, backoff = 0, Backoff()
+        failures, backoff, wait = 0, Backoff(), Wait("the service of change streams")
         while True:
             error: Error
             try:
                 link = await self._connector()
                 failures = 0
+                wait.pause()
                 error = await self._talk(link)
+                wait.resume()
             except Error as refused:
                 error = refused
             except Exception as unexpected:
@@ -177,6 +179,7 @@ class StreamSession:
             if isinstance(error, ClientBroken):
                 self.broken = error
                 return
+            wait.failed(error)
             failures += 1
             await asyncio.sleep(backoff.after(failures))
 

@@ -1,0 +1,113 @@
+"""A client without a connection says what it waits for, on the logger `txnbuffer.waits`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+import pytest
+from client_world import run
+
+from broker_io import waits
+from txnbuffer import ServiceUnavailable
+from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.streams import ChangeStream, StreamLink, StreamSession
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
+
+REASON = "no service answers at 127.0.0.1:9"
+
+
+@pytest.fixture
+def waits_are_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(waits, "LONG_SECONDS", 0.1)
+    caplog.set_level(logging.WARNING, logger="txnbuffer.waits")
+
+
+async def until(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(30.0):
+        while len(caplog.messages) < number:
+            await asyncio.sleep(0.01)
+
+
+async def refuse() -> Link:
+    raise ServiceUnavailable(REASON)
+
+
+async def refuse_streams() -> StreamLink:
+    raise ServiceUnavailable(REASON)
+
+
+@pytest.mark.usefixtures("waits_are_long")
+@pytest.mark.parametrize("in_background", [False, True])
+def test_client_without_a_service(caplog: pytest.LogCaptureFixture, in_background: bool) -> None:
+    async def test() -> None:
+        session = ClientSession(refuse, 60.0)
+        if in_background:
+            session.begin()
+            await until(1, caplog)
+            await session.close()
+        else:
+            opening = asyncio.ensure_future(session.open())
+            await until(1, caplog)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+    run(test())
+    assert caplog.messages[0].startswith("waiting for the service for 0 s")
+    assert caplog.messages[0].endswith(REASON)
+
+
+@pytest.mark.usefixtures("waits_are_long")
+def test_stream_without_a_service(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        session = StreamSession(refuse_streams, 60.0)
+        stream = ChangeStream(session, "t", "beginning", None, None)
+        asking = asyncio.ensure_future(stream.next())
+        await until(1, caplog)
+        asking.cancel()
+        await session.close()
+
+    run(test())
+    assert caplog.messages[0].startswith("waiting for the service of change streams for 0 s")
+    assert caplog.messages[0].endswith(REASON)
+
+
+class BrokenLink:
+    """A connection that is lost once it has welcomed the session."""
+
+    def __init__(self) -> None:
+        self._frames = iter([ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000))])
+
+    async def send(self, frame: ClientFrame) -> None:
+        """Accept a frame."""
+
+    async def receive(self) -> ServerFrame | None:
+        await asyncio.sleep(0.3)  # longer than a wait that is logged
+        return next(self._frames, None)
+
+    async def end(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.usefixtures("waits_are_long")
+def test_each_outage_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    attempts = itertools.count()
+
+    async def connect() -> Link:
+        if next(attempts) in (0, 8):
+            return BrokenLink()
+        raise ServiceUnavailable(REASON)
+
+    async def test() -> None:
+        session = ClientSession(connect, 60.0)
+        await session.open()
+        await until(2, caplog)
+        assert next(attempts) > 8
+        await session.close()
+
+    run(test())
+    assert len(caplog.messages) == 2
