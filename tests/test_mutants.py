@@ -113,6 +113,7 @@ def test_the_test_that_caught_a_mutant_last_runs_first(tree: Path) -> None:
             "FAILED tests/test_x.py::test_y[at once-1] - AssertionError: no - never",
             "tests/test_x.py::test_y[at once-1]",
         ),
+        ("FAILED tests/test_x.py::test_y[2^63 - 1] - assert [1] == 2", "tests/test_x.py::test_y[2^63 - 1]"),
         ("ERROR tests/test_x.py::test_y", "tests/test_x.py::test_y"),
         ("ERROR tests/test_x.py", None),
     ],

@@ -138,7 +138,7 @@ def key_of(mutant: Mutant, root: Path = ROOT) -> str:
 
 def failed_test(output: str) -> str | None:
     """The id of the first test that failed."""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", output, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+?::[^\[\n]+?(?:\[.*?\])?)(?: - .*)?$", output, re.MULTILINE)
     return found[1] if found else None
 
 
