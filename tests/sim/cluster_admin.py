@@ -167,6 +167,8 @@ class AdminInterface:
         if name not in cluster.topics and not creates:
             if name in cluster.partitioned and resource == "properties":
                 return 200, {}
+            if name in cluster.partitioned and "/" not in resource:  # a policy, which all partitions share
+                return self._topic(method, cluster.topics[f"{name}-partition-0"], resource, options, body)
             raise NotFound(f"Topic persistent://{name} not found")
         topic = cluster.create(name)
         if not resource and method == "DELETE":
@@ -194,7 +196,8 @@ class AdminInterface:
         elif name not in cluster.partitioned:
             raise NotFound(f"Topic persistent://{name} not found")
         for number in range(int(count)):
-            cluster.create(f"{name}-partition-{number}")
+            partition = cluster.create(f"{name}-partition-{number}")
+            partition.policies = cluster.topics[f"{name}-partition-0"].policies
         cluster.partitioned[name] = int(count)
         return 204, None
 

@@ -33,7 +33,13 @@ class TopicApp(App):
     """An application that works on each topic by itself, from the time on at which the topic exists."""
 
     async def work(self, client: Client) -> None:
-        await asyncio.gather(*(self._follow(client, topic) for topic in self.setting.topics))
+        tasks = [asyncio.ensure_future(self._follow(client, topic)) for topic in self.setting.topics]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # the others must not go on with a client that is closed
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, client: Client, topic: str) -> None:
         while not self.setting.stopping:

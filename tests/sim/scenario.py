@@ -24,6 +24,7 @@ from sim.world import Finding, World
 from broker_io.errors import Error
 from broker_io.file import FileBroker
 from broker_io.port import Broker
+from snapshots.shards import shard_of
 from txnbuffer import connect
 from txnbuffer.config import Config
 from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
@@ -42,7 +43,7 @@ class Size:
     """How large a scenario is."""
 
     writers: int = 2
-    transactions: int = 18
+    transactions: int = 24
     """Transactions of a writer."""
     faults: int = 8
     seconds: float = 20.0
@@ -53,7 +54,7 @@ class Size:
         """A size that a seed chooses; most are as the defaults."""
         writers = choose.choice((2, 2, 3))
         faults, seconds = choose.choice(((5, 20.0), (8, 20.0), (8, 20.0), (16, 20.0), (24, 30.0), (8, 6.0)))
-        return cls(writers, 36 // writers, faults, seconds)
+        return cls(writers, 48 // writers, faults, seconds)
 
 
 @dataclass(slots=True)
@@ -282,13 +283,19 @@ class ClusterScenario(Scenario):
     on_cluster = True
 
     def make_services(self) -> list[Service]:
-        choose = self.choose
-        self.cluster = SimCluster(self.world, ledger_entries=choose.choice((10, 100, 1000)))
+        self.make_cluster()
+        return [self.on_host(name) for name in ("alpha", "omega")]
+
+    def make_cluster(self) -> None:
+        """Make the cluster, in place of Pulsar."""
+        self.cluster = SimCluster(self.world, ledger_entries=self.choose.choice((10, 100, 1000)))
         self.world.enter(in_place_of_pulsar(self.cluster))
-        services = [on_cluster(self.world.host(name)) for name in ("alpha", "omega")]
-        for service in services:
-            service.config = self.configured(service.config)
-        return services
+
+    def on_host(self, name: str, shard: int = -1, shards: int = 1) -> Service:
+        """A service on a host."""
+        service = on_cluster(self.world.host(name), shard, shards)
+        service.config = self.configured(service.config)
+        return service
 
     def make_faults(self) -> Faults:
         faults = ClusterFaults(self, self.world.random("faults"))
@@ -303,9 +310,22 @@ class ClusterScenario(Scenario):
         return ADDRESS
 
 
+class ShardsScenario(ClusterScenario):
+    """One seed of a cluster with two shards: three services, one of them a standby, and transactions over both."""
+
+    topics = (TOPICS[0], "returns")
+
+    def make_services(self) -> list[Service]:
+        self.make_cluster()
+        assert [shard_of(topic, 2) for topic in self.topics] == [0, 1]
+        standby = self.choose.randrange(2)
+        return [self.on_host(*place, 2) for place in (("alpha", 0), ("omega", 1), ("sigma", standby))]
+
+
 SCENARIOS: dict[str, tuple[type[Scenario], dict[str, int]]] = {
     "embedded": (Scenario, EMBEDDED),
     "cluster": (ClusterScenario, CLUSTER),
+    "shards": (ShardsScenario, CLUSTER),
 }
 """Kinds of scenarios, with the weights of their faults."""
 

@@ -56,10 +56,11 @@ class Service:
         return process
 
 
-def on_cluster(host: Host) -> Service:
-    """A service of a simulated cluster, which waits while another one is active."""
+def on_cluster(host: Host, shard: int = -1, shards: int = 1) -> Service:
+    """A service of a simulated cluster, which waits while another one of its shard is active."""
     config = Config()
     service = replace(config.service, listen=f"{host.name}:{PORT}", http="", insecure=True, standby=True)
+    service = replace(service, shard=shard, shards=shards)
     return Service(host, replace(config, service=service), lambda: open_broker(ADDRESS), cluster_mode=True)
 
 

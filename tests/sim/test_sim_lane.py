@@ -33,7 +33,7 @@ def test_seeds_find_nothing(kind: str) -> None:
     assert len(figures["faults"]) > 10, "the faults do not happen"
 
 
-@pytest.mark.parametrize("kind", ["embedded", "cluster"])
+@pytest.mark.parametrize("kind", ["embedded", "cluster", "shards"])
 def test_a_seed_makes_the_same_events_byte_for_byte(kind: str) -> None:
     command = ("--kind", kind, "--seed", FIRST)
     first, second = run(*command), run(*command, hash_seed=7)

@@ -101,7 +101,7 @@ PLANTED: list[tuple[Plant, str, int]] = [
     (show_what_is_undecided, "embedded", 3),
     (let_two_members_move_a_group, "embedded", 10),
     (drop_what_is_acknowledged, "cluster", 5),
-    (store_twice_without_suppressing, "cluster", 20),
+    (store_twice_without_suppressing, "cluster", 30),
 ]
 
 
