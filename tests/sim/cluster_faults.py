@@ -87,11 +87,13 @@ class ClusterFaults(Faults):
 
 CLUSTER = {
     "kill service": 4,
+    "kill in recovery": 1,
     "stop service": 2,
     "pause service": 3,
     "kill client": 3,
     "pause client": 1,
     "power loss": 1,
+    "client power loss": 1,
     "clock jump": 1,
     "clock drift": 1,
     "lossy network": 2,

@@ -98,11 +98,27 @@ class Faults:
             process.pause()
             self._later(self._choose.choice((0.2, 3.0, 20.0)), process.resume)
 
+    def _kill_in_recovery(self) -> None:
+        """Kill a service, and its successor some moments after its start."""
+        service = self._choose.choice(self._scenario.services)
+        if service.running is not None:
+            self._count("kill in recovery")
+            service.running.kill()
+            successor = service.start()
+            self._later(self._choose.uniform(0.0, 0.1), successor.kill)
+
     # Hosts
 
     def _power_loss(self) -> None:
         self._count("power loss")
         self._service_host.lose_power(self._choose.choice([*Unsynced]))
+
+    def _client_power_loss(self) -> None:
+        """End all processes of a host of clients at once; the services notice it late."""
+        process = self._choose.choice(self._scenario.apps).process
+        if process is not None:
+            self._count("client power loss")
+            process.host.lose_power(self._choose.choice([*Unsynced]))
 
     def _crash_at_write(self) -> None:
         host, unsynced = self._service_host, self._choose.choice((None, *Unsynced))
@@ -178,6 +194,14 @@ class Faults:
 
         self._later(self._choose.uniform(0.5, 5.0), end)
 
+    def _broken_connection(self) -> None:
+        """Break a connection so that one of its ends notices it late, if at all before it sends something."""
+        connections = [*self._world.network.connections]
+        if connections:
+            self._count("half-open connection")
+            seconds = self._choose.choice(((0.0, 15.0), (15.0, 0.0)))
+            self._choose.choice(connections).break_off(*seconds)
+
     def _partition(self) -> None:
         host, others = self._service_host, [*self._world.hosts]
         other = self._choose.choice([name for name in others if name != host.name])
@@ -187,11 +211,13 @@ class Faults:
 
 EMBEDDED = {
     "kill service": 4,
+    "kill in recovery": 2,
     "stop service": 2,
     "pause service": 2,
     "kill client": 3,
     "pause client": 1,
     "power loss": 3,
+    "client power loss": 1,
     "crash at write": 4,
     "failed disk": 2,
     "full disk": 1,
@@ -199,6 +225,7 @@ EMBEDDED = {
     "clock jump": 1,
     "clock drift": 1,
     "lossy network": 3,
+    "broken connection": 1,
     "slow network": 1,
     "partition": 2,
 }
