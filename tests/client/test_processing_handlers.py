@@ -240,3 +240,27 @@ def test_closing_a_sync_client_ends_its_processing() -> None:
         with pytest.raises(InvalidRequest, match="was closed"):
             client.process("source", "g", lambda txn, record: called.set(), idle_timeout=60)
         closing.join(60)
+
+
+def test_a_process_that_is_cancelled_while_it_stops_leaves_its_group() -> None:
+    @in_world
+    async def _(world: World) -> None:
+        client = await world.client()
+        await client.send("source", b"one")
+        stopping = asyncio.Event()
+
+        async def slow_to_stop(txn: Transaction, record: Record) -> None:
+            try:
+                await asyncio.sleep(100.0)
+            finally:
+                stopping.set()
+                await asyncio.sleep(0.3)
+
+        processing = asyncio.create_task(client.process("source", "g", slow_to_stop))
+        await asyncio.sleep(0.3)
+        processing.cancel()
+        await stopping.wait()
+        processing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await processing
+        assert [task for task in asyncio.all_tasks() if "_heartbeat_loop" in repr(task)] == []

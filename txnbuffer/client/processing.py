@@ -51,8 +51,10 @@ async def process(client: BaseClient, source: GroupSource, task: HandlerTask) ->
         await member.join()
         await work.run()
     finally:
-        await work.stop()
-        await member.leave()
+        try:
+            await work.stop()
+        finally:  # a member whose heartbeats go on would hold its partitions
+            await member.leave()
     return task.done
 
 
