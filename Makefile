@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore sim fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore sim sim-planted fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
-	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install all dependencies, pinned and hashed
 
@@ -65,6 +65,9 @@ explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure
 
 sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one; KIND=embedded
 	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND))
+
+sim-planted: $(STAMP) ## plant mistakes and see how soon it finds each; ONLY=text, SECONDS=600, LIST=1 for the results
+	$(BIN)/python tests/sim/planted.py $(if $(ONLY),"$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MISSING),--missing) $(if $(LIST),--list)
 
 fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, ONLY=text for some targets
 	$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -r requirements/fuzz.txt >&2

@@ -89,7 +89,8 @@ class ProcessDisk:
         self.process.check_alive()
         if self._scheduler.current is not None:
             slow = self._random.random() < 0.01
-            self._scheduler.park(SYNC_SECONDS * self._random.uniform(0.1, 2.0) * (100 if slow else 1))
+            seconds = SYNC_SECONDS * self.process.host.sync_factor
+            self._scheduler.park(seconds * self._random.uniform(0.1, 2.0) * (100 if slow else 1))
 
     def release(self) -> None:
         """The process has ended: its locks and descriptors end too."""

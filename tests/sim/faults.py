@@ -43,6 +43,7 @@ class Faults:
         for host in self._world.hosts.values():
             host.disk.capacity = 1 << 40
             host.disk._plans.clear()
+            host.sync_factor = 1.0
             host.crash_in = 0
             for process in host.processes:
                 process.disk.most_files = 1000
@@ -138,6 +139,16 @@ class Faults:
         error = self._choose.choice((errno.EIO, errno.EIO, errno.ENOSPC))
         self._service_host.disk.fail_at(self._choose.randint(1, 20), error, written=self._choose.randint(0, 100))
 
+    def _slow_disk(self) -> None:
+        host = self._service_host
+        self._count("slow disk")
+        host.sync_factor = self._choose.choice((10.0, 100.0))
+
+        def end() -> None:
+            host.sync_factor = 1.0
+
+        self._later(self._choose.uniform(0.5, 6.0), end)
+
     def _full_disk(self) -> None:
         host = self._service_host
         self._count("full disk")
@@ -220,6 +231,7 @@ EMBEDDED = {
     "client power loss": 1,
     "crash at write": 4,
     "failed disk": 2,
+    "slow disk": 2,
     "full disk": 1,
     "no descriptors": 1,
     "clock jump": 1,

@@ -106,7 +106,7 @@ class History:
         self._writers: dict[bytes, list[Attempt]] = {}
         self._derived: dict[bytes, bytes] = {}
         self._now = now
-        self._report = report
+        self.report = report
 
     def attempt(self, client: str, producer: tuple[str, int] | None = None, *, doubles: bool = False) -> Attempt:
         """A transaction or a send begins."""
@@ -159,7 +159,7 @@ class History:
         self.operations += 1
         shown = reading.records[-1].position if reading.records else None
         if position < reading.decided or (shown is not None and position < shown):
-            self._report(
+            self.report(
                 f"{reading.reader} said that {reading.topic} is decided up to {position}, after {reading.decided} and "
                 f"after it had shown {shown}"
             )
@@ -174,4 +174,4 @@ class History:
             writers = self.writers(record.value)
             if not any(writer.fate.may_be_visible for writer in writers):
                 known = ", ".join(map(str, writers)) or "nobody"
-                self._report(f"{who} was shown {record} of {topic}, which is from {known}")
+                self.report(f"{who} was shown {record} of {topic}, which is from {known}")

@@ -14,6 +14,7 @@ from sim.group_apps import REJECTS, RESULTS, GroupPlan, Member, Rival
 from sim.history import Shown
 from sim.readers import CursorFollower, Follower, Joiner, LateReader, Reader
 from sim.rules_roles import each_once, fenced, processed, relayed, sliced, stored, stretched
+from sim.task_apps import TaskReader, TaskWriter
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -187,6 +188,14 @@ class Rivals(Role):
         yield from fenced(attempts, topics, self.scenario.committed_numbers[Rival.NAME])
 
 
+class Tasks(Role):
+    """Tasks that share what one client has."""
+
+    def begin(self) -> None:
+        self.scenario.add(TaskWriter, "tasks", 8, setting=self.scenario.writer_setting(self.scenario.topics))
+        self.scenario.add(TaskReader, "shared")
+
+
 ROLES: dict[str, tuple[type[Role], int]] = {
     "reader": (Readers, 4),
     "late reader": (LateReaders, 2),
@@ -196,6 +205,7 @@ ROLES: dict[str, tuple[type[Role], int]] = {
     "relay": (Relays, 2),
     "sink": (Sinks, 2),
     "rivals": (Rivals, 2),
+    "tasks": (Tasks, 2),
 }
 """Roles, with the weights by which a seed chooses some of them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Sequence
@@ -14,20 +15,23 @@ from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.faults import EMBEDDED, Faults
 from sim.group_apps import Rival
-from sim.history import Fate, History, Shown
+from sim.history import Attempt, Fate, History, Shown
 from sim.readers import shown
 from sim.roles import ROLES, Role, choose_roles
 from sim.service import DIRECTORY, Service, embedded, on_cluster
+from sim.sizes import small_sizes
 from sim.sync_apps import SyncWriter
 from sim.world import Finding, World
 
 from broker_io.errors import Error
 from broker_io.file import FileBroker
-from broker_io.port import Broker
+from broker_io.port import MAX_MESSAGE_BYTES, Broker
 from snapshots.shards import shard_of
 from txnbuffer import connect
 from txnbuffer.config import Config
+from txnbuffer.coordinator.messages import SMALLEST_LIMIT
 from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
+from txnbuffer.model import Outcome as TransactionOutcome
 from txnbuffer.recovery.verify import Level, verify
 
 TOPICS = ("orders", "payments")
@@ -87,6 +91,7 @@ class Scenario:
         self.history = History(lambda: world.now, world.fail)
         self.size = size
         self.choose = world.random("scenario")
+        world.enter(small_sizes(world.random("sizes"), world.log))
         self.services = self.make_services()
         self.setting = Setting(self.address, self.history, self.topics, world.log, self.options, self.on_cluster)
         self.final: dict[str, list[Shown]] = {}
@@ -117,9 +122,15 @@ class Scenario:
     def configured(self, config: Config) -> Config:
         """The configuration of a service with what the seed chooses."""
         choose = self.choose
-        transactions = replace(config.transactions, timeout=choose.choice((5.0, 60.0)), session_timeout=6.0)
+        timeout, remember = choose.choice((5.0, 60.0)), choose.choice((8.0, 3600.0))
+        transactions = replace(config.transactions, timeout=timeout, remember=remember, session_timeout=6.0)
         snapshots = replace(config.snapshots, changes=choose.choice((5, 50, 1000)), interval_ms=1000)
-        return replace(config, transactions=transactions, snapshots=snapshots)
+        streams = replace(config.streams, memory_bytes=choose.choice((4000, 1 << 28)))
+        log = replace(config.log, max_message_bytes=choose.choice((SMALLEST_LIMIT, MAX_MESSAGE_BYTES)))
+        retention = replace(config.retention, check_seconds=choose.choice((1.0, 30.0)))
+        return replace(
+            config, log=log, transactions=transactions, snapshots=snapshots, streams=streams, retention=retention
+        )
 
     def make_faults(self) -> Faults:
         """What can go wrong."""
@@ -231,16 +242,22 @@ class Scenario:
         return found
 
     async def _ask_outcomes(self, client: Any) -> None:
-        """Learn the outcomes that the writers do not know."""
-        for attempt in self.history.attempts:
-            if attempt.fate is Fate.ASKED and attempt.txn is not None:
-                try:
-                    outcome = await client.outcome(attempt.txn)
-                except (OutcomeForgotten, UnknownTransaction):
-                    continue
-                if outcome is not None:
-                    attempt.fate = Fate.COMMITTED if outcome.name == "COMMIT" else Fate.ABORTED
-                    self.world.log("final", str(attempt))
+        """Learn the outcomes that the writers do not know, and compare the others with what they were told."""
+        await asyncio.gather(*(self._ask_outcome(client, one) for one in self.history.attempts if one.txn is not None))
+
+    async def _ask_outcome(self, client: Any, attempt: Attempt) -> None:
+        try:
+            outcome = await client.outcome(attempt.txn)
+        except (OutcomeForgotten, UnknownTransaction):
+            return
+        if outcome is None:
+            return
+        fate = Fate.COMMITTED if outcome is TransactionOutcome.COMMIT else Fate.ABORTED
+        if attempt.fate is Fate.ASKED:
+            attempt.fate = fate
+            self.world.log("final", str(attempt))
+        elif fate.may_be_visible != attempt.fate.may_be_visible and attempt.producer is None:
+            self.world.fail(f"{attempt} has the outcome {outcome.name} in the end")
 
     @property
     def _all_topics(self) -> list[str]:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +28,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 
 SEED_SECONDS = 300.0
-"""Real seconds that one seed may take."""
+"""Real seconds that one seed may take, unless an option says otherwise."""
+SEED_BYTES = 2 << 30
+"""Memory that one seed may take."""
 
 
 def warm_up() -> None:
@@ -36,6 +40,7 @@ def warm_up() -> None:
 
 
 def _in_child(seed: int, kind: str, out: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (SEED_BYTES, SEED_BYTES))
     try:
         outcome = run_seed(seed, kind, clears_away=False)
     except BaseException:
@@ -44,7 +49,9 @@ def _in_child(seed: int, kind: str, out: int) -> None:
         pickle.dump(outcome, pipe)
 
 
-def outcomes(seeds: Iterator[int], kind: str, workers: int, until: float) -> Iterator[Outcome]:
+def outcomes(
+    seeds: Iterator[int], kind: str, workers: int, until: float, seed_seconds: float = SEED_SECONDS
+) -> Iterator[Outcome]:
     """Run seeds in so many processes at once until there are no more, or until a time."""
     running: dict[int, tuple[int, int]] = {}
     more = True
@@ -66,14 +73,14 @@ def outcomes(seeds: Iterator[int], kind: str, workers: int, until: float) -> Ite
             os.close(write)
             running[child] = seed, read
         if running:
-            yield _next_outcome(running)
+            yield _next_outcome(running, seed_seconds)
 
 
-def _next_outcome(running: dict[int, tuple[int, int]]) -> Outcome:
+def _next_outcome(running: dict[int, tuple[int, int]], seconds: float) -> Outcome:
     import select
 
     pipes = {pipe: child for child, (_, pipe) in running.items()}
-    ready, _, _ = select.select([*pipes], [], [], SEED_SECONDS)
+    ready, _, _ = select.select([*pipes], [], [], seconds)
     child = pipes[ready[0]] if ready else next(iter(running))
     seed, pipe = running.pop(child)
     if not ready:
@@ -82,7 +89,7 @@ def _next_outcome(running: dict[int, tuple[int, int]]) -> Outcome:
         content = data.read()
     os.waitpid(child, 0)
     if not content:
-        problem = f"ended without a result{'' if ready else f' within {SEED_SECONDS:g} s'}"
+        problem = f"ended without a result{'' if ready else f' within {seconds:g} s'}"
         return Outcome(seed, 0, 0.0, "", {}, finding=problem)
     outcome: Outcome = pickle.loads(content)
     return outcome
@@ -129,6 +136,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="real seconds after which no seed begins")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed only, and print its events")
+    parser.add_argument("--until-found", action="store_true", help="begin no seed after one that finds something")
+    parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="real seconds that a seed may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded")
     options = parser.parse_args()
@@ -137,9 +146,13 @@ def main() -> int:
         return replay(options.seed, options.kind)
     seconds = options.seconds or (float("inf") if options.seeds else 60.0)
     last = options.first + options.seeds if options.seeds else sys.maxsize
-    warm_up()
-    began, found = time.monotonic(), []
-    for outcome in outcomes(iter(range(options.first, last)), options.kind, options.workers, began + seconds):
+    if not options.until_found:  # what is planted may keep even a small scenario from ending
+        warm_up()
+    began, found = time.monotonic(), list[Outcome]()
+    wanted = takewhile(
+        lambda _: not (options.until_found and any(one.finding for one in found)), range(options.first, last)
+    )
+    for outcome in outcomes(wanted, options.kind, options.workers, began + seconds, options.seed_seconds):
         found.append(outcome)
         if outcome.finding:
             again = f"make sim SEED={outcome.seed}" + (f" KIND={options.kind}" if options.kind != "embedded" else "")

@@ -214,6 +214,8 @@ class Host:
         self.clock = SimClock(world.scheduler, world.random("boot", name).uniform(0.0, 1000.0))
         self.clock.offset = -self.clock.monotonic()
         self.disk = SimulatedDisk()
+        self.sync_factor = 1.0
+        """How much longer than usual a sync takes."""
         self.processes: list[Process] = []
         self.losses = 0
         self.silent = False

@@ -1,0 +1,125 @@
+"""An application of several tasks that share one client: one reader, one transaction, one producer's name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.apps import NOT_COMMITTED, PAUSE, App, Writer
+from sim.history import Fate
+from sim.readers import shown
+
+from broker_io.errors import Error
+from txnbuffer.client.client import Client
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound
+
+
+class TaskWriter(Writer):
+    """Tasks of one client that commit what another one still sends, and share a name."""
+
+    _clients = 0
+
+    async def work(self, client: Client) -> None:
+        self._clients += 1
+        name = f"{self.name}-{self._clients}"
+        await _together(self._commit_number(client, name), self._commit_number(client, name))
+        while self.left > 0:
+            self.left -= 1
+            await self._commit_while_sending(client)
+            await asyncio.sleep(self.choose.choice((0.0, 0.01, 0.3)))
+
+    async def _commit_number(self, client: Client, name: str) -> None:
+        """Commit the first number of a name that nobody else uses."""
+        attempt = self.history.attempt(self.name)
+        topic = self.setting.topics[0]
+        try:
+            async with client.transaction(name=name, number=1) as transaction:
+                value = self._value()
+                self.history.sent(attempt, topic, value)
+                await transaction.send(topic, value, key=self._key())
+                attempt.fate = Fate.ASKED
+        except Fenced as error:
+            self.history.report(f"{self.name} was fenced, and nobody else uses the name {name}: {error}")
+        except (AlreadyCommitted, *NOT_COMMITTED):
+            self._ended(attempt, Fate.ABORTED)
+        except Error as error:
+            self.log(f"{attempt} failed: {error!r:.300}")
+        else:
+            self._ended(attempt, Fate.COMMITTED)
+
+    async def _commit_while_sending(self, client: Client) -> None:
+        """Commit a transaction while another task sends records of it, all or none of which are committed."""
+        attempt, late = self.history.attempt(self.name), self.history.attempt(self.name)
+        topic = self.choose.choice(self.setting.topics)
+        values = [self._value() for _ in range(6)]
+        try:
+            async with client.transaction() as transaction:
+                attempt.txn = transaction.id
+                for each in self._topics():
+                    value = self._value()
+                    self.history.sent(attempt, each, value)
+                    await transaction.send(each, value, key=self._key())
+                for value in values:
+                    self.history.sent(late, topic, value)
+                late.fate = attempt.fate = Fate.ASKED
+                sending = asyncio.create_task(self._send_values(transaction, topic, values))
+                try:
+                    await asyncio.sleep(self.choose.choice((0.0, 0.001, 0.01)))
+                    await transaction.commit()
+                finally:
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+        except NOT_COMMITTED:
+            self._ended(attempt, Fate.ABORTED)
+            self._ended(late, Fate.ABORTED)
+        except NotVisible:
+            self._ended(attempt, Fate.COMMITTED)
+        except Error as error:
+            self.log(f"{attempt} failed: {error!r:.300}")
+            await asyncio.sleep(PAUSE)
+        else:
+            self._ended(attempt, Fate.COMMITTED)
+
+    async def _send_values(self, transaction: Transaction, topic: str, values: list[bytes]) -> None:
+        """Send records together, within a time that may be too short."""
+        keys = [self._key() for _ in values]
+        async with asyncio.timeout(self.choose.choice((0.002, 5.0))):
+            await transaction.send_many(topic, values, keys=keys)
+
+
+class TaskReader(App):
+    """Tasks that share one reader of a topic: each batch goes to one of them."""
+
+    async def work(self, client: Client) -> None:
+        while True:
+            try:
+                await self._read(client, self.setting.topics[0])
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _read(self, client: Client, topic: str) -> None:
+        async with await client.reader(topic) as reader:
+            reading = self.history.reading(self.name, topic)
+
+            async def take() -> None:
+                while True:
+                    batch = await reader.read(limit=3, timeout=0.5)
+                    if batch is not None:
+                        records = shown(batch)
+                        self.history.shown(self.name, topic, records)
+                        reading.records += records
+
+            await _together(take(), take())
+
+
+async def _together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run some tasks; when one fails, end the others and raise its error."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
