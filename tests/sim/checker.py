@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from sim.anomalies import Columns, columns, judge
 from sim.history import NEVER, Attempt, Fate, Following, History, Reading, Shown
 
 Topics = Mapping[str, Sequence[Shown]]
@@ -29,7 +30,46 @@ def violations(history: History, topics: Topics, *, sources: Sequence[str] = (),
         found += _following(following, topics.get(following.topic, ()))
     if derived:
         found += _derived(history, topics, sources, derived)
+    found += [f"anomaly {anomaly}" for anomaly in judge(dependencies(history, topics))]
     return found
+
+
+def dependencies(history: History, topics: Topics) -> Columns:
+    """The history for the search of anomalies: its attempts, a transaction for each derived record, and a last reader.
+
+    A topic is a key without an order of versions; the last reader has read all of it. Each record that a consumer group
+    has handled is a key with its writer, and another one, with an order, for its handling: a group reads that nobody
+    has handled it yet, and appends that it has. So a record that is handled twice is a lost update.
+    """
+    numbers = {id(attempt): number for number, attempt in enumerate(history.attempts)}
+    aborted = [not attempt.fate.may_be_visible for attempt in history.attempts]
+    keys: dict[tuple[str, object], int] = {}
+    appends: list[tuple[int, int]] = []
+    reads: list[tuple[int, int, int]] = []
+
+    def key(kind: str, name: object) -> int:
+        return keys.setdefault((kind, name), len(keys))
+
+    def append(kind: str, name: object, value: bytes) -> None:
+        writers = sorted(history.writers(value), key=lambda writer: not writer.fate.may_be_visible)
+        appends.extend((key(kind, name), numbers[id(writer)]) for writer in writers[:1])
+
+    for topic, records in topics.items():
+        for record in records:
+            source = history.source(record.value)
+            if source is None:
+                append("topic", topic, record.value)
+            elif not history.may_double(source):
+                aborted.append(False)
+                append("record", (topic, record.value), source)
+                reads += [(key("record", (topic, record.value)), len(aborted) - 1, 1)] * bool(history.writers(source))
+                reads.append((key("handled", (topic, source)), len(aborted) - 1, 0))
+                appends += [(key("handled", (topic, source)), len(aborted) - 1)]
+                appends += [(key("topic", topic), len(aborted) - 1)]
+    aborted.append(False)
+    lengths = Counter(number for number, _ in appends)
+    reads += [(number, len(aborted) - 1, lengths[number]) for (kind, _), number in keys.items() if kind == "topic"]
+    return columns(aborted, appends, reads, [kind == "handled" for kind, _ in keys])
 
 
 def _numbered(topics: Topics) -> Iterator[str]:

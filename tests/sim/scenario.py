@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -13,6 +14,7 @@ from sim.apps import App, Setting, Writer
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
+from sim.coverage import recorded
 from sim.faults import EMBEDDED, Faults
 from sim.group_apps import Rival
 from sim.history import Attempt, Fate, History, Shown
@@ -73,6 +75,8 @@ class Outcome:
     fates: dict[str, int] = field(default_factory=dict)
     finding: str = ""
     roles: list[str] = field(default_factory=list)
+    reached: dict[str, int] = field(default_factory=dict)
+    """Transitions and errors, as `coverage` names them."""
 
 
 A = TypeVar("A", bound=App)
@@ -364,6 +368,8 @@ def run_seed(
     scenario_class, usual = SCENARIOS[kind]
     preemption = (0.0, 0.02, 0.2)[seed % 3]
     with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
+        reached: Counter[str] = Counter()
+        world.enter(recorded(reached))
         scenario = scenario_class(world, size or Size.of(world.random("size")), faults or usual, roles)
         finding = ""
         try:
@@ -374,4 +380,4 @@ def run_seed(
         for attempt in scenario.history.attempts:
             fates[attempt.fate.value] = fates.get(attempt.fate.value, 0) + 1
         figures = scenario.history.operations, world.now, world.digest, dict(world.counts)
-        return Outcome(seed, *figures, fates, finding, scenario.role_names)
+        return Outcome(seed, *figures, fates, finding, scenario.role_names, dict(reached))

@@ -1,7 +1,8 @@
 """Run seeds of the simulator: `make sim SEEDS=200`, `make sim SECONDS=600`, `make sim SEED=7` for one with its events.
 
 Each seed runs in a process of its own, forked from one that has imported everything, so that no seed sees what an
-earlier one has left. Prints one JSON object: seeds and operations per hour, and how often each fault happened. A seed
+earlier one has left. Prints one JSON object: seeds and operations per hour, how often each fault happened, and
+which transitions, errors and faults were not reached. A seed
 that finds something prints the command that runs it again; exit code 1.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
+from sim import coverage  # noqa: E402
 from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 
 SEED_SECONDS = 300.0
@@ -95,14 +97,16 @@ def _next_outcome(running: dict[int, tuple[int, int]], seconds: float) -> Outcom
     return outcome
 
 
-def report(found: list[Outcome], seconds: float) -> dict[str, object]:
+def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, object]:
     """The figures of a run."""
     faults: Counter[str] = Counter()
     fates: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
     roles: Counter[str] = Counter()
     for outcome in found:
         faults.update(outcome.counts)
         fates.update(outcome.fates)
+        reached.update(outcome.reached)
         roles.update(outcome.roles)
     operations = sum(outcome.operations for outcome in found)
     return {
@@ -116,6 +120,7 @@ def report(found: list[Outcome], seconds: float) -> dict[str, object]:
         "transactions": dict(sorted(fates.items())),
         "roles": dict(sorted(roles.items())),
         "faults": dict(sorted(faults.items())),
+        "coverage": coverage.report(kind, faults, reached),
     }
 
 
@@ -157,7 +162,7 @@ def main() -> int:
         if outcome.finding:
             again = f"make sim SEED={outcome.seed}" + (f" KIND={options.kind}" if options.kind != "embedded" else "")
             print(f"seed {outcome.seed}: {outcome.finding[:2000]}\n  run it again: {again}", file=sys.stderr)
-    figures = report(found, time.monotonic() - began)
+    figures = report(found, time.monotonic() - began, options.kind)
     print(json.dumps(figures))
     return 1 if figures["findings"] else 0
 

@@ -128,3 +128,18 @@ def test_a_record_that_nobody_asked_to_commit_must_not_be_shown() -> None:
     case.attempt(Fate.OPEN, b"1", topics="a")
     case.history.shown("reader", "a", records(b"a1"))
     assert "was shown" in case.reported[0]
+
+
+def test_a_record_that_a_group_handled_twice_is_a_lost_update() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", topics="a")
+    case.history.derive(b"a1", b">a1")
+    assert "anomaly" not in case.found(records(b"a1"), records(b">a1"))
+    assert "anomaly G-single" in case.found(records(b"a1"), records(b">a1", b">a1"))
+
+
+def test_the_last_reader_of_an_aborted_transaction_is_an_anomaly() -> None:
+    case = Case()
+    case.attempt(Fate.ABORTED, b"1", topics="a")
+    assert "anomaly" not in case.found([], [])
+    assert "anomaly G1a" in case.found(records(b"a1"), [])
