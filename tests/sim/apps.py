@@ -21,6 +21,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import (
     AlreadyCommitted,
+    InvalidRequest,
     NotVisible,
     OutcomeUnknown,
     PositionConflict,
@@ -179,6 +180,8 @@ class Writer(App):
             self._ended(attempt, Fate.COMMITTED)
         except ServiceUnavailable:
             await asyncio.sleep(PAUSE)
+        except InvalidRequest:  # the client is of no use any more
+            raise
         except Error as error:
             self.log(f"{attempt} failed: {error!r:.300}")
             await asyncio.sleep(PAUSE)

@@ -12,7 +12,7 @@ from sim.world import Host
 from broker_io.environment import current
 from broker_io.errors import Error
 from txnbuffer import connect
-from txnbuffer.errors import NotVisible, OutcomeUnknown
+from txnbuffer.errors import InvalidRequest, NotVisible, OutcomeUnknown
 
 
 class SyncWriter(App):
@@ -56,6 +56,8 @@ class SyncWriter(App):
             except Error as error:
                 self.log(f"{attempt} failed: {error!r:.300}")
                 current().clock.sleep(PAUSE)
+                if isinstance(error, InvalidRequest):  # the client is of no use any more
+                    return
             current().clock.sleep(self.choose.choice((0.0, 0.01, 0.3)))
 
     def _transaction(self, client: Any, attempt: Attempt) -> None:
