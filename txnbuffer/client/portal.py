@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial, wraps
@@ -203,6 +204,17 @@ def result_of(future: Future[Result]) -> Result:
         raise InvalidRequest("the client was closed during the call: connect again") from None
 
 
+SIGNAL_SECONDS = 1.0
+"""Seconds after which a signal is handled that came just before a wait, which it does not interrupt then."""
+
+
+def _next_of(waiting: ThreadQueue[Result]) -> Result:
+    """Wait for the next item of a queue, so that Ctrl-C ends the wait at whatever time it comes."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return waiting.get(timeout=SIGNAL_SECONDS)
+
+
 class SyncObject(Generic[Target]):
     """An object of the sync client; its methods wait for those of `_target`, an object of the asyncio client."""
 
@@ -310,7 +322,7 @@ class Portal(SyncObject[Client]):
         try:
             future = self.loop.submit(one)
             future.add_done_callback(lambda _: waiting.put(None))
-            while (asked := waiting.get()) is not None:
+            while (asked := _next_of(waiting)) is not None:
                 done, function = asked
                 if done.set_running_or_notify_cancel():
                     done.set_result(_outcome(function))
