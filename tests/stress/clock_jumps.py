@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -246,11 +247,8 @@ def check(
     restarts: Sequence[float] = (HOUR, -HOUR),
 ) -> Report:
     """The check; `jumps` and `restarts` say how many seconds the clock is off after each of them."""
-    running = Check(clock, directory)
-    try:
+    with closing(Check(clock, directory)) as running:
         return running.run(drifts, jumps, restarts)
-    finally:
-        running.close()
 
 
 def full(directory: Path) -> Report:

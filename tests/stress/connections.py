@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +167,8 @@ def check(
     missing = allow_descriptors(2 * clients + 500)
     if missing:
         return Report(missing=[missing])
-    running = Check(directory, clients, processes, transactions)
-    try:
+    with closing(Check(directory, clients, processes, transactions)) as running:
         return running.run(samples, half_dead=half_dead)
-    finally:
-        running.close()
 
 
 def full(directory: Path) -> Report:

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -184,11 +185,8 @@ class Check:
 
 
 def check(failure: Failure, diaries: Path, *, rounds: int, writers: int = 2) -> Report:
-    running = Check(failure, diaries, writers)
-    try:
+    with closing(Check(failure, diaries, writers)) as running:
         return running.run(rounds)
-    finally:
-        running.close()
 
 
 def full(directory: Path) -> Report:

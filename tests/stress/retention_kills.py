@@ -208,11 +208,8 @@ class Check:
 
 
 def check(place: Embedded | OnPulsar, directory: Path, *, rounds: int, seed: int) -> Report:
-    running = Check(place, directory, seed)
-    try:
+    with closing(Check(place, directory, seed)) as running:
         return running.run(rounds)
-    finally:
-        running.close()
 
 
 def full(directory: Path) -> Report:

@@ -20,6 +20,7 @@ import random
 import subprocess
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,8 @@ class Check:
 
 
 def check(directory: Path, *, streams: int, processes: int, written: int, samples: int) -> Report:
-    running = Check(directory, streams, processes, written)
-    try:
+    with closing(Check(directory, streams, processes, written)) as running:
         return running.run(samples)
-    finally:
-        running.close()
 
 
 def full(directory: Path) -> Report:
