@@ -47,8 +47,6 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
     sends_double: bool = False
     """Whether what is sent without a transaction may be stored twice."""
-    stopping: bool = False
-    """Readers end once they have nothing to read."""
 
 
 class App:
@@ -61,6 +59,7 @@ class App:
         self.choose = choose
         self.done = False
         self.process: Process | None = None
+        self._values = 0
 
     @property
     def history(self) -> History:
@@ -87,6 +86,17 @@ class App:
     def log(self, text: str) -> None:
         self.setting.log(self.name, text)
 
+    def _ended(self, attempt: Attempt, fate: Fate) -> None:
+        self.history.ended(attempt, fate)
+        self.log(str(attempt))
+
+    def _value(self) -> bytes:
+        self._values += 1
+        return b"%s.%d" % (self.name.encode(), self._values)
+
+    def _key(self) -> bytes:
+        return b"k%d" % self.choose.randrange(KEYS)
+
 
 class Writer(App):
     """Writes transactions in a few lanes, some of them as a named producer, and single records."""
@@ -94,7 +104,6 @@ class Writer(App):
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, count: int) -> None:
         super().__init__(name, host, setting, choose)
         self.left = count
-        self._values = 0
         self._numbered: dict[int, dict[str, list[bytes]]] = {}
 
     async def work(self, client: Client) -> None:
@@ -205,17 +214,6 @@ class Writer(App):
             return
         if outcome is not None:
             self._ended(attempt, Fate.COMMITTED if outcome.name == "COMMIT" else Fate.ABORTED)
-
-    def _ended(self, attempt: Attempt, fate: Fate) -> None:
-        self.history.ended(attempt, fate)
-        self.log(str(attempt))
-
-    def _value(self) -> bytes:
-        self._values += 1
-        return b"%s.%d" % (self.name.encode(), self._values)
-
-    def _key(self) -> bytes:
-        return b"k%d" % self.choose.randrange(KEYS)
 
     def _topics(self) -> list[str]:
         topics = self.setting.topics

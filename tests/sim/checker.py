@@ -13,11 +13,8 @@ Topics = Mapping[str, Sequence[Shown]]
 """The committed records of each topic, in the order of its log."""
 
 
-def violations(history: History, topics: Topics, *, sources: Sequence[str] = (), derived: str = "") -> list[str]:
-    """What is wrong, a sentence each.
-
-    A consumer group that has read all of `sources` made one record of `derived` from each of their records.
-    """
+def violations(history: History, topics: Topics) -> list[str]:
+    """What is wrong, a sentence each; what roles promise besides is judged by `rules_roles`."""
     visible = Counter(record.value for records in topics.values() for record in records)
     doubled = {value: count for value, count in visible.items() if count > 1 and not history.may_double(value)}
     found = [f"{value!r} is there {count} times" for value, count in doubled.items()]
@@ -28,8 +25,6 @@ def violations(history: History, topics: Topics, *, sources: Sequence[str] = (),
         found += _reading(reading, topics.get(reading.topic, ()))
     for following in history.followings:
         found += _following(following, topics.get(following.topic, ()))
-    if derived:
-        found += _derived(history, topics, sources, derived)
     found += [f"anomaly {anomaly}" for anomaly in judge(dependencies(history, topics))]
     return found
 
@@ -149,13 +144,6 @@ def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
         if data != wanted or following.seqno > len(records):
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}
             yield f"{following.follower} lacks {missing} of {following.topic} at seqno {following.seqno}"
-
-
-def _derived(history: History, topics: Topics, sources: Sequence[str], derived: str) -> Iterator[str]:
-    made = Counter(history.source(record.value) for record in topics.get(derived, ()))
-    wanted = Counter(record.value for source in sources for record in topics.get(source, ()))
-    if made != wanted:
-        yield f"the group made nothing of {[*(wanted - made)]}, and too much of {[*(made - wanted)]}"
 
 
 def behind(history: History, topics: Topics) -> Iterator[str]:

@@ -163,7 +163,7 @@ class LedgerApp(App):
         self._topic = topic
 
     async def work(self, client: Client) -> None:
-        while not self.setting.stopping:
+        while True:
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(self.choose.uniform(1.0, 20.0), stop.set)
             cursor = self.choose.choice((None, "ledger"))
@@ -184,7 +184,7 @@ class TableApp(App):
         self._file = file
 
     async def work(self, client: Client) -> None:
-        while not self.setting.stopping:
+        while True:
             stop = asyncio.Event()
             asyncio.get_running_loop().call_later(self.choose.uniform(1.0, 20.0), stop.set)
             with contextlib.suppress(TopicNotFound):

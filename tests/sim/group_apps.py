@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from sim.apps import KEYS, PAUSE, App, Setting
+from sim.apps import PAUSE, App, Setting
 from sim.history import Attempt, Fate
 from sim.world import Host
 
@@ -53,7 +53,7 @@ class Member(App):
         self._plan = plan
 
     async def work(self, client: Client) -> None:
-        while not self.setting.stopping:
+        while True:
             stays = self.choose.uniform(0.5, 6.0) if self._plan.leaves and self.choose.random() < 0.7 else None
             try:
                 async with asyncio.timeout(stays):
@@ -98,7 +98,6 @@ class Rival(App):
         super().__init__(name, host, setting, choose)
         self.left = count
         self.attempts: list[Attempt] = []
-        self._values = 0
 
     async def work(self, client: Client) -> None:
         while self.left > 0:
@@ -123,7 +122,7 @@ class Rival(App):
                     attempt.txn = transaction.id
                     for topic, value in values.items():
                         self.history.sent(attempt, topic, value)
-                        await transaction.send(topic, value, key=b"k%d" % self.choose.randrange(KEYS))
+                        await transaction.send(topic, value, key=self._key())
                     attempt.fate = Fate.ASKED
             except TransactionAborted:
                 self._ended(attempt, Fate.ABORTED)
@@ -138,11 +137,3 @@ class Rival(App):
             else:
                 self._ended(attempt, Fate.COMMITTED)
                 return True
-
-    def _ended(self, attempt: Attempt, fate: Fate) -> None:
-        self.history.ended(attempt, fate)
-        self.log(str(attempt))
-
-    def _value(self) -> bytes:
-        self._values += 1
-        return b"%s.%d" % (self.name.encode(), self._values)

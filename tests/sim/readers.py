@@ -42,7 +42,7 @@ class TopicApp(App):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, client: Client, topic: str) -> None:
-        while not self.setting.stopping:
+        while True:
             try:
                 await self.take(client, topic)
             except TopicNotFound:
@@ -62,8 +62,6 @@ class Reader(TopicApp):
             while not again:
                 batch = await reader.read(timeout=2.0)
                 if batch is None:
-                    if self.setting.stopping:
-                        return
                     continue
                 records = shown(batch)
                 self.history.shown(self.name, topic, records)
@@ -96,7 +94,7 @@ class LateReader(App):
         self._positions: dict[str, list[Position]] = {}
 
     async def work(self, client: Client) -> None:
-        while not self.setting.stopping:
+        while True:
             await asyncio.sleep(self.choose.uniform(0.0, 3.0))
             try:
                 await self._read(client)
@@ -111,7 +109,7 @@ class LateReader(App):
             opened = self.host.world.now
             slices = {topic: Slice(self.name, topic, opened, position) for topic, position in starts.items()}
             self.slices += slices.values()
-            while not self.setting.stopping and self.choose.random() > 0.05:
+            while self.choose.random() > 0.05:
                 batch = await reader.read(timeout=2.0)
                 for record in shown(batch or ()):
                     topic = batch.topic
@@ -143,7 +141,7 @@ class Follower(TopicApp):
         following = self.following(topic)
         tokens = self.tokens.setdefault(topic, [])
         async with client.stream(topic, from_=tokens[-1] if tokens else "beginning") as stream:
-            while not self.setting.stopping:
+            while True:
                 try:
                     item = await stream.next(2.0)
                 except TimeoutError:
@@ -225,7 +223,7 @@ class Joiner(App):
         self._source = source
 
     async def work(self, client: Client) -> None:
-        while not self.setting.stopping:
+        while True:
             await asyncio.sleep(self.choose.uniform(0.0, 2.0))
             topic = self.choose.choice(self.setting.topics)
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from sim.apps import KEYS, NOT_COMMITTED, PAUSE, App, Setting
+from sim.apps import NOT_COMMITTED, PAUSE, App, Setting
 from sim.history import Attempt, Fate
 from sim.world import Host
 
@@ -21,7 +21,6 @@ class SyncWriter(App):
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, count: int) -> None:
         super().__init__(name, host, setting, choose)
         self.left = count
-        self._values = 0
 
     def start(self) -> None:
         if not self.done:
@@ -66,10 +65,9 @@ class SyncWriter(App):
             attempt.txn = transaction.id
             for topic in topics:
                 for _ in range(self.choose.randint(1, 3)):
-                    self._values += 1
-                    value = b"%s.%d" % (self.name.encode(), self._values)
+                    value = self._value()
                     self.history.sent(attempt, topic, value)
-                    transaction.send(topic, value, key=b"k%d" % self.choose.randrange(KEYS))
+                    transaction.send(topic, value, key=self._key())
             if self.choose.random() < 0.1:
                 transaction.abort()
                 self._ended(attempt, Fate.ABORTED)
@@ -77,7 +75,3 @@ class SyncWriter(App):
             attempt.fate = Fate.ASKED
             transaction.commit()
             self._ended(attempt, Fate.COMMITTED)
-
-    def _ended(self, attempt: Attempt, fate: Fate) -> None:
-        self.history.ended(attempt, fate)
-        self.log(str(attempt))

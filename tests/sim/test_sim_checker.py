@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sim.checker import violations
 from sim.history import Attempt, Fate, Following, History, Shown
+from sim.rules_roles import processed
 
 from txnbuffer.model import Position
 
@@ -32,8 +33,8 @@ class Case:
         self.history.ended(attempt, fate)
         return attempt
 
-    def found(self, a: list[Shown], b: list[Shown], **options: Any) -> str:
-        return "\n".join(violations(self.history, {"a": a, "b": b}, **options))
+    def found(self, a: list[Shown], b: list[Shown]) -> str:
+        return "\n".join(violations(self.history, {"a": a, "b": b}))
 
 
 def test_what_is_as_it_should_be_is_no_violation() -> None:
@@ -107,10 +108,20 @@ def test_what_a_group_left_out_or_did_twice_is_found() -> None:
     case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
     for source in (b"a1", b"a2"):
         case.history.derive(source, b">" + source)
-    final = records(b"a1", b"a2")
-    assert case.found(final, records(b">a1", b">a2"), sources=["a"], derived="b") == ""
-    assert "made nothing" in case.found(final, records(b">a1"), sources=["a"], derived="b")
-    assert "too much" in case.found(final[:1], records(b">a1", b">a2"), sources=["a"], derived="b")
+    final, poison = records(b"a1", b"a2"), records(b"a1", b"a2", b"a3")
+
+    def found(source: list[Shown], results: list[Shown], rejects: list[Shown]) -> str:
+        def kind(value: bytes) -> str:
+            return "reject" if value == b"a3" else "result"
+
+        return "\n".join(processed({"a": source}, results, rejects, case.history.source, kind))
+
+    assert found(final, records(b">a1", b">a2"), []) == ""
+    assert "made no result of [b'a2']" in found(final, records(b">a1"), [])
+    assert "too many of [b'a2']" in found(final[:1], records(b">a1", b">a2"), [])
+    assert "the results of a are [b'a2', b'a1']" in found(final, records(b">a2", b">a1"), [])
+    assert found(poison, records(b">a1", b">a2"), records(b"a3")) == ""
+    assert "made no reject of [b'a3']" in found(poison, records(b">a1", b">a2"), [])
 
 
 def test_a_decided_position_that_goes_back_is_found() -> None:
