@@ -577,10 +577,10 @@ class SimulatedClock:
 
 
 class SeededRandomness:
-    """Values that are the same for the same seed."""
+    """Values that are the same for the same seed, or those of `source`."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - it has to be deterministic
+    def __init__(self, seed: int = 0, source: random.Random | None = None) -> None:
+        self._random = source or random.Random(seed)  # noqa: S311 - it has to be deterministic
 
     def token(self, size: int) -> bytes:
         return self._random.randbytes(size)

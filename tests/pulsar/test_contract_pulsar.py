@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
+from cluster_contract import ClusterBase, DataTopicsContract
 from pulsar_cluster import Cluster
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from broker_io.pulsar.broker import OVERHEAD_BYTES
 from broker_io.testing.contract import BrokerContract
-from broker_io.testing.contract.base import Base
-from broker_io.testing.contract.ledgers import LedgersContract, TrimmingContract
-from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
-from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +22,7 @@ def shared_namespace(cluster: Cluster) -> Iterator[str]:
     cluster.drop(name)
 
 
-class OnCluster(Base):
-    max_message_bytes = 5 * 1024 * 1024 - OVERHEAD_BYTES
-    keeps_empty_values = False
-    trims_at_once = False
-    destructive_compaction = True
-    options: ClassVar[dict[str, Any]] = {}
-
+class OnCluster(ClusterBase):
     @pytest.fixture
     def broker(self, cluster: Cluster, shared_namespace: str) -> Iterator[Broker]:
         self.address = f"{cluster.url}/{shared_namespace}"
@@ -43,23 +33,10 @@ class OnCluster(Base):
     def open(self) -> Broker:
         return open_broker(self.address, admin_url=self.admin, **self.options)
 
-    def reopen(self, broker: Broker) -> Broker:
-        broker.close()
-        return self.open()
-
 
 class TestCompactedTopics(OnCluster, BrokerContract):
     options: ClassVar = {"compacted_prefix": "contract-"}
 
 
-class TestDataTopics(
-    OnCluster,
-    TopicsContract,
-    ContentsContract,
-    ReadingContract,
-    FollowingContract,
-    LedgersContract,
-    TrimmingContract,
-    OwningContract,
-):
-    """Data topics are batched and can't be compacted."""
+class TestDataTopics(OnCluster, DataTopicsContract):
+    pass

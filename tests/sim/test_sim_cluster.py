@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+from cluster_contract import ClusterBase, DataTopicsContract
 from sim.cluster import ADDRESS, HOST, SimCluster, in_place_of_pulsar
 from sim.stage import Semaphore, SimulatedThreading, SimulatedTime, Stage
 from sim.world import World
@@ -13,25 +14,13 @@ from sim.world import World
 from broker_io import open_broker
 from broker_io.environment import current
 from broker_io.port import Broker
-from broker_io.pulsar.broker import OVERHEAD_BYTES
 from broker_io.testing.contract import BrokerContract, base, messages, topics
-from broker_io.testing.contract.base import Base
-from broker_io.testing.contract.ledgers import LedgersContract, TrimmingContract
-from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
-from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
 
-class OnSimulatedCluster(Base):
-    """The settings are those of the same contract on a real cluster."""
-
+class OnSimulatedCluster(ClusterBase):
     stage: Stage | None = None
     ledger_entries = 1000
-    max_message_bytes = 5 * 1024 * 1024 - OVERHEAD_BYTES
-    keeps_empty_values = False
-    trims_at_once = False
-    destructive_compaction = True
     time_slack_ms = 1000
-    options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     def broker(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
@@ -63,26 +52,13 @@ class OnSimulatedCluster(Base):
     def open(self) -> Broker:
         return open_broker(ADDRESS, **self.options)
 
-    def reopen(self, broker: Broker) -> Broker:
-        broker.close()
-        return self.open()
-
 
 class TestCompactedTopics(OnSimulatedCluster, BrokerContract):
     options: ClassVar = {"compacted_prefix": "contract-"}
 
 
-class TestDataTopics(
-    OnSimulatedCluster,
-    TopicsContract,
-    ContentsContract,
-    ReadingContract,
-    FollowingContract,
-    LedgersContract,
-    TrimmingContract,
-    OwningContract,
-):
-    """Data topics are batched and can't be compacted."""
+class TestDataTopics(OnSimulatedCluster, DataTopicsContract):
+    pass
 
 
 class TestSmallLedgers(TestDataTopics):

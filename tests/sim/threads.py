@@ -9,6 +9,7 @@ import concurrent.futures._base as futures_base
 import contextlib
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -23,7 +24,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SimLock:
+class _Held(ABC):
+    """What a `with` block holds."""
+
+    @abstractmethod
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class SimLock(_Held):
     """A lock. Whoever runs first gets it, as on a real machine: waiting gives no right to it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -60,14 +79,6 @@ class SimLock:
     def locked(self) -> bool:
         return self._locked
 
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
 
 def _current(scheduler: Scheduler) -> SimThread:
     if scheduler.current is None:
@@ -75,7 +86,7 @@ def _current(scheduler: Scheduler) -> SimThread:
     return scheduler.current
 
 
-class SimReentrantLock:
+class SimReentrantLock(_Held):
     """A lock that its thread may acquire again."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -111,14 +122,6 @@ class SimReentrantLock:
         """Acquire it as often as `release_all` returned."""
         self._lock.acquire()
         self._owner, self._count = self._scheduler.current or self._scheduler, count
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class SimCondition(SimReentrantLock):

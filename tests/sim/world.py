@@ -36,6 +36,7 @@ from sim.threads import SimThreads, standard_library
 from broker_io import environment
 from broker_io.environment import Environment, use
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
+from broker_io.testing.disk import SeededRandomness
 
 T = TypeVar("T")
 
@@ -78,22 +79,6 @@ class SimClock:
         self._monotonic, self._at, self._rate = self.monotonic(), self._scheduler.now, rate
 
 
-class ProcessRandomness:
-    """The randomness of one process."""
-
-    def __init__(self, choose: random.Random) -> None:
-        self._random = choose
-
-    def token(self, size: int) -> bytes:
-        return self._random.randbytes(size)
-
-    def below(self, end: int) -> int:
-        return self._random.randrange(end)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self._random.uniform(low, high)
-
-
 class Process:
     """One simulated process, from its start to its end."""
 
@@ -117,7 +102,7 @@ class Process:
         self.environment = Environment(
             clock=host.clock,
             disk=self.disk,
-            randomness=ProcessRandomness(world.random("process", self.name)),
+            randomness=SeededRandomness(source=world.random("process", self.name)),
             threads=SimThreads(self),
             network=ProcessNetwork(host.name, world.network),
             process=str(number),

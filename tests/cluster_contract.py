@@ -1,0 +1,42 @@
+"""What the contract of the broker port is for clusters, real and simulated."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from broker_io.port import Broker
+from broker_io.pulsar.broker import OVERHEAD_BYTES
+from broker_io.testing.contract.base import Base
+from broker_io.testing.contract.ledgers import LedgersContract, TrimmingContract
+from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
+from broker_io.testing.contract.topics import OwningContract, TopicsContract
+
+
+class ClusterBase(Base):
+    """The settings of a cluster; `options` are those of its broker."""
+
+    max_message_bytes = 5 * 1024 * 1024 - OVERHEAD_BYTES
+    keeps_empty_values = False
+    trims_at_once = False
+    destructive_compaction = True
+    options: ClassVar[dict[str, Any]] = {}
+
+    def open(self) -> Broker:
+        """Open a broker of the cluster."""
+        raise NotImplementedError
+
+    def reopen(self, broker: Broker) -> Broker:
+        broker.close()
+        return self.open()
+
+
+class DataTopicsContract(
+    TopicsContract,
+    ContentsContract,
+    ReadingContract,
+    FollowingContract,
+    LedgersContract,
+    TrimmingContract,
+    OwningContract,
+):
+    """Data topics are batched and can't be compacted."""
