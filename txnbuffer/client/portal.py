@@ -205,7 +205,7 @@ def result_of(future: Future[Result]) -> Result:
 
 
 SIGNAL_SECONDS = 1.0
-"""Seconds after which a signal is handled that came just before a wait, which it does not interrupt then."""
+"""A signal that comes just before a wait does not interrupt it; it is handled within this many seconds."""
 
 
 def _next_of(waiting: ThreadQueue[Result]) -> Result:

@@ -25,7 +25,7 @@ PROGRESS_TRANSACTIONS = 1000
 """Transactions between two lines of progress."""
 
 FENCED = ("CoordinatorStopped", "OwnershipLost")
-"""Failures of a service that was fenced. A cluster also fences it if a broker restarts and keeps its own writer out."""
+"""Errors with which a fenced service ends. A broker that restarts may also fence the service's own writer."""
 
 Narrate = Callable[[str], None]
 
