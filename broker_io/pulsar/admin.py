@@ -49,11 +49,12 @@ class AdminClient:
         """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.
 
         Raises ClusterRefused with the status, NotAuthorized, InvalidAddress if a page comes instead of JSON, and
-        ServiceUnavailable; with `retry` only after the cluster was unavailable for too long.
+        ServiceUnavailable; with `retry` only after the cluster was unavailable for too long. A change without `retry`
+        is sent once: after ServiceUnavailable it may have been made.
         """
         if not retry:
-            return self._ask(method, path, body)
-        return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
+            return self._ask(method, path, body, once=method != "GET")
+        return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body, once=False))
 
     def close(self) -> None:
         """Close the connections; those that requests use once they have their answers."""
@@ -62,11 +63,11 @@ class AdminClient:
         if kept is not None:
             kept.release()
 
-    def _ask(self, method: str, path: str, body: Any) -> Any:
+    def _ask(self, method: str, path: str, body: Any, *, once: bool) -> Any:
         data = None if body is None else json.dumps(body).encode()
         place = f"{self.url}/admin/v2/{path}"
         for _ in range(MOST_REDIRECTS):
-            status, content, location = self._call(method, place, data)
+            status, content, location = self._call(method, place, data, once=once)
             if status not in _REDIRECTS or not location:
                 return self._checked_answer(method, path, status, content)
             place = str(httpx.URL(place).join(location))
@@ -99,10 +100,12 @@ class AdminClient:
             raise ServiceUnavailable(f"{what}: the cluster is busy or starting, see the broker's log")
         raise ClusterRefused(what, status, reason)
 
-    def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
+    def _call(self, method: str, place: str, data: bytes | None, *, once: bool) -> tuple[int, bytes, str | None]:
         headers = {"Content-Type": "application/json", "Accept": "*/*", **self._bearer.headers()}
         seconds = min(self._call_seconds, QUERY_SECONDS if method == "GET" else CALL_SECONDS)
-        repeatable = True
+        repeatable = not once
+        if once:
+            self.close()  # a kept connection may have ended, and then nobody knows whether the request arrived
 
         def trace(event: str, _: object) -> None:
             nonlocal repeatable

@@ -21,11 +21,11 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1"
 class Vanishing:
     """Answers the first request of each connection; later ones only if it has not vanished.
 
-    If it `drops`, a later request ends its connection without an answer.
+    If it `drops`, a later request ends its connection without an answer; with `drops_all` the first one too.
     """
 
     def __init__(self) -> None:
-        self.vanished = self.drops = False
+        self.vanished = self.drops = self.drops_all = False
         self.requests = 0
         self.connections = 0
         self.together: threading.Barrier | None = None
@@ -48,7 +48,7 @@ class Vanishing:
         with accepted:
             while accepted.recv(65_536):
                 self.requests += 1
-                if answered and self.drops:
+                if self.drops_all or (answered and self.drops):
                     return
                 if not (answered and self.vanished):
                     answered += 1
@@ -98,8 +98,20 @@ def test_a_query_is_repeated_on_a_new_connection_after_one_timeout(
 def test_a_request_that_meets_the_end_of_a_kept_connection_is_repeated(server: Vanishing) -> None:
     client = client_of(server, 2)
     server.drops = True
-    assert client.ask("PUT", "x", retry=False) == 1
+    assert client.ask("PUT", "x") == 1
     assert server.requests == 2 + 2 + 1
+    client.close()
+
+
+def test_a_change_without_retries_is_sent_once_on_a_new_connection(server: Vanishing) -> None:
+    client = client_of(server, 2)
+    server.drops = True
+    assert client.ask("DELETE", "x", retry=False) == 1
+    assert [server.requests, server.connections] == [2 + 1, 3]
+    server.drops_all = True
+    with pytest.raises(ServiceUnavailable):
+        client.ask("DELETE", "x", retry=False)
+    assert [server.requests, server.connections] == [2 + 1 + 1, 4]
     client.close()
 
 
