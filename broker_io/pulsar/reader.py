@@ -64,11 +64,11 @@ class MessageSource:
         try:
             message = self._coming.result(milliseconds / 1000)
         except TimeoutError:
-            return self._read(0)  # it can reach the queue just during the call
+            return None  # the queue may already have the message after it
         self._coming = None
         if message is None:
             return self._read(milliseconds)
-        other = self._read(0)  # the queue may have the one before it, or usually the next one
+        other = self._read(0)  # usually the next one; a message that came during the call is the one before it
         if other is not None and place_of(other) < place_of(message):
             message, other = other, message
         self._buffered = other

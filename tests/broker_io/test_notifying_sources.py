@@ -93,14 +93,17 @@ def test_message_queued_during_the_request_is_returned_first(library: Library, s
     assert [first.entry, *rest(source)] == [0, 1]
 
 
-def test_message_queued_during_the_request_is_read_without_the_callback(
+def test_message_whose_callback_is_late_is_returned_before_those_of_the_queue(
     library: Library, source: MessageSource
 ) -> None:
+    """The library calls back in a thread of its own; meanwhile it queues what comes next."""
     source.notify_when_readable(lambda: None)
-    library.queue.append(message(0))
-    assert rest(source) == [0]
+    told, library.told = library.told, None  # the library has a message for it
     library.comes(1)
-    assert rest(source) == [1]
+    library.comes(2)
+    assert rest(source) == []
+    told(pulsar.Result.Ok, message(0))
+    assert rest(source) == [0, 1, 2]
 
 
 def test_callback_is_called_at_the_end(library: Library, source: MessageSource) -> None:

@@ -98,7 +98,7 @@ class Group(Role):
         choose, scenario = self.choose, self.scenario
         scenario.setting.topics = (*scenario.setting.topics, RESULTS)
         on_error = choose.choice(("stop", "stop", "skip", "dead letter"))
-        fails = choose.choice((0.0, 0.1)) if on_error == "stop" else 0.0
+        fails = choose.choice((0.0, 0.02)) if on_error == "stop" else 0.0  # a transaction may hold 50 records
         self.plan = GroupPlan(scenario.topics, on_error, fails, choose.random() < 0.3, choose.random() < 0.4)
         for number in range(choose.choice((1, 2, 2, 3))):
             scenario.add(Member, f"member{number}", self.plan)
