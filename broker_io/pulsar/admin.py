@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import ssl
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from broker_io.environment import Mutex, current
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
-from broker_io.pulsar.answers import AnswerKind, classify_status
+from broker_io.pulsar.answers import AnswerKind, classify_status, read_answer
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.waits import RetryPolicy
 
@@ -22,6 +23,8 @@ QUERY_SECONDS = 10.0
 LEAST_SECONDS = 2.0
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
+
+T = TypeVar("T")
 
 _REDIRECTS = (301, 302, 307, 308)
 _NEWS = ("connection.connect_tcp.started", "http11.receive_response_headers.complete")
@@ -55,6 +58,10 @@ class AdminClient:
         if not retry:
             return self._ask(method, path, body, once=method != "GET")
         return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body, once=False))
+
+    def query(self, path: str, read: Callable[[Any], T], *, retry: bool = True) -> T:
+        """What `read` finds in the answer to GET; raises as `ask`, and ClusterRefused for an answer of another form."""
+        return read_answer(f"the answer to GET {path}", self.ask("GET", path, retry=retry), read)
 
     def close(self) -> None:
         """Close the connections; those that requests use once they have their answers."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import pulsar
 
@@ -142,6 +143,41 @@ RESULTS = {
     "MemoryBufferIsFull": AnswerKind.TRANSIENT,  # room comes with the next acknowledgement
     "Interrupted": AnswerKind.TRANSIENT,
 }
+
+
+T = TypeVar("T")
+INT64 = range(-(2**63), 2**63)
+
+
+def read_answer(what: str, answer: Any, read: Callable[[Any], T]) -> T:
+    """What `read` finds in the decoded content of an answer. Raises ClusterRefused for an answer of another form."""
+    try:
+        return read(answer)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ClusterRefused(f"{what} can't be read ({error!r}): {answer!r:.200}", 0, "") from None
+
+
+def integer(value: Any) -> int:
+    """Raises ValueError for anything else in an answer, and for integers of more than 64 bits."""
+    if type(value) is not int or value not in INT64:
+        raise ValueError(f"{value!r:.50} is not an integer of 64 bits")
+    return value
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object in an answer; one without fields may be missing. Raises TypeError."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.50} is not an object")
+    return value
+
+
+def texts(value: Any) -> list[str]:
+    """A list of texts in an answer. Raises TypeError."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TypeError(f"{value!r:.50} is not a list of texts")
+    return value
 
 
 def classify_status(status: int, reason: str) -> AnswerKind:

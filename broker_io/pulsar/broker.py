@@ -20,9 +20,9 @@ from broker_io.errors import (
 )
 from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, Resource, check_compaction, check_topic_name
-from broker_io.position import EARLIEST, NO_INDEX, Position
+from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import threads
-from broker_io.pulsar.answers import append_error
+from broker_io.pulsar.answers import append_error, texts
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.ledgers import (
@@ -31,6 +31,7 @@ from broker_io.pulsar.ledgers import (
     LedgerState,
     LedgerUpkeep,
     create_subscription,
+    entry_position,
     last_position,
     topic_state,
 )
@@ -140,22 +141,23 @@ class PulsarBroker(Resource):
         """Ask once; after ServiceUnavailable the next writer asks again, because it waits for the cluster anyway."""
         self._limit_asked = True
         try:
-            found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", retry=False)
-            limit = int(found["maxMessageSize"])
+            limit = self._cluster.admin.query(
+                "brokers/configuration/runtime", lambda found: int(found["maxMessageSize"]), retry=False
+            )
             room = min(OVERHEAD_BYTES, limit // 4)
             self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, limit - room)
         except ServiceUnavailable:
             return
-        except (NotAuthorized, ClusterRefused, LookupError, ValueError):
+        except (NotAuthorized, ClusterRefused):
             pass  # these credentials will not learn it later either
         self._limit_answered = True
 
     def topics(self) -> list[str]:
         self._cluster.check()
-        ask, path = self._cluster.admin.ask, f"persistent/{self._cluster.namespace}"
+        query, path = self._cluster.admin.query, f"persistent/{self._cluster.namespace}"
         prefix = f"persistent://{self._cluster.namespace}/"
         # An older topic can have the name of a partitioned one.
-        found = {*ask("GET", path)} - {*ask("GET", f"{path}/partitioned")}
+        found = {*query(path, texts)} - {*query(f"{path}/partitioned", texts)}
         names = (from_local_name(url.removeprefix(prefix)) for url in found)
         return sorted(name for name in names if name is not None)
 
@@ -186,8 +188,7 @@ class PulsarBroker(Resource):
         self._cluster.ask("PUT", topic, "properties", {NOTE: text}, retry=False)
 
     def annotation(self, topic: str) -> str | None:
-        found = (self._cluster.ask("GET", topic, "properties", retry=False) or {}).get(NOTE)
-        return None if found is None else str(found)
+        return self._cluster.property(topic, NOTE, retry=False)
 
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)
@@ -255,9 +256,8 @@ class PulsarBroker(Resource):
         return last_position(self._cluster, topic)
 
     def position_at(self, topic: str, time_ms: int) -> Position | None:
-        found = self._cluster.ask("GET", topic, f"messageid/{min(max(time_ms, 0), 2**62)}")
+        start = self._cluster.query(topic, f"messageid/{min(max(time_ms, 0), 2**62)}", entry_position)
         state = topic_state(self._cluster, topic)
-        start = Position(found["ledgerId"], found["entryId"], NO_INDEX)
         if state.last.entry < 0 or start > state.last or start.entry < 0:
             return None
         with self.reader(topic, start) as reader:

@@ -22,7 +22,7 @@ from broker_io.partitions import partitioned
 from broker_io.port import Resource, check_topic_name
 from broker_io.pulsar import threads
 from broker_io.pulsar.admin import AdminClient
-from broker_io.pulsar.answers import open_error
+from broker_io.pulsar.answers import integer, mapping, open_error, read_answer
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.threads import Resolver, flusher
 from broker_io.waits import RetryPolicy
@@ -187,20 +187,32 @@ class Cluster:
                 raise TopicNotFound(f"there is no topic {topic!r}: create it first") from None
             raise
 
+    def query(self, topic: str, resource: str, read: Callable[[Any], T], *, retry: bool = True) -> T:
+        """What `read` finds in an answer about a topic. Raises TopicNotFound; ClusterRefused for another form."""
+        return read_answer(f"{resource} of topic {topic!r}", self.ask("GET", topic, resource, retry=retry), read)
+
+    def property(self, topic: str, name: str, *, retry: bool = True) -> str | None:
+        """A property of the topic."""
+        found = self.query(topic, "properties", lambda answer: mapping(answer).get(name), retry=retry)
+        return None if found is None else str(found)
+
     def incarnation(self, topic: str, *, retry: bool = True) -> str:
         """The incarnation in the topic's properties, or the creation date of a topic of other programs."""
-        mark = (self.ask("GET", topic, "properties", retry=retry) or {}).get(INCARNATION)
+        mark = self.property(topic, INCARNATION, retry=retry)
         if mark is not None:
-            return str(mark)
-        found = self.ask("GET", topic, "internal-info", retry=retry)
-        if "partitions" in found:
-            raise partitioned(topic)
-        return f"{found['creationDate']} {self.url(topic)}"
+            return mark
+
+        def creation_date(info: Any) -> str:
+            if "partitions" in info:
+                raise partitioned(topic)
+            return str(info["creationDate"])
+
+        return f"{self.query(topic, 'internal-info', creation_date, retry=retry)} {self.url(topic)}"
 
     def partitions(self, topic: str) -> int:
         """The number of partitions; 0 if the topic is not partitioned or does not exist."""
         try:
-            return int(self.ask("GET", topic, "partitions")["partitions"])
+            return self.query(topic, "partitions", lambda found: integer(found["partitions"]))
         except TopicNotFound:
             return 0
 

@@ -113,7 +113,7 @@ class Bearer:
         with self._lock:
             if self._token is None or self._monotonic() > self._until:
                 self._token, seconds = _fetch_token(self._credentials.oauth2 or {})
-                self._until = self._monotonic() + max(seconds - RENEW_EARLY, 1.0)
+                self._until = self._monotonic() + max(1.0, seconds - RENEW_EARLY)
             return self._token
 
 
@@ -147,7 +147,9 @@ def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
         httpx.TooManyRedirects,
         OSError,
         ValueError,
+        AttributeError,
         KeyError,
+        OverflowError,
         TypeError,
     ) as error:
         raise NotAuthorized(f"no token from {issuer} ({error!r}): check the parameters of oauth2") from None

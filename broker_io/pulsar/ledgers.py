@@ -8,8 +8,9 @@ from typing import Any
 
 from broker_io.errors import ClusterRefused, ServiceUnavailable
 from broker_io.port import Ledger
-from broker_io.position import Position
+from broker_io.position import EARLIEST, Position
 from broker_io.pulsar.admin import AdminClient
+from broker_io.pulsar.answers import integer, mapping, read_answer
 from broker_io.pulsar.cluster import Cluster, path_of
 
 SUBSCRIPTION = "__txnbuffer"
@@ -52,17 +53,24 @@ def topic_state(cluster: Cluster, topic: str, *, retry: bool = True) -> LedgerSt
     return read_state(cluster.ask("GET", topic, "internalStats", retry=retry))
 
 
+def entry_position(message_id: Any) -> Position:
+    """The position of the entry in an answer that is a message id."""
+    return Position(integer(message_id["ledgerId"]), integer(message_id["entryId"]))
+
+
 def last_position(cluster: Cluster, topic: str) -> Position | None:
-    found = cluster.ask("GET", topic, "lastMessageId")
-    if found["entryId"] >= 0:
-        return Position(found["ledgerId"], found["entryId"], found["batchIndex"])
+    found = cluster.query(
+        topic, "lastMessageId", lambda answer: entry_position(answer)._replace(batch=integer(answer["batchIndex"]))
+    )
+    if found.entry >= 0:
+        return found
     # The last message is gone, if there ever was one: take the latest position that is recorded somewhere.
     state = topic_state(cluster, topic)
-    kept = (cluster.ask("GET", topic, "properties") or {}).get(LAST)
+    kept = cluster.property(topic, LAST)
     known = [state.last, state.cursors.get(SUBSCRIPTION, state.last)]
     known = [place for place in known if place.entry >= 0]
     if kept is not None:
-        known.append(Position.parse(kept))
+        known.append(read_answer(f"property {LAST} of topic {topic!r}", kept, _place))
     return max(known, default=None)
 
 
@@ -71,23 +79,27 @@ def read_state(stats: Any) -> LedgerState:
 
     Raises ClusterRefused for an answer of another form.
     """
-    try:
-        return _state_in(stats)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ClusterRefused(f"internalStats of a topic can't be read ({error!r}): {stats!r:.200}", 0, "") from None
+    return read_answer("internalStats of a topic", stats, _state_in)
 
 
 def _state_in(stats: Any) -> LedgerState:
     rows = stats["ledgers"]
     ledgers = []
     for index, row in enumerate(rows):
-        entries, size, newest = row["entries"], row["size"], index == len(rows) - 1
+        entries, size, newest = integer(row["entries"]), integer(row["size"]), index == len(rows) - 1
         if newest:  # the row of an open ledger has no counts
-            entries, size = max(entries, stats["currentLedgerEntries"]), max(size, stats["currentLedgerSize"])
+            entries = max(entries, integer(stats["currentLedgerEntries"]))
+            size = max(size, integer(stats["currentLedgerSize"]))
         # The next broker that loads the topic replaces an empty ledger.
-        ledgers.append(Ledger(row["ledgerId"], entries, size, not newest, lasting=entries > 0))
-    cursors = {name: Position.parse(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
-    return LedgerState(ledgers, Position.parse(stats["lastConfirmedEntry"]), cursors)
+        ledgers.append(Ledger(integer(row["ledgerId"]), entries, size, not newest, lasting=entries > 0))
+    if not ledgers:
+        raise ValueError("a loaded topic has a ledger")
+    cursors = {name: _place(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
+    return LedgerState(ledgers, _place(stats["lastConfirmedEntry"]), cursors)
+
+
+def _place(text: str) -> Position:
+    return Position(*map(integer, Position.parse(text)))
 
 
 TRIM_SECONDS = 3.0
@@ -161,7 +173,7 @@ class LedgerUpkeep:
             return
         self._cluster.retry(f"topic {topic!r} to be compacted", lambda: self._compacted(topic, end))
         state = topic_state(self._cluster, topic)
-        horizon = state.cursors[COMPACTION]
+        horizon = state.cursors.get(COMPACTION, EARLIEST)
         first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)
         if floor is not None:
             first = min(first, max(floor, state.ledgers[0].ledger))
@@ -174,14 +186,13 @@ class LedgerUpkeep:
         except ClusterRefused as error:
             if error.status != 409:  # one is running: wait for it, then check how far it came
                 raise
-        status = self._cluster.ask("GET", topic, "compaction")
-        while status["status"] == "RUNNING":
+        while (status := self._cluster.query(topic, "compaction", mapping)).get("status") == "RUNNING":
             self._clock.sleep(LOOK_SECONDS)
             self._cluster.check()
-            status = self._cluster.ask("GET", topic, "compaction")
         if topic_state(self._cluster, topic).cursors.get(COMPACTION, Position(-1, -1)) < end:
             raise ServiceUnavailable(
-                f"compaction of topic {topic!r} ended with {status['status']} before {end} ({status.get('lastError')})"
+                f"compaction of topic {topic!r} ended with {status.get('status')} before {end} "
+                f"({status.get('lastError')})"
             )
 
     def _wait(self, done: Callable[[], bool], seconds: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from broker_io.errors import NotSupported, UnsafePolicy
 from broker_io.partitions import partition_of, whole_name
 from broker_io.pulsar.admin import AdminClient
+from broker_io.pulsar.answers import integer, mapping, texts
 from broker_io.pulsar.cluster import path_of, url_of
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState
 
@@ -47,19 +48,37 @@ NOT_SHOWN = Policies(None, None, None, None, None)
 
 
 def policies_of(admin: AdminClient, namespace: str, path: str) -> Policies:
-    own_ttl = admin.ask("GET", f"{path}/messageTTL")
-    clusters = admin.ask("GET", f"{path}/replication?applied=true")
+    own_ttl = admin.query(f"{path}/messageTTL", _number)
+    clusters = admin.query(f"{path}/replication?applied=true", _names)
     return Policies(
-        admin.ask("GET", f"{path}/messageTTL?applied=true") if own_ttl is None else own_ttl,
-        admin.ask("GET", f"{path}/backlogQuotaMap?applied=true"),
-        admin.ask("GET", f"{path}/inactiveTopicPolicies?applied=true"),
-        admin.ask("GET", f"{path}/compactionThreshold?applied=true"),
-        admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
-        admin.ask("GET", f"{path}/backlogQuotaMap"),
+        admin.query(f"{path}/messageTTL?applied=true", _number) if own_ttl is None else own_ttl,
+        admin.query(f"{path}/backlogQuotaMap?applied=true", _quotas),
+        admin.query(f"{path}/inactiveTopicPolicies?applied=true", mapping),
+        admin.query(f"{path}/compactionThreshold?applied=true", _number),
+        admin.query(f"namespaces/{namespace}/subscriptionExpirationTime", _number),
+        admin.query(f"{path}/backlogQuotaMap", _quotas),
         own_ttl,
         clusters,
-        admin.ask("GET", f"{path}/replication") if len(clusters or ()) > 1 else None,
+        admin.query(f"{path}/replication", _names) if len(clusters) > 1 else None,
     )
+
+
+def _number(answer: Any) -> int | None:
+    return None if answer is None else integer(answer)
+
+
+def _names(answer: Any) -> list[str]:
+    return [] if answer is None else texts(answer)
+
+
+def _quotas(answer: Any) -> dict[str, Any]:
+    """The backlog quota of each kind, without the fields that are null."""
+    quotas = {}
+    for kind, quota in mapping(answer).items():
+        quotas[kind] = {name: value for name, value in mapping(quota).items() if value is not None}
+        for limit in ("limitSize", "limitTime"):
+            integer(quotas[kind].get(limit, -1))
+    return quotas
 
 
 def override_policies(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
@@ -80,7 +99,7 @@ def _override_quotas(admin: AdminClient, namespace: str, path: str, policies: Po
     missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _is_limiting(kind, own[kind]))]
     if not missing:
         return policies._replace(quotas=quotas)
-    wanted = {} if ours else admin.ask("GET", f"namespaces/{namespace}/backlogQuotaMap") or {}
+    wanted = {} if ours else admin.query(f"namespaces/{namespace}/backlogQuotaMap", _quotas)
     for kind in missing:
         if kind in wanted and _is_limiting(kind, wanted[kind]) and not _is_default(kind, wanted[kind]):
             continue

@@ -18,7 +18,7 @@ from broker_io.pulsar.admin import MOST_REDIRECTS, AdminClient
 from broker_io.pulsar.broker import OVERHEAD_BYTES, PulsarBroker
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
-from broker_io.pulsar.ledgers import read_state
+from broker_io.pulsar.ledgers import NEW
 from broker_io.pulsar.policies import (
     DEFAULT_QUOTA_BYTES,
     QUOTA_KINDS,
@@ -211,7 +211,7 @@ class LiftedMeanwhile(AdminClient):
 def test_quotas_removed_by_another_process_are_no_error() -> None:
     admin, path = LiftedMeanwhile(), "persistent/t/n/wide"
     policies = override_policies(admin, "t/n", path, policies_of(admin, "t/n", path), ours=False)
-    state = read_state({"lastConfirmedEntry": "1:-1", "ledgers": [], "cursors": {}})
+    state = NEW
     check_policies("wide-partition-0", "t/n", policies, state, compacted=False)
 
 
