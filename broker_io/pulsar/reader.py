@@ -1,8 +1,8 @@
 """Readers of a cluster's topics that notice every gap.
 
 A Pulsar reader whose messages were trimmed gets no error: it is given the next messages that exist. So each message is
-checked. Within a ledger entries are consecutive; another ledger starts at its first entry, after the ledger before was
-read to its end, with no messages in the ledgers between.
+checked. Messages are consecutive within an entry and a ledger; another ledger starts at its first entry, after the
+ledger before was read to its end, with no messages in the ledgers between.
 
 A `MessageSource` is one reader of the client library; a `PulsarReader` opens another one where it has to.
 """
@@ -120,17 +120,39 @@ class MessageSource:
 
 
 def place_of(message: Any) -> Position:
-    found = message.message_id()
-    return Position(found.ledger_id(), found.entry_id(), found.batch_index())
+    return position_of(message.message_id())
 
 
-def follows(last: Position, place: Position) -> bool:
-    """Whether a position follows another, as far as the two positions prove it."""
+def position_of(message_id: Any) -> Position:
+    return Position(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+
+
+def ends_entry(message_id: Any) -> bool:
+    """Whether a message is the last one of its entry.
+
+    The library shows the size of a batch only in the serialized id, a protobuf message of which it is the last field.
+    """
+    batch = message_id.batch_index()
+    return batch < 0 or bytes(message_id.serialize()).endswith(BATCH_SIZE + encode_varint(batch + 1))
+
+
+def encode_varint(number: int) -> bytes:
+    """Encode a number of 0 or more as protobuf does."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def follows(last: Position, place: Position, last_id: Any | None = None) -> bool:
+    """Whether a message is proved to be the one after `last`, whose id tells the size of its batch."""
     if place.ledger != last.ledger:
         return False
     if place.entry == last.entry:
-        return place.batch > last.batch
-    return place.entry == last.entry + 1 and place.batch <= 0
+        return place.batch == last.batch + 1
+    return place.entry == last.entry + 1 and place.batch <= 0 and (last_id is None or ends_entry(last_id))
 
 
 def is_next_ledger(last: Position, place: Position, state: LedgerState) -> bool:
@@ -155,6 +177,8 @@ def is_gone(start: Position, state: LedgerState, *, compacted: bool, horizon: Po
     return not (compacted and horizon is not None and start.ledger <= horizon.ledger)
 
 
+BATCH_SIZE = b"\x30"
+"""The tag of the size of a batch in a serialized message id."""
 BATCH_BYTES = 16 * 1024 * 1024
 """Approximate maximum size of one batch."""
 SLICE_SECONDS = 0.5
@@ -192,7 +216,7 @@ class PulsarReader(Handle):
         self._inclusive = inclusive
         self._last = start
         self._start_reached = False
-        self._last_seen = False  # whether the message at `last` was read, so that a new source must read it again
+        self._last_id: Any | None = None  # if the message at `last` was read: a new source must read it again
         self._held: Any | None = None
         self._tries = (EARLIEST, 0)
         self._known_successor = (-1, -1)
@@ -276,18 +300,19 @@ class PulsarReader(Handle):
                 break  # the messages before are good; the next call raises it
             if message is None:
                 break
-            place = place_of(message)
-            if not follows(self._last, place) or not self._start_reached:
+            message_id = message.message_id()
+            place = position_of(message_id)
+            if not self._start_reached or not follows(self._last, place, self._last_id):
                 if messages:
                     self._held = message  # checked by the next call; the messages before are good
                     break
                 try:
-                    if not self._admit(place):
+                    if not self._admit(message_id, place):
                         continue
                 except Error:
                     self._held = message  # the next call checks it again
                     raise
-            self._last, self._last_seen = place, True
+            self._last, self._last_id = place, message_id
             if self.compacted and place.batch >= 0 and is_hole(message):
                 continue
             messages.append(message)
@@ -328,47 +353,51 @@ class PulsarReader(Handle):
 
     # --- gap detection ---
 
-    def _admit(self, place: Position) -> bool:
+    def _admit(self, message_id: Any, place: Position) -> bool:
         """Whether a message that does not simply follow is the next one, else it is skipped. Raises PositionTrimmed."""
         if self._start_reached and place <= self._last:
             return False
         if not self._start_reached:
-            return self._admit_first(place)
+            return self._admit_first(message_id, place)
         if self.compacted and place.ledger == self._last.ledger:
             return True
         self._check_topic()
         if self.compacted:
             return True
         state = topic_state(self._cluster, self.topic)
-        if is_next_ledger(self._last, place, state) or self._is_known_successor(self._last, place):
+        if self._entry_is_read and (
+            is_next_ledger(self._last, place, state) or self._is_known_successor(self._last, place)
+        ):
             return True
         if state.find(self._last.ledger) is None:
             raise self._trimmed(self._last, state)
         return self._is_unreadable(self._last)
 
-    def _admit_first(self, place: Position) -> bool:
+    def _admit_first(self, message_id: Any, place: Position) -> bool:
         start = self._start
         if place < start:
             return False
         if place == start:  # ledger numbers are unique in a cluster, so it is the same topic
-            self._start_reached = self._last_seen = True
-            self._last = place
+            self._start_reached = True
+            self._last, self._last_id = place, message_id
             return self._inclusive
         self._check_topic()
-        known = (
-            start == EARLIEST
-            or place[:2] == start[:2]
-            or follows(start, place)
-            or self._is_known_successor(start, place)
-        )
+        known = follows(start, place, self._last_id) or (self._entry_is_read and self._is_known_successor(start, place))
+        if self._last_id is None:
+            known |= start == EARLIEST or place[:2] == start[:2]
         if not known and not self.compacted:
             state = topic_state(self._cluster, self.topic)
             if state.find(start.ledger) is None:
                 raise self._trimmed(start, state)
-            if self._last_seen and not is_next_ledger(start, place, state):
+            if self._last_id is not None and not (self._entry_is_read and is_next_ledger(start, place, state)):
                 return self._is_unreadable(start)
         self._start_reached = True
         return True
+
+    @property
+    def _entry_is_read(self) -> bool:
+        """Whether no message of the last entry is missing, as far as is known."""
+        return self._last_id is None or ends_entry(self._last_id)
 
     def _is_unreadable(self, last: Position) -> bool:
         """Whether a source that was opened for this check skips the same entries after a position.
@@ -410,7 +439,7 @@ class PulsarReader(Handle):
                 self._check_topic(retry=False)
         except ServiceUnavailable:
             return  # while the cluster is unavailable nothing comes, which is no error
-        if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
+        if state.last.entry < 0 or (state.last[:2] <= self._last[:2] and self._entry_is_read):
             if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
                 self._known_successor = (self._last.ledger, state.newest)
             if not self._source.is_connected():  # after an outage the library waits for up to a minute
@@ -424,13 +453,15 @@ class PulsarReader(Handle):
             self._last.ledger,
             state.ledgers[0].ledger,
         )
-        if self._last_seen and trimmed and not self.compacted:
+        if self._last_id is not None and trimmed and not self.compacted:
             raise self._trimmed(self._last, state)
         self._open_source()
 
     def _open_source(self) -> None:
         """Open a new source at the last message, which must come again to prove that nothing is missing."""
-        start, inclusive = (self._last, not self._last_seen) if self._start_reached else (self._start, self._inclusive)
+        start, inclusive = (
+            (self._last, self._last_id is None) if self._start_reached else (self._start, self._inclusive)
+        )
         source = self._new_source(start)
         self._source.close()
         self._source, self._start, self._inclusive = source, start, inclusive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import _pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, parse_address, to_local_name, url_of
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState, read_state
 from broker_io.pulsar.policies import Policies, check_policies
-from broker_io.pulsar.reader import follows, is_gone, is_next_ledger
+from broker_io.pulsar.reader import BATCH_SIZE, encode_varint, follows, is_gone, is_next_ledger
 
 SAFE = Policies(0, {"destination_storage": {"policy": "producer_request_hold"}}, None, 0, None)
 
@@ -105,7 +106,7 @@ def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None)
         ((3, 4, -1), (3, 5, 0), True),
         ((3, 4, 7), (3, 5, 0), True),
         ((3, 4, 0), (3, 4, 1), True),
-        ((3, 4, 0), (3, 4, 3), True),  # compaction drops messages of a batch
+        ((3, 4, 0), (3, 4, 3), False),
         ((3, 4, 7), (3, 5, 1), False),
         ((3, 4, -1), (3, 6, -1), False),
         ((3, 4, -1), (3, 4, -1), False),
@@ -115,6 +116,16 @@ def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None)
 )
 def test_entries_of_a_ledger_are_consecutive(last: Any, place: Any, expected: bool) -> None:
     assert follows(Position(*last), Position(*place)) is expected
+
+
+@pytest.mark.parametrize(("size", "index"), [(8, 7), (128, 127), (300, 299), (20_000, 19_999)])
+def test_next_entry_follows_only_the_last_message_of_a_batch(size: int, index: int) -> None:
+    def id_of(batch: int) -> Any:
+        bare = _pulsar.MessageId(-1, 3, 4, batch).serialize()
+        return _pulsar.MessageId.deserialize(bare + BATCH_SIZE + encode_varint(size))
+
+    assert follows(Position(3, 4, index), Position(3, 5, 0), id_of(index))
+    assert not follows(Position(3, 4, index - 1), Position(3, 5, 0), id_of(index - 1))
 
 
 def test_next_ledger_follows_a_ledger_that_was_read_to_its_end() -> None:

@@ -47,6 +47,21 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "AHEAD_OF_LARGE", 1)
 
 
+@pytest.mark.parametrize("size", [2, 3, 200])
+def test_ids_tell_the_last_message_of_a_batch(broker: Broker, client: pulsar.Client, namespace: str, size: int) -> None:
+    name = f"persistent://{namespace}/orders"
+    batched = client.create_producer(
+        name, batching_enabled=True, batching_max_messages=size, batching_max_publish_delay_ms=60_000
+    )
+    for number in range(2 * size):
+        batched.send_async(b"%d" % number, lambda *_: None)
+    batched.flush()
+    client.create_producer(name).send(b"alone")
+    reader = client.create_reader(name, pulsar.MessageId.earliest)
+    found = [reader_module.ends_entry(reader.read_next(10_000).message_id()) for _ in range(2 * size + 1)]
+    assert found == [*[False] * (size - 1), True] * 2 + [True]
+
+
 def test_messages_of_other_programs_are_read_as_they_are(broker: Broker, client: pulsar.Client, namespace: str) -> None:
     """Batched or not, with a schema, an ordering key, compressed: the fields of the port are read."""
     name = f"persistent://{namespace}/orders"

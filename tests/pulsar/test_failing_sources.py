@@ -12,7 +12,7 @@ from broker_io.environment import current
 from broker_io.errors import Closed, Error, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import reader as reader_module
-from broker_io.pulsar.reader import PulsarReader
+from broker_io.pulsar.reader import BATCH_SIZE, PulsarReader, encode_varint, place_of
 
 AWAY = ServiceUnavailable("the topic moves")
 STATE = {
@@ -25,8 +25,9 @@ STATE = {
 
 
 class Id:
-    def __init__(self, place: Position) -> None:
+    def __init__(self, place: Position, size: int) -> None:
         self._place = place
+        self._size = size
 
     def ledger_id(self) -> int:
         return self._place.ledger
@@ -37,15 +38,19 @@ class Id:
     def batch_index(self) -> int:
         return self._place.batch
 
+    def serialize(self) -> bytes:
+        return BATCH_SIZE + encode_varint(self._size)
+
 
 class Received:
     """A message as the client library returns it."""
 
-    def __init__(self, ledger: int, entry: int) -> None:
-        self._place = Position(ledger, entry)
+    def __init__(self, ledger: int, entry: int, batch: int = -1, size: int = 0) -> None:
+        self._place = Position(ledger, entry, batch)
+        self._size = size
 
     def message_id(self) -> Id:
-        return Id(self._place)
+        return Id(self._place, self._size)
 
     def properties(self) -> dict[str, str]:
         return {}
@@ -91,7 +96,7 @@ class Topic:
 class Source:
     def __init__(self, topic: Topic, start: Position) -> None:
         self._topic = topic
-        places = [(message, Position(*_place(message))) for message in topic.messages]
+        places = [(message, place_of(message)) for message in topic.messages]
         self._left = [message for message, place in places if place >= start and place not in topic.hidden]
         self._dead: Error | None = None
 
@@ -113,10 +118,6 @@ class Source:
 
     def close(self) -> None:
         self._dead = Closed("closed")
-
-
-def _place(message: Received) -> tuple[int, int]:
-    return message.message_id().ledger_id(), message.message_id().entry_id()
 
 
 def _fail(failures: list[Error | None]) -> None:
@@ -204,6 +205,31 @@ def test_nothing_is_skipped_if_a_second_source_fails(topic: Topic) -> None:
     topic.hidden = set()
     found += read_on(reader)
     assert found == [(1, 1), (1, 2), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param({Position(1, 1, 1)}, id="in a batch"),
+        pytest.param({Position(1, 1, 2)}, id="at the end of a batch"),
+        pytest.param({Position(1, 2, 1)}, id="at the end of a ledger"),
+        pytest.param({Position(2, 1, 129)}, id="at the end of the topic"),
+    ],
+)
+def test_rest_of_a_batch_that_a_source_skips_is_read_from_another_one(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, missing: set[Position]
+) -> None:
+    sizes = {(1, 0): 1, (1, 1): 3, (1, 2): 2, (2, 0): 1, (2, 1): 130}
+    topic.messages = [Received(*entry, batch, size) for entry, size in sizes.items() for batch in range(size)]
+    topic.hidden = missing
+    reader = reader_of(topic)
+    topic.hidden = set()
+    found: list[Position] = []
+    for _ in range(3):
+        while (placed := reader.read()) is not None:
+            found += placed.positions
+        monkeypatch.setattr(reader, "_check_interval", 0.0)
+    assert found == [place_of(message) for message in topic.messages]
 
 
 def test_reader_that_notifies_never_waits_for_a_cluster_that_is_away(topic: Topic) -> None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import _pulsar
 
+from broker_io.pulsar.reader import BATCH_SIZE, encode_varint
+
 if TYPE_CHECKING:
     from sim.cluster_client import SimProducer, SimReader
 
@@ -40,12 +42,13 @@ NOWHERE = Place(-1, -1)
 class Received:
     """A message as a reader of the client library gets it."""
 
-    __slots__ = ("_batch", "_message", "_place", "_published")
+    __slots__ = ("_batch", "_message", "_place", "_published", "_size")
 
-    def __init__(self, message: Any | None, place: Place, batch: int, published: int) -> None:
+    def __init__(self, message: Any | None, place: Place, batch: int, size: int, published: int) -> None:
         self._message = message
         self._place = place
         self._batch = batch
+        self._size = size
         self._published = published
 
     @property
@@ -53,7 +56,10 @@ class Received:
         return (*self._place, self._batch)
 
     def message_id(self) -> Any:
-        return _pulsar.MessageId(-1, *self._place, self._batch)
+        bare = _pulsar.MessageId(-1, *self._place, self._batch)
+        if self._batch < 0:
+            return bare
+        return _pulsar.MessageId.deserialize(bare.serialize() + BATCH_SIZE + encode_varint(self._size))
 
     def publish_timestamp(self) -> int:
         return self._published
@@ -86,7 +92,7 @@ class Received:
 
     def emptied(self) -> Received:
         """The placeholder that compaction leaves of it."""
-        return Received(None, self._place, self._batch, self._published)
+        return Received(None, self._place, self._batch, self._size, self._published)
 
 
 @dataclass(slots=True)
@@ -164,7 +170,8 @@ class StoredTopic:
             newest = self.roll()
         place = Place(newest.number, len(newest.entries))
         received = [
-            Received(message, place, index if batched else -1, now_ms) for index, message in enumerate(messages)
+            Received(message, place, index if batched else -1, len(messages), now_ms)
+            for index, message in enumerate(messages)
         ]
         size = sum(map(size_of, messages))
         entry = Entry(place, received, batched, compressed, now_ms, size)
