@@ -250,7 +250,7 @@ class SendResult(NamedTuple):
 class RecordPath(ABC):
     """The queues of the topics, and the sends in flight.
 
-    `unacknowledged` counts bytes, also of queued records; `credits` is its limit. `through_service`: the service gets
+    `ready`: topics that may have another send, by name. `unacknowledged` counts bytes, also of queued records; `credits` is its limit. `through_service`: the service gets
     the records, in order, and acknowledges them.
     """
 
@@ -260,7 +260,7 @@ class RecordPath(ABC):
         self.topics: dict[str, SendTopic] = {}
         self.credits = first_credits
         self.unacknowledged = 0
-        self._ready: dict[str, SendTopic] = {}
+        self.ready: dict[str, SendTopic] = {}
         self._results: list[SendResult] = []
 
     @property
@@ -284,7 +284,7 @@ class RecordPath(ABC):
         outbox.add(rows, transaction, waiter)
         self.unacknowledged += outbox.size - before
         if transaction is None or topic.registered:
-            self._ready[topic.name] = topic
+            self.ready[topic.name] = topic
 
     def add_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Queue records as a send of their own."""
@@ -294,11 +294,11 @@ class RecordPath(ABC):
         topic.sealed.append(flight)
         self.unacknowledged += flight.size
         if topic.registered:
-            self._ready[topic.name] = topic
+            self.ready[topic.name] = topic
 
     def registered(self, topic: SendTopic) -> None:
         topic.asked, topic.registered = False, True
-        self._ready[topic.name] = topic
+        self.ready[topic.name] = topic
 
     def not_registered(self, topic: SendTopic) -> list[SendInFlight]:
         """Drop and return the sends that waited for the registration of a topic."""
@@ -320,7 +320,7 @@ class RecordPath(ABC):
         flights = [*self._drop_in_flight()]
         waiters: list[Waiter] = []
         self._results.clear()
-        self._ready.clear()
+        self.ready.clear()
         for topic in self.topics.values():
             topic.asked = False
             topic.in_flight = 0
@@ -351,12 +351,12 @@ class RecordPath(ABC):
 
     @abstractmethod
     def _may_send(self, topic: SendTopic) -> bool:
-        """Whether another send to the topic may be in flight now; if not, `_settle` puts it into `_ready` again."""
+        """Whether another send to the topic may be in flight now; if not, `_settle` puts it into `ready` again."""
 
     def _next(self) -> SendInFlight | None:
         """Return the next send, which is in flight from now on."""
-        while self._ready:
-            topic = next(iter(self._ready.values()))
+        while self.ready:
+            topic = next(iter(self.ready.values()))
             flight: SendInFlight | None = None
             if self._may_send(topic):
                 if topic.sealed and (topic.registered or not topic.sealed[0].runs):
@@ -368,14 +368,14 @@ class RecordPath(ABC):
             if flight is not None:
                 topic.in_flight += 1
                 return flight
-            del self._ready[topic.name]
+            del self.ready[topic.name]
         return None
 
     def _settle(self, flight: SendInFlight) -> None:
         self.unacknowledged -= flight.size
         topic = self.topics[flight.send.topic]
         topic.in_flight -= 1
-        self._ready[topic.name] = topic
+        self.ready[topic.name] = topic
 
 
 class ServicePath(RecordPath):
@@ -430,7 +430,7 @@ class ServicePath(RecordPath):
         for flight in self._in_flight.values():
             topic = self.topics[flight.send.topic]
             topic.in_flight = 0
-            self._ready[topic.name] = topic
+            self.ready[topic.name] = topic
         self.unacknowledged -= sum(flight.size for flight in unknown)
         self._again.extendleft(reversed(again))
         self._in_flight.clear()

@@ -232,7 +232,8 @@ class ClientSession:
             while (frame := await link.receive()) is not None:
                 self.core.receive(frame)
                 self._deliver()
-                self._news.set()
+                if self.core.has_frame:
+                    self._news.set()
                 if self.core.broken is not None:
                     raise self.core.broken
                 if frame.welcome is not None:

@@ -82,12 +82,15 @@ class PendingRequest(NamedTuple):
 
 
 class Requests:
-    """The unanswered requests of a session, by number; they are repeated after the connection was lost."""
+    """The unanswered requests of a session, by number; they are repeated after the connection was lost.
+
+    `queued`: the rows of the next frame, by field.
+    """
 
     def __init__(self) -> None:
         self.unanswered: dict[int, PendingRequest] = {}
         self._number = 0
-        self._queued: dict[Field, list[Any]] = {}
+        self.queued: dict[Field, list[Any]] = {}
         self._sent: set[int] = set()  # unanswered requests sent over an earlier connection
 
     def ask(self, field: Field, row_of: Callable[[int], Any], waiter: Waiter = None, subject: Any = None) -> int:
@@ -95,29 +98,29 @@ class Requests:
         self._number += 1
         row = row_of(self._number)
         self.unanswered[self._number] = PendingRequest(field, row, waiter, subject)
-        self._queued.setdefault(field, []).append(row)
+        self.queued.setdefault(field, []).append(row)
         return self._number
 
     def unsent(self, number: int) -> bool:
         """Return whether a request was not sent over any connection."""
         request = self.unanswered.get(number)
-        return request is not None and number not in self._sent and request.row in self._queued.get(request.field, [])
+        return request is not None and number not in self._sent and request.row in self.queued.get(request.field, [])
 
     def withdraw(self, number: int) -> bool:
         """Withdraw a request; False if it was already sent."""
         if not self.unsent(number):
             return False
         request = self.unanswered.pop(number)
-        self._queued[request.field].remove(request.row)
+        self.queued[request.field].remove(request.row)
         return True
 
     def again(self) -> None:
         """Put all unanswered requests into the next frame, in the order of their numbers."""
-        queued = {row[0] for rows in self._queued.values() for row in rows}
+        queued = {row[0] for rows in self.queued.values() for row in rows}
         self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
-        self._queued.clear()
+        self.queued.clear()
         for request in self.unanswered.values():
-            self._queued.setdefault(request.field, []).append(request.row)
+            self.queued.setdefault(request.field, []).append(request.row)
 
     def stop_waiting(self, *, visible: bool) -> list[PendingRequest]:
         """Remove waiters and return their requests; those of commits that wait for visibility only with `visible`."""
@@ -131,11 +134,11 @@ class Requests:
 
     def drop_all(self) -> None:
         self.unanswered.clear()
-        self._queued.clear()
+        self.queued.clear()
 
     def take(self) -> dict[str, Any]:
         """Return the fields of the next frame."""
-        queued, self._queued = self._queued, {}
+        queued, self.queued = self.queued, {}
         return {field: tuple(rows) for field, rows in queued.items() if rows}
 
 
@@ -418,6 +421,11 @@ class SessionCore:
     def reject(self, number: int, error: Error) -> None:
         """Handle a request that cannot be sent, as if the service had answered it with this error."""
         self._answer(number, error)
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether `take_frame` may return a frame."""
+        return bool(self.requests.queued or self._path.ready or self._returned)
 
     def take_frame(self) -> ClientFrame | None:
         """Return the next frame to send; None if there is nothing."""
