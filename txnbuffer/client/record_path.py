@@ -250,8 +250,8 @@ class SendResult(NamedTuple):
 class RecordPath(ABC):
     """The queues of the topics, and the sends in flight.
 
-    `ready`: topics that may have another send, by name. `unacknowledged` counts bytes, also of queued records; `credits` is its limit. `through_service`: the service gets
-    the records, in order, and acknowledges them.
+    `ready`: the topics that may have another send, by name. `unacknowledged` counts bytes, also of queued records;
+    `credits` is its limit. `through_service`: the service gets the records, in order, and acknowledges them.
     """
 
     through_service: ClassVar[bool]
