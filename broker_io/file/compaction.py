@@ -30,9 +30,9 @@ from broker_io.block import (
 )
 from broker_io.environment import Disk
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry, TopicEntry
+from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import open_segment
-from broker_io.file.segment import SparseIndex, damage_at, headers, read_block
+from broker_io.file.segment import SparseIndex, headers, read_block
 from broker_io.file.writer import BLOCK_BYTES
 
 Mask = NDArray[np.bool_]

@@ -37,15 +37,18 @@ for an empty topic). All but the last ledger are closed. Appends in the journal 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import json
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
 
+from broker_io.block import BadBlock
 from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import (
     CallerError,
@@ -106,6 +109,15 @@ def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
     """As `disk_error`, for an OSError that stops the log."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
     return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
+
+
+@contextlib.contextmanager
+def damage_at(path: str, offset: int) -> Iterator[None]:
+    """Convert BadBlock to Damaged with this location."""
+    try:
+        yield
+    except BadBlock as error:
+        raise Damaged(path, offset, str(error)) from None
 
 
 LOCK = "lock"

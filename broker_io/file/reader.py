@@ -27,13 +27,12 @@ from broker_io.block import (
 from broker_io.environment import Environment, Mutex, ReadableFile
 from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry, TopicEntry, disk_error
+from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at, disk_error
 from broker_io.file.recovery import missing_segment
 from broker_io.file.segment import (
     CHUNK_BYTES,
     FIRST_CHUNK_BYTES,
     UNFINISHED,
-    damage_at,
     headers,
     read_block,
     verified_index,

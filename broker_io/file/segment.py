@@ -34,7 +34,7 @@ from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlo
 from broker_io.environment import Disk, File, ReadableFile, read_file
 from broker_io.errors import Damaged
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry
+from broker_io.file.layout import LedgerEntry, damage_at
 
 STEP_BYTES = 64 * 1024
 ENTRY_BYTES = 32
@@ -147,15 +147,6 @@ def headers(file: ReadableFile, path: str, start: int, end: int, place: int | No
             raise Damaged(path, at, f"a block of {header.length} bytes does not end before {end}")
         yield FoundBlock(at, header)
         at += header.length
-
-
-@contextlib.contextmanager
-def damage_at(path: str, offset: int) -> Iterator[None]:
-    """Convert BadBlock to Damaged with this location."""
-    try:
-        yield
-    except BadBlock as error:
-        raise Damaged(path, offset, str(error)) from None
 
 
 def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
