@@ -37,8 +37,9 @@ from txnbuffer.recovery.codec import (
     encode_segment,
     encode_state,
 )
-from txnbuffer.recovery.restore import LoadedTopic, fresh, kept_history, load
+from txnbuffer.recovery.restore import LoadedTopic, kept_history, load, version_of
 from txnbuffer.recovery.verify import diff_states, rebuild
+from txnbuffer.streams.failover import FailoverLog
 
 _ANY_EPOCH = 1
 """The epoch of encoded segments until the owner writes them with its own."""
@@ -178,12 +179,9 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     entries = table.topics.get(topic, TopicEntries())
     state = decode_state(found.state)
     branch = f"{ownership.epoch}-{now_ms}"  # seqnos start again: older ones cannot be continued
-    failover = fresh(topic, found.incarnation, ledgers, state.buffer.segment_size, branch).failover
-    cursors: dict[str, int] = {}
-    sequencer = Sequencer.restore(state.sequencer)
-    kept = kept_history(topic, found.incarnation, entries, ledgers, sequencer, failover.current.uuid)
-    if kept is not None:
-        failover, cursors = kept
+    uuid = version_of(topic, found.incarnation, branch)
+    kept = kept_history(topic, found.incarnation, entries, ledgers, Sequencer.restore(state.sequencer), uuid)
+    failover, cursors = kept or (FailoverLog.initial(uuid), {})
     index = SnapshotIndex()
     for entry in state.unsealed_index if kept is not None else ():
         index.add(entry)

@@ -101,7 +101,7 @@ class LoadedTopic:
     once what is decided up to `resume`; the rest once it is applied up to the end of the log. The snapshot covers the
     ledgers from `origin_ledger` on; the log still has those from `first_ledger` on. `index` is empty for readers.
     `rewrite` has the segments of the snapshot if some are not live any more: they have to be written again before an
-    end entry names them. `notes` are messages for operators.
+    end entry names them. `versions`: the stored failover log, not checked. `notes` are messages for operators.
     """
 
     topic: str
@@ -114,7 +114,7 @@ class LoadedTopic:
     following_ledger: int
     resume: Position
     sequenced: Position
-    failover: FailoverLog
+    versions: tuple[Version, ...]
     index: StoredIndex = StoredIndex()
     cursors: dict[str, int] = field(default_factory=dict)
     rewrite: list[BufferSegment] = field(default_factory=list)
@@ -124,6 +124,11 @@ class LoadedTopic:
     def registered(self) -> bool:
         """Whether it has a snapshot. Without one it has no transactions, and its records have no seqnos yet."""
         return self.snapshot is not None
+
+    @property
+    def failover(self) -> FailoverLog:
+        """The versions of its history."""
+        return stored_log(self.topic, self.incarnation, self.versions)
 
     def anchor(self, start: Position) -> tuple[int | None, Position]:
         """The nearest position at or before `start` whose seqno is known: `(seqno, position)`.
@@ -261,7 +266,7 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
         snapshot.state.following_ledger,
         resume,
         sequenced,
-        stored_log(topic, incarnation, snapshot.state.versions),
+        snapshot.state.versions,
         cursors=dict(snapshot.state.cursors),
     )
 
@@ -320,8 +325,8 @@ def fresh(
     origin = ledgers[0].ledger
     start = before_ledger(origin)
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
-    log = FailoverLog.initial(version_of(topic, incarnation, branch))
-    return LoadedTopic(topic, incarnation, None, buffer, sequencer, origin, origin, origin, start, start, log)
+    first = Version(version_of(topic, incarnation, branch), 0)
+    return LoadedTopic(topic, incarnation, None, buffer, sequencer, origin, origin, origin, start, start, (first,))
 
 
 def kept_history(
@@ -393,7 +398,7 @@ def _from_start(
         if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
             return None
         restored = fresh(topic, incarnation, ledgers, state.buffer.segment_size)
-        restored.failover = stored_log(topic, incarnation, state.versions)
+        restored.versions = state.versions
         restored.cursors = dict(state.cursors)
         if (end := readable_end(topic, entries)) is not None:
             restored.index = _renumbered(topic, end, live, state)
