@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from txnbuffer.errors import StreamViolation
-from txnbuffer.streams.messages import ERRORS, EndReason, end_error
+from txnbuffer.streams.client import ERRORS, end_error
+from txnbuffer.streams.messages import EndReason
 from txnbuffer.streams.states import CONSUMER_STEPS, PRODUCER_STEPS, Consuming, Event, Producing, next_state
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs" / "change-streams.md").read_text()

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from broker_io.errors import Error
-from txnbuffer.errors import ConnectionSilent, ForeignToken, InvalidRequest, StreamViolation
+from txnbuffer.errors import (
+    BackfillFailed,
+    ConnectionSilent,
+    ForeignToken,
+    InvalidRequest,
+    StreamBranched,
+    StreamClosed,
+    StreamFenced,
+    StreamTooSlow,
+    StreamTopicDeleted,
+    StreamTrimmed,
+    StreamViolation,
+)
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import ResumeToken
 from txnbuffer.streams.messages import (
@@ -45,11 +57,37 @@ from txnbuffer.streams.messages import (
     StreamMutations,
     StreamOpened,
     StreamRequest,
-    end_error,
 )
 from txnbuffer.streams.states import Consuming, Event, Window, next_state
 
 StreamMessage = Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd
+
+ERRORS: dict[EndReason, tuple[type[Error], str]] = {
+    EndReason.CLOSED: (StreamClosed, "the service closed it; open it again"),
+    EndReason.STATE_CHANGED: (StreamFenced, "the service no longer owns the topic; open it again at the new owner"),
+    EndReason.DISCONNECTED: (StreamClosed, "the connection is lost; open it again"),
+    EndReason.TOO_SLOW: (
+        StreamTooSlow,
+        "its reader did not keep up; open it again, and read faster or with a larger window",
+    ),
+    EndReason.BACKFILL_FAILED: (
+        BackfillFailed,
+        "the log could not be read; check the service's log output, then open it again",
+    ),
+    EndReason.ROLLBACK: (StreamBranched, "the topic's history branched; open it again to get the rollback seqno"),
+    EndReason.TRIMMED: (StreamTrimmed, "its next mutations were trimmed; start from the oldest mutation"),
+    EndReason.DELETED: (StreamTopicDeleted, "the topic was deleted; read a new one of its name from the beginning"),
+}
+"""The error for each reason, and what to do."""
+
+
+def end_error(topic: str, reason: EndReason) -> Error | None:
+    """The error for the reader of a stream that ended with `reason`; None if it reached its end."""
+    if reason is EndReason.OK:
+        return None
+    error, advice = ERRORS[reason]
+    return error(f"the stream of topic {topic} ended: {advice}")
+
 
 _ONCE = RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST | RequestFlag.TO_NOW
 """Flags that only the first request of a stream has, until it is answered."""

@@ -226,8 +226,3 @@ class Pulse:
         self._sent = now
         self.noops += 1
         return True
-
-    def next_time(self) -> float:
-        """The time of the next check."""
-        heard = self._heard if self._asked is None else self._asked
-        return min(heard, self._sent) + self._interval
