@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Message
 from broker_io.errors import Fenced, MessageTooLarge
 from broker_io.position import Position
+from broker_io.varint import encode_varint
 from txnbuffer.coordinator.messages import (
     Begin,
     Branch,
@@ -167,3 +168,8 @@ def _plain(result: object) -> object:
     if isinstance(result, Exception):
         return type(result), str(result), vars(result)
     return type(result), result
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a message of a protocol file that has bytes, up to number 15."""
+    return bytes([number << 3 | 2]) + encode_varint(len(content)) + content

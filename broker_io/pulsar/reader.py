@@ -27,6 +27,7 @@ from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState, last_position, topic_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
 from broker_io.pulsar.threads import flusher
+from broker_io.varint import encode_varint
 
 ASK_SECONDS = 2.0
 """Timeout of the library's answer whether there is more; the call can hang."""
@@ -134,16 +135,6 @@ def ends_entry(message_id: Any) -> bool:
     """
     batch = message_id.batch_index()
     return batch < 0 or bytes(message_id.serialize()).endswith(BATCH_SIZE + encode_varint(batch + 1))
-
-
-def encode_varint(number: int) -> bytes:
-    """Encode a number of 0 or more as protobuf does."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def follows(last: Position, place: Position, last_id: Any | None = None) -> bool:

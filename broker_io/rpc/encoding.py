@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from broker_io.block import BadBlock, Decoded, decode_foreign_block
 from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
 from broker_io.rpc import log_pb2
+from broker_io.varint import decode_varint, encode_varint
 
 M = TypeVar("M")
 Out = TypeVar("Out")
@@ -41,8 +42,13 @@ class StreamMethod(NamedTuple, Generic[Out, In]):
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Return the message of these bytes. Raises ValueError, also for fields at any depth that are not known here."""
+    """Return the message of these bytes. Raises ValueError, also for fields at any depth that are not known here.
+
+    The message may have at most MAX_ROWS rows, at any depth.
+    """
     message: Any = kind()
+    if len(data) > 2 * MAX_ROWS:
+        _check_rows(message.DESCRIPTOR, data)
     try:
         message.ParseFromString(data)
     except DecodeError:
@@ -64,10 +70,11 @@ def _has_unknown_fields(kind: type[Any], data: bytes) -> bool:
 
 BLOCKS_TAG = 15 << 3 | 2
 """The encoded number and type of the field `blocks`, which all messages with blocks have."""
+BLOCKS_PREFIX = bytes([BLOCKS_TAG])
 LARGE_BYTES = 16 * 1024
 """From this size on, the blocks of a message are read where they are."""
-MAX_FIELDS = 2**19
-"""Rows and blocks of a message of a client: each costs far more memory than its two or more bytes."""
+MAX_ROWS = 210_000
+"""Rows and blocks of a message: each costs far more memory than its two or more bytes."""
 
 BlockSlice = tuple[bytes, int, int]
 """Bytes, and where in them a block begins and ends."""
@@ -77,31 +84,24 @@ def join_blocks(message: Any, blocks: Iterable[Sequence[bytes]]) -> bytes:
     """Return the bytes of a message and its blocks, each given as chunks, which are copied only once."""
     parts = [serialize(message)]
     for chunks in blocks:
-        parts.append(_length_prefix(sum(map(len, chunks))))
-        parts += chunks
+        parts += (BLOCKS_PREFIX, encode_varint(sum(map(len, chunks))), *chunks)
     return b"".join(parts)
-
-
-def _length_prefix(length: int) -> bytes:
-    prefix = bytearray([BLOCKS_TAG])
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix)
 
 
 def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
     """Return the message and its blocks, which in a large message are not copied. Raises ValueError.
 
-    The message may have at most MAX_FIELDS rows and blocks.
+    The message may have at most MAX_ROWS blocks, and as many rows.
     """
     if len(data) < LARGE_BYTES:
         message: Any = parse(kind, data)
         return message, [(block, 0, len(block)) for block in message.blocks]
-    rest, blocks, kept = [], [], 0
-    for start, at, end, tag in _fields(data):
+    blocks: list[BlockSlice] = []
+    rest, kept = [], 0
+    for start, at, end, tag in _fields(data, 0, len(data)):
         if tag == BLOCKS_TAG:
+            if len(blocks) == MAX_ROWS:
+                raise _too_many_rows(data)
             blocks.append((data, at, end))
             rest.append(data[kept:start])
             kept = end
@@ -109,40 +109,43 @@ def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
     return parse(kind, b"".join(rest)), blocks
 
 
-def check_fields(data: bytes) -> None:
-    """Raises ValueError for a message with more than MAX_FIELDS rows, before it is parsed."""
-    if len(data) >= LARGE_BYTES:
-        for _ in _fields(data):
-            pass
+def _check_rows(descriptor: Any, data: bytes) -> None:
+    """Raises ValueError for a message with too many rows, before they are parsed."""
+    rows = 0
+    waiting = [(descriptor, 0, len(data))]
+    while waiting:
+        outer, begin, stop = waiting.pop()
+        for _, at, end, tag in _fields(data, begin, stop):
+            field = outer.fields_by_number.get(tag >> 3)
+            if field is None or not (tag & 7 == 2 or field.is_repeated):
+                continue  # memory for single numbers is part of the row that has them
+            rows += 1
+            if field.message_type is not None:
+                waiting.append((field.message_type, at, end))
+            elif field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
+                rows += end - at  # a column of numbers
+            if rows > MAX_ROWS:
+                raise _too_many_rows(data)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+def _too_many_rows(data: bytes) -> ValueError:
+    return ValueError(f"these {len(data)} bytes have more than {MAX_ROWS} rows: send several messages")
+
+
+def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
     """Where each field of a message begins, where its content begins and ends, and its tag. Raises ValueError."""
-    at = count = 0
-    while at < len(data):
+    while at < stop:
         start = at
-        count += 1
-        if count > MAX_FIELDS:
-            raise ValueError(f"these {len(data)} bytes have more than {MAX_FIELDS} rows: send several messages")
-        tag, at = _varint(data, at)
+        tag, at = decode_varint(data, at)
         if tag & 7 == 2:
-            length, at = _varint(data, at)
+            length, at = decode_varint(data, at)
             end = at + length
         else:
-            end = _varint(data, at)[1] if tag & 7 == 0 else at + {1: 8, 5: 4}.get(tag & 7, len(data))
-        if end > len(data):
+            end = decode_varint(data, at)[1] if tag & 7 == 0 else at + {1: 8, 5: 4}.get(tag & 7, stop)
+        if end > stop:
             raise ValueError(f"these {len(data)} bytes are not a message")
         yield start, at, end, tag
         at = end
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + shift // 7 + 1
-    raise ValueError("a number in a message is cut off")
 
 
 def decode_block(block: BlockSlice, what: str) -> Decoded:

@@ -7,9 +7,18 @@ from coordinator_stage import DECIDED, S, Stage, txn
 
 from txnbuffer.coordinator.decisions import LowWaterMark, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Commit, CoordinatorConfig, Done, Leased, SessionOpened, State
+from txnbuffer.coordinator.messages import (
+    MOST_OPEN_SESSION,
+    Commit,
+    CoordinatorConfig,
+    Done,
+    Leased,
+    SessionOpened,
+    State,
+)
 from txnbuffer.errors import (
     ForeignTransaction,
+    InvalidConfiguration,
     InvalidRequest,
     TooManyTransactions,
     TransactionAborted,
@@ -17,6 +26,8 @@ from txnbuffer.errors import (
     UnknownTransaction,
 )
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import ClientFrame, SessionHello
+from txnbuffer.rpc.session_encoding import decode_client_frame, encode_client_frame
 
 
 class TestIds:
@@ -47,6 +58,12 @@ class TestIds:
         stage.write(0, "a")
         assert stage.commit(0, "a") is Outcome.COMMIT
         assert isinstance(stage.lease(1, "other"), Leased)
+
+    def test_a_session_can_name_all_that_it_may_have_open(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="at most 200000, got 200001"):
+            CoordinatorConfig(max_open_session=MOST_OPEN_SESSION + 1)
+        hello = SessionHello("a", tuple([TxnId(0, 2**50 + number) for number in range(MOST_OPEN_SESSION)]))
+        assert decode_client_frame(encode_client_frame(ClientFrame(hello))).hello == hello
 
     def test_limits_count_what_older_owners_leased(self) -> None:
         config = CoordinatorConfig(max_open_session=12)

@@ -28,6 +28,7 @@ PRIMITIVES = {
 }  # fmt: skip
 """Methods of libraries that decode."""
 INSIDE = {
+    "broker_io.varint.decode_varint": "reads the numbers in messages for broker_io.rpc.encoding",
     "broker_io.block._of_columns.decode_columns": "wraps the decoders of columns",
     "broker_io.testing.standalone": "test code: answers of a broker that a test has started",
     "snapshots.shards": "hashes names, decodes nothing",

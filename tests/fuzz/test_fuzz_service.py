@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from frame_rows import field
 from fuzz.inventory import TARGETS
 from fuzz.mutations import changed
 from fuzz.stored import parted
@@ -135,11 +136,23 @@ async def test_metadata_of_any_text() -> None:
 def test_rows_of_two_bytes_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame within the size limit of a service could otherwise cost a hundred times its size, and a minute."""
     most = 20_000
-    monkeypatch.setattr(encoding, "MAX_FIELDS", most)
-    for field in (2, 3, 8, 10, 12):
+    monkeypatch.setattr(encoding, "MAX_ROWS", most)
+    for number in (2, 3, 8, 10, 12, 15):
         with pytest.raises(MalformedFrame, match="rows"):
-            decode_client_frame(bytes([field << 3 | 2, 0]) * (most + 1))
+            decode_client_frame(bytes([number << 3 | 2, 0]) * (most + 1))
+    many = b"\x12\x00" * (most + 1)
+    rows_in_rows = {
+        "open transactions": field(1, many),
+        "records of a commit": field(10, field(5, b"\1" * (2 * most + 2))),
+        "records of a commit, each in a field": field(10, b"\x28\1" * (most + 1)),
+        "branches of a commit": field(10, field(7, many)),
+        "topics of a group": field(7, bytes([4 << 3 | 2, 0]) * (most + 1)),
+    }
+    for what, frame in rows_in_rows.items():
+        with pytest.raises(MalformedFrame, match="rows"):
+            decode_client_frame(frame)
+            pytest.fail(what)
     with pytest.raises(MalformedFrame, match="rows"):
-        decode_stream_client_frame(b"\x0a\x02\x2a\x00" * (most + 1))
+        decode_stream_client_frame(b"\x0a\x02\x2a\x00" * (most // 2 + 1))
     assert len(decode_client_frame(b"\x12\x00" * most).registers) == most
-    assert len(decode_stream_client_frame(b"\x0a\x02\x2a\x00" * most)) == most
+    assert len(decode_stream_client_frame(b"\x0a\x02\x2a\x00" * (most // 2))) == most // 2

@@ -17,7 +17,8 @@ from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, parse_address, to_local_name, url_of
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState, read_state
 from broker_io.pulsar.policies import Policies, check_policies
-from broker_io.pulsar.reader import BATCH_SIZE, encode_varint, follows, is_gone, is_next_ledger
+from broker_io.pulsar.reader import BATCH_SIZE, follows, is_gone, is_next_ledger
+from broker_io.varint import encode_varint
 
 SAFE = Policies(0, {"destination_storage": {"policy": "producer_request_hold"}}, None, 0, None)
 

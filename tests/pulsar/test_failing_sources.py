@@ -12,7 +12,8 @@ from broker_io.environment import current
 from broker_io.errors import Closed, Error, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import reader as reader_module
-from broker_io.pulsar.reader import BATCH_SIZE, PulsarReader, encode_varint, place_of
+from broker_io.pulsar.reader import BATCH_SIZE, PulsarReader, place_of
+from broker_io.varint import encode_varint
 
 AWAY = ServiceUnavailable("the topic moves")
 STATE = {

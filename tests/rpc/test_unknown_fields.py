@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from frame_rows import field
 
 from broker_io.errors import MalformedMessage
 from broker_io.remote.messages import decode_ask, decode_open_reader, decode_open_writer
@@ -19,11 +20,6 @@ UNKNOWN = b"\xf8\x07\x01"
 REFUSED = "has a field that this release does not know"
 COMMIT = session_pb2.Commit(request=1, most=0, least=1).SerializeToString()
 REQUEST = streams_pb2.StreamRequest(stream=1, topic="a", end=1, flags=2).SerializeToString()
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A field that is a message of fewer than 128 bytes."""
-    return bytes([number << 3 | 2, len(content)]) + content
 
 
 @pytest.mark.parametrize(

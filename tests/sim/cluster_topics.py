@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import _pulsar
 
-from broker_io.pulsar.reader import BATCH_SIZE, encode_varint
+from broker_io.pulsar.reader import BATCH_SIZE
+from broker_io.varint import encode_varint
 
 if TYPE_CHECKING:
     from sim.cluster_client import SimProducer, SimReader

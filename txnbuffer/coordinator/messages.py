@@ -18,6 +18,8 @@ from txnbuffer.model import Marker, Outcome, TxnId
 LARGEST_LIMIT = 5 * 1024 * 1024
 SMALLEST_LIMIT = 4096
 """Any entry of a fixed number of fields fits into this many bytes, since names and keys are short."""
+MOST_OPEN_SESSION = 200_000
+"""Fewer than the rows that a frame may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class CoordinatorConfig:
         for name in ("max_open_session", "max_open", "max_group"):
             if getattr(self, name) < 1:
                 raise InvalidConfiguration(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_open_session > MOST_OPEN_SESSION:
+            raise InvalidConfiguration(
+                f"max_open_session must be at most {MOST_OPEN_SESSION}, got {self.max_open_session}: a client that "
+                "connects again names all of them in one message"
+            )
         if self.max_message_bytes < SMALLEST_LIMIT:
             raise InvalidConfiguration(
                 f"max_message_bytes must be at least {SMALLEST_LIMIT}, got {self.max_message_bytes}"

@@ -16,7 +16,6 @@ from broker_io.position import Int64s, Positions
 from broker_io.rpc.encoding import (
     BlockSlice,
     StreamMethod,
-    check_fields,
     decode_block,
     join_blocks,
     parse,
@@ -83,7 +82,6 @@ def _with_versions(fields: Fields, versions: Iterable[Version]) -> Fields:
 def decode_stream_client_frame(data: bytes) -> tuple[ClientMessage, ...]:
     """Return the messages of these bytes. Raises MalformedFrame."""
     try:
-        check_fields(data)
         frame = parse(streams_pb2.StreamClientFrame, data)
         return tuple([_CLIENT[_kind(row)](row) for row in frame.messages])
     except ValueError as error:
