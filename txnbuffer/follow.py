@@ -362,25 +362,21 @@ class VisibleRecords(NamedTuple):
 
 
 class RecordFollower(DecidedFollower):
-    """Follows a log for a reader, which takes the visible records, numbered once `number_from` was called."""
+    """Follows a log for a reader, which takes the visible records. `next_seqno`: of the next one; None if unknown."""
 
-    _record_sequencer: Sequencer | None = None
-
-    def number_from(self, at: Position, seqno: int | None) -> None:
-        """The first visible record after a position has this seqno; None: seqnos are not known."""
-        self._record_sequencer = None if seqno is None else Sequencer(at, seqno)
+    next_seqno: int | None = None
 
     def take_visible(self, limit: int) -> VisibleRecords | None:
         """The visible records of the next decided messages, as `take`."""
         placed = self.take(limit)
         if placed is None:
             return None
-        if self._record_sequencer is None:
-            counts, first = visible_counts(placed, self.buffer), None
-        else:
-            _, _, counts, first = self._record_sequencer.advance(placed, self.buffer)
+        counts = visible_counts(placed, self.buffer)
         records, broken = visible_prefix(placed, self.buffer, counts)
-        seqnos = None if first is None else np.arange(first, first + len(records), dtype=np.int64)
+        seqnos = None
+        if self.next_seqno is not None:
+            seqnos = np.arange(self.next_seqno, self.next_seqno + len(records), dtype=np.int64)
+            self.next_seqno += int(counts.sum())
         return VisibleRecords(records, seqnos, placed.positions.last, broken)
 
     def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:

@@ -103,7 +103,7 @@ def test_records_for_a_reader_are_numbered_as_for_the_owner(held_limit: int, lim
     writer = TopicWriter(broker, T)
     with RecordFollower(broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
         log.held_limit = held_limit
-        log.number_from(EARLIEST, first)
+        log.next_seqno = first
         found: list[int] = []
         count = 0
         for begun in range(1, 20):

@@ -105,7 +105,7 @@ class CommittedFollower:
                     raise
                 self._attempts -= 1
             else:
-                self._log.number_from(self._at, seqno)
+                self._log.next_seqno = seqno
                 self._opened = True
                 return
 
@@ -234,7 +234,7 @@ class CommittedFollower:
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
         if seqno is not None:
             seqno += self._log.count_visible(at, self._at, timeout=MAX_WAIT)
-        self._log.number_from(self._at, seqno)
+        self._log.next_seqno = seqno
         self._registered = True
         return continues
 
