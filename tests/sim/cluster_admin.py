@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
@@ -41,6 +41,14 @@ ODD: tuple[tuple[int, str], ...] = (
 """Answers of a cluster that is busy, or whose topic moves."""
 
 
+class Response(NamedTuple):
+    """What the admin client uses of a response of httpx, which takes long to make."""
+
+    status_code: int
+    content: bytes
+    headers: dict[str, str] = {}  # noqa: RUF012  no answer has any
+
+
 class NotFound(Exception):
     """An answer with status 404."""
 
@@ -68,7 +76,7 @@ class SimAdmin:
 
     def request(
         self, method: str, place: str, *, content: bytes | None, headers: Any, timeout: float, extensions: Any
-    ) -> httpx.Response:
+    ) -> Response:
         cluster, clock = self._cluster, self._process.clock
         trace = extensions["trace"]
         if not self._kept or not cluster.reachable(self._process):
@@ -102,9 +110,8 @@ class SimAdmin:
         return _response(*answer)
 
 
-def _response(status: int, body: Any) -> httpx.Response:
-    content = b"" if body is None else json.dumps(body).encode()
-    return httpx.Response(status, content=content)
+def _response(status: int, body: Any) -> Response:
+    return Response(status, b"" if body is None else json.dumps(body).encode())
 
 
 class AdminInterface:

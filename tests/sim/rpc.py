@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 WINDOW = 32
 """Messages that a sender may be ahead of the receiver of a call."""
-STATE_SECONDS = 0.01
 RETRY_SECONDS = 0.5
 RECONNECT_SECONDS = 2.0
 """Seconds after which an attempt to connect to a host that does not answer has failed."""
@@ -353,6 +352,10 @@ class AioChannel(Channels):
     _state = grpc.ChannelConnectivity.IDLE
     _connecting: asyncio.Task[None] | None = None
 
+    def __init__(self, world: World, target: str) -> None:
+        super().__init__(world, target)
+        self._waiters: list[asyncio.Future[None]] = []
+
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         if self.connection is not None:
             return grpc.ChannelConnectivity.READY
@@ -363,12 +366,28 @@ class AioChannel(Channels):
 
     async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
         while self.get_state() is last:
-            await asyncio.sleep(STATE_SECONDS)
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def open(self, server: SimServer) -> Connection:
+        connection = super().open(server)
+        connection.on_loss[CLIENT_END].append(self._changed)
+        self._changed()
+        return connection
+
+    def _changed(self) -> None:
+        """Wake those who wait for a change of the state."""
+        waiters, self._waiters = self._waiters, []
+        if waiters:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                waiters[0].get_loop().call_soon_threadsafe(_wake, waiters)
 
     async def _connect(self) -> None:
         """Try to connect until it succeeds or the channel is closed."""
         while not self.closed and self.connection is None:
             self._state = grpc.ChannelConnectivity.CONNECTING
+            self._changed()
             server = self.server()
             quick = server is not None or self.refused
             await asyncio.sleep(self.world.network.delay() if quick else RECONNECT_SECONDS)
@@ -376,6 +395,7 @@ class AioChannel(Channels):
                 self.open(server)
             if self.connection is None:
                 self._state = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                self._changed()
                 await asyncio.sleep(RETRY_SECONDS)
         self._connecting = None
 
