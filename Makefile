@@ -63,8 +63,8 @@ typecheck: $(STAMP) ## check types
 explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure prints its seed
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
-sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one; KIND=embedded
-	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND))
+sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one, PART=… of a part; KIND=embedded; REDUCE=1
+	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(PART),--part '$(PART)') $(if $(KIND),--kind $(KIND)) $(if $(REDUCE),--reduce)
 
 sim-planted: $(STAMP) ## plant mistakes and see how soon it finds each; ONLY=text, SECONDS=600, LIST=1 for the results
 	$(BIN)/python tests/sim/planted.py $(if $(ONLY),"$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MISSING),--missing) $(if $(LIST),--list)

@@ -47,6 +47,12 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
     sends_double: bool = False
     """Whether what is sent without a transaction may be stored twice."""
+    least_operations: int = 0
+    """Writers go on until there were so many operations of clients."""
+
+    @property
+    def lacks_operations(self) -> bool:
+        return self.history.operations < self.least_operations
 
 
 class App:
@@ -111,7 +117,7 @@ class Writer(App):
         await asyncio.gather(self._named(client), *(self._lane(client) for _ in range(lanes)))
 
     async def _lane(self, client: Client) -> None:
-        while self.left > 0:
+        while self.left > 0 or self.setting.lacks_operations:
             self.left -= 1
             if self.choose.random() < 0.1:
                 await self._send(client)

@@ -170,9 +170,11 @@ def report(kind: str, faults: Mapping[str, int], reached: Mapping[str, int]) -> 
     raised = {name for name in classes if reached.get(f"error {name}")}
     rare = {name: faults.get(name, 0) for name in sorted(FAULTS.get(kind, ())) if faults.get(name, 0) < LEAST_FAULTS}
     missing = [name for name in classes if name not in raised and name not in NOT_RAISED]
+    rows_missing = [row for row in rows if row not in reached]
     return {
+        "missing": [*rows_missing, *missing, *rare],
         "transitions": f"{sum(row in reached for row in rows)} of {len(rows)}",
-        "transitions_missing": [row for row in rows if row not in reached],
+        "transitions_missing": rows_missing,
         "errors": f"{len(raised)} of {len(classes)}, {len(NOT_RAISED)} with a reason",
         "errors_missing": missing,
         "reasons_refuted": sorted(raised & NOT_RAISED.keys()),

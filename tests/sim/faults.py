@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.world import Host
@@ -17,22 +18,47 @@ if TYPE_CHECKING:
 
 RESTART = 3.0
 """Seconds until a process that ended is started again, at most."""
+TRIES = 20
+"""Kinds of faults that are tried until one does something."""
+LATER = ("crash at write",)
+"""Faults that do something later."""
+RESTARTS = {"kill service": 3, "kill in recovery": 1, "stop service": 1, "power loss": 1}
+"""Faults that end a service, with their weights."""
 
 
 class Faults:
     """The faults of one scenario."""
 
-    def __init__(self, scenario: Scenario, choose: random.Random) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._world = scenario.world
-        self._choose = choose
+        self._choose = scenario.world.random("faults")
         self._calm = False
+        self.happened = 0
+        """How many faults did something."""
 
-    def plan(self, count: int, seconds: float, kinds: dict[str, int]) -> None:
-        """Let so many faults happen at random times within these seconds; `kinds` have weights."""
-        for _ in range(count):
-            (kind,) = self._choose.choices([*kinds], [*kinds.values()])
-            self._world.scheduler.at(self._choose.uniform(0.1, seconds), lambda kind=kind: self._happen(kind))
+    def plan(self, numbers: Iterable[int], seconds: float, kinds: dict[str, int]) -> None:
+        """Let faults happen at random times within these seconds; `kinds` have weights.
+
+        The number of a fault decides its kind, its time and what it does.
+        """
+        for number in numbers:
+            choose = self._world.random("fault", number)
+            call = partial(self.one, choose, kinds)
+            self._world.scheduler.at(choose.uniform(0.1, seconds), call)
+
+    def one(self, choose: random.Random, kinds: dict[str, int]) -> None:
+        """Let a fault happen; if it can do nothing now, as there is no such process, another one."""
+        self._choose = choose
+        for _ in range(TRIES):
+            if self._calm:
+                return
+            (kind,) = choose.choices([*kinds], [*kinds.values()])
+            before = self._world.counts.total()
+            self._happen(kind)
+            if self._world.counts.total() > before or kind in LATER:
+                self.happened += 1
+                return
 
     def calm_down(self) -> None:
         """End all faults."""

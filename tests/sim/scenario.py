@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -15,10 +14,11 @@ from sim.checker import behind, violations
 from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.coverage import recorded
-from sim.faults import EMBEDDED, Faults
+from sim.faults import EMBEDDED, RESTARTS, Faults
 from sim.group_apps import Rival
 from sim.history import Attempt, Fate, History, Shown
 from sim.readers import shown
+from sim.reduction import Part
 from sim.roles import ROLES, Role, choose_roles
 from sim.service import DIRECTORY, Service, embedded, on_cluster
 from sim.sizes import small_sizes
@@ -37,6 +37,7 @@ from txnbuffer.model import Outcome as TransactionOutcome
 from txnbuffer.recovery.verify import Level, verify
 
 TOPICS = ("orders", "payments")
+CLIENT_HOSTS = ("beta", "gamma")
 CHECK_SECONDS = 0.5
 CHECK_STEPS = 64
 """Steps of the scheduler after which a scenario looks again whether something is done."""
@@ -44,23 +45,30 @@ CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
 
 
+LEAST_OPERATIONS = 200
+LEAST_FAULTS = 5
+"""Operations of clients, and faults, that each seed has whose size nobody gives; and a service starts once more."""
+FLOOR_SECONDS = 1.0
+"""Seconds after each fault that is added because a seed has too few."""
+
+
 @dataclass(slots=True)
 class Size:
     """How large a scenario is."""
 
     writers: int = 2
-    transactions: int = 24
+    transactions: int = 15
     """Transactions of a writer."""
     faults: int = 8
-    seconds: float = 20.0
+    seconds: float = 10.0
     """Virtual seconds in which faults happen."""
 
     @classmethod
     def of(cls, choose: random.Random) -> Self:
         """A size that a seed chooses; most are as the defaults."""
         writers = choose.choice((2, 2, 3))
-        faults, seconds = choose.choice(((5, 20.0), (8, 20.0), (8, 20.0), (16, 20.0), (24, 30.0), (8, 6.0)))
-        return cls(writers, 48 // writers, faults, seconds)
+        faults, seconds = choose.choice(((8, 10.0), (8, 10.0), (12, 10.0), (8, 6.0), (10, 20.0), (20, 25.0)))
+        return cls(writers, 30 // writers, faults, seconds)
 
 
 @dataclass(slots=True)
@@ -77,6 +85,12 @@ class Outcome:
     roles: list[str] = field(default_factory=list)
     reached: dict[str, int] = field(default_factory=dict)
     """Transitions and errors, as `coverage` names them."""
+    cpu_seconds: float = 0.0
+    part: Part = field(default_factory=Part)
+    """What happened, by names and numbers."""
+    faults: int = 0
+    restarts: int = 0
+    """How often a service started again."""
 
 
 A = TypeVar("A", bound=App)
@@ -90,24 +104,35 @@ class Scenario:
     topics = TOPICS
     """The topics that writers write to."""
 
-    def __init__(self, world: World, size: Size, kinds: dict[str, int], roles: Sequence[str] | None = None) -> None:
+    def __init__(self, world: World, kinds: dict[str, int], size: Size | None = None, part: Part | None = None) -> None:
+        """`size`: how large it is; None: the seed chooses, and it has the least operations, faults and restarts."""
         self.world = world
+        self._kinds = kinds
+        self._has_floors = size is None and part is None
+        self.size = size = size or Size.of(world.random("size"))
+        self.part = part = part or Part()
         self.history = History(lambda: world.now, world.fail)
-        self.size = size
-        self.choose = world.random("scenario")
+        self.choose = world.random("services")
         world.enter(small_sizes(world.random("sizes"), world.log))
         self.services = self.make_services()
-        self.setting = Setting(self.address, self.history, self.topics, world.log, self.options, self.on_cluster)
+        self.options = {"max_unavailable": world.random("options").choice((5.0, 30.0, 60.0))}
+        least = LEAST_OPERATIONS if self._has_floors else 0
+        self.setting = Setting(self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least)
         self.final: dict[str, list[Shown]] = {}
         """The committed records of each topic that are there in the end."""
         self.committed_numbers: dict[str, int] = {}
         self.apps: list[App] = []
-        self._hosts = itertools.cycle([world.host(name) for name in ("beta", "gamma")])
-        self._add_writers()
-        self.role_names = choose_roles(self.choose) if roles is None else [*roles]
-        self.roles: list[Role] = [ROLES[name][0](self, world.random("role", name)) for name in self.role_names]
+        writers = range(size.writers) if part.writers is None else part.writers
+        transactions = size.transactions if part.transactions is None else part.transactions
+        self._add_writers(writers, transactions)
+        names = choose_roles(world.random("roles")) if part.roles is None else part.roles
+        self.roles: list[Role] = [ROLES[name][0](self, world.random("role", name)) for name in names]
+        faults = range(size.faults) if part.faults is None else part.faults
         self.faults = self.make_faults()
-        self.faults.plan(size.faults, size.seconds, kinds)
+        self.faults.plan(faults, size.seconds, kinds)
+        seconds = size.seconds if part.seconds is None else part.seconds
+        self.whole = Part(tuple(faults), tuple(names), tuple(writers), transactions, seconds)
+        """What happens, by names and numbers."""
 
     # What differs between kinds of scenarios
 
@@ -138,28 +163,25 @@ class Scenario:
 
     def make_faults(self) -> Faults:
         """What can go wrong."""
-        return Faults(self, self.world.random("faults"))
+        return Faults(self)
 
     @property
     def address(self) -> str:
         return f"txnbuf://{self.services[0].address}"
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"max_unavailable": self.choose.choice((5.0, 30.0, 60.0))}
-
     # Running it
 
-    def _add_writers(self) -> None:
+    def _add_writers(self, numbers: Iterable[int], transactions: int) -> None:
         setting = self.writer_setting(self.topics)
-        for number in range(self.size.writers):
+        for number in numbers:
             kind = SyncWriter if number and number == self.size.writers - 1 else Writer
-            self.add(kind, f"writer{number}", self.size.transactions, setting=setting)
+            self.add(kind, f"writer{number}", transactions, setting=setting)
 
     def add(self, kind: type[A], name: str, *arguments: Any, setting: Setting | None = None, **named: Any) -> A:
         """Add an application, on one of the hosts of clients."""
         choose = self.world.random("app", name)
-        app = kind(name, next(self._hosts), setting or self.setting, choose, *arguments, **named)
+        host = self.world.host(choose.choice(CLIENT_HOSTS))
+        app = kind(name, host, setting or self.setting, choose, *arguments, **named)
         self.apps.append(app)
         return app
 
@@ -174,15 +196,36 @@ class Scenario:
         for app in self.apps:
             app.start()
         self.world.scheduler.after(CHECK_SECONDS, self._supervise)
-        self.world.run(self.size.seconds)
+        assert self.whole.seconds is not None
+        self.world.run(self.whole.seconds)
+        self._reach_floors()
         self.world.log("scenario", "calms down")
         self.faults.calm_down()
         writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
         self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
+        self._check_floors()
         self._read_all()
         self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
         self._compare()
         self._verify()
+
+    @property
+    def restarts(self) -> int:
+        """How often a service started again."""
+        return sum(len(service.processes) - 1 for service in self.services)
+
+    def _reach_floors(self) -> None:
+        """Let more faults happen until there were enough, and a service has started again."""
+        choose = self.world.random("floors")
+        while self._has_floors and (self.faults.happened < LEAST_FAULTS or not self.restarts):
+            if all(service.running for service in self.services):
+                self.faults.one(choose, self._kinds if self.restarts else RESTARTS)
+            self.world.run(FLOOR_SECONDS)
+
+    def _check_floors(self) -> None:
+        topics = {topic for attempt in self.history.attempts for topic in attempt.writes}
+        if self._has_floors and (self.history.operations < LEAST_OPERATIONS or len(topics) < 2):
+            raise Finding(f"the seed has only {self.history.operations} operations on {len(topics)} topics")
 
     def _wait(self, done: Any, problem: Any) -> None:
         if not self.world.run(CALM_SECONDS, done, every=CHECK_STEPS):
@@ -192,12 +235,15 @@ class Scenario:
     def _supervise(self) -> None:
         """Start what has ended again, as an operator or a supervisor does."""
         for service in self.services:
-            if service.running is None and self.choose.random() < 0.4:
+            if service.running is None and self._starts_now(service.host.name):
                 service.start()
         for app in self.apps:
-            if not app.done and (app.process is None or app.process.dead) and self.choose.random() < 0.4:
+            if not app.done and (app.process is None or app.process.dead) and self._starts_now(app.name):
                 app.start()
         self.world.scheduler.after(CHECK_SECONDS, self._supervise)
+
+    def _starts_now(self, name: str) -> bool:
+        return self.world.random("restart", name, self.world.now).random() < 0.4
 
     def _read_all(self) -> None:
         """Read all topics with a new client until nothing more comes: everything that was decided is there."""
@@ -319,7 +365,7 @@ class ClusterScenario(Scenario):
         return service
 
     def make_faults(self) -> Faults:
-        faults = ClusterFaults(self, self.world.random("faults"))
+        faults = ClusterFaults(self)
         faults.cluster = self.cluster
         return faults
 
@@ -357,20 +403,20 @@ def run_seed(
     size: Size | None = None,
     *,
     faults: dict[str, int] | None = None,
-    roles: Sequence[str] | None = None,
+    part: Part | None = None,
     echo: Any = None,
     clears_away: bool = True,
 ) -> Outcome:
     """Run one seed; the outcome has the finding, if there is one.
 
-    `faults`: kinds and weights, if not the usual. `roles`: names, if not those that the seed chooses.
+    `faults`: kinds and weights, if not the usual. `part`: what of the seed happens, if not everything.
     """
     scenario_class, usual = SCENARIOS[kind]
     preemption = (0.0, 0.02, 0.2)[seed % 3]
     with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
         reached: Counter[str] = Counter()
         world.enter(recorded(reached))
-        scenario = scenario_class(world, size or Size.of(world.random("size")), faults or usual, roles)
+        scenario = scenario_class(world, faults or usual, size, part)
         finding = ""
         try:
             scenario.run()
@@ -379,5 +425,17 @@ def run_seed(
         fates: dict[str, int] = {}
         for attempt in scenario.history.attempts:
             fates[attempt.fate.value] = fates.get(attempt.fate.value, 0) + 1
-        figures = scenario.history.operations, world.now, world.digest, dict(world.counts)
-        return Outcome(seed, *figures, fates, finding, scenario.role_names, dict(reached))
+        return Outcome(
+            seed,
+            scenario.history.operations,
+            world.now,
+            world.digest,
+            dict(world.counts),
+            fates,
+            finding,
+            [*(scenario.whole.roles or ())],
+            dict(reached),
+            part=scenario.whole,
+            faults=scenario.faults.happened,
+            restarts=scenario.restarts,
+        )

@@ -2,14 +2,16 @@
 
 Each seed runs in a process of its own, forked from one that has imported everything, so that no seed sees what an
 earlier one has left. Prints one JSON object: seeds and operations per hour, how often each fault happened, and
-which transitions, errors and faults were not reached. A seed
-that finds something prints the command that runs it again; exit code 1.
+which transitions, errors and faults were not reached; with 10,000 seeds or more nothing may be missing.
+A seed that finds something prints the command that runs it again; exit code 1. With `--reduce`, or if it is the only
+seed, it is reduced: the command then runs the faults, roles and writers that it takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import resource
@@ -22,15 +24,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from sim import coverage  # noqa: E402
+from sim.reduction import Part, reduced, rules  # noqa: E402
 from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 
 SEED_SECONDS = 300.0
 """Real seconds that one seed may take, unless an option says otherwise."""
+COMPLETE_SEEDS = 10_000
+"""Seeds in which everything has to be reached that `coverage` names."""
 SEED_BYTES = 2 << 30
 """Memory that one seed may take."""
 
@@ -41,20 +47,26 @@ def warm_up() -> None:
         run_seed(0, kind, Size(2, 2, 0, 2.0))
 
 
-def _in_child(seed: int, kind: str, out: int) -> None:
+def _in_child(seed: int, kind: str, part: Part | None, out: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (SEED_BYTES, SEED_BYTES))
     try:
-        outcome = run_seed(seed, kind, clears_away=False)
+        outcome = run_seed(seed, kind, part=part, clears_away=False)
     except BaseException:
         outcome = Outcome(seed, 0, 0.0, "", {}, finding=f"the simulator failed: {traceback.format_exc()}")
+    outcome.cpu_seconds = time.process_time()
     with os.fdopen(out, "wb") as pipe:
         pickle.dump(outcome, pipe)
 
 
 def outcomes(
-    seeds: Iterator[int], kind: str, workers: int, until: float, seed_seconds: float = SEED_SECONDS
+    seeds: Iterator[int],
+    kind: str,
+    workers: int,
+    until: float = math.inf,
+    seed_seconds: float = SEED_SECONDS,
+    part: Part | None = None,
 ) -> Iterator[Outcome]:
-    """Run seeds in so many processes at once until there are no more, or until a time."""
+    """Run seeds, or a part of each, in so many processes at once until there are no more, or until a time."""
     running: dict[int, tuple[int, int]] = {}
     more = True
     while running or more:
@@ -69,7 +81,7 @@ def outcomes(
                 os.close(read)
                 status = 1
                 with suppress(BaseException):
-                    _in_child(seed, kind, write)
+                    _in_child(seed, kind, part, write)
                     status = 0
                 os._exit(status)
             os.close(write)
@@ -97,7 +109,7 @@ def _next_outcome(running: dict[int, tuple[int, int]], seconds: float) -> Outcom
     return outcome
 
 
-def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, object]:
+def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, Any]:
     """The figures of a run."""
     faults: Counter[str] = Counter()
     fates: Counter[str] = Counter()
@@ -115,7 +127,11 @@ def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, object]
         "seeds_per_hour": round(len(found) / seconds * 3600),
         "operations": operations,
         "operations_per_seed": round(operations / max(len(found), 1)),
+        "least_operations": min((outcome.operations for outcome in found), default=0),
+        "least_faults": min((outcome.faults for outcome in found), default=0),
+        "least_restarts": min((outcome.restarts for outcome in found), default=0),
         "operations_per_hour": round(operations / seconds * 3600),
+        "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in found), 1),
         "virtual_seconds": round(sum(outcome.virtual_seconds for outcome in found)),
         "transactions": dict(sorted(fates.items())),
         "roles": dict(sorted(roles.items())),
@@ -124,13 +140,33 @@ def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, object]
     }
 
 
-def replay(seed: int, kind: str) -> int:
-    """Run one seed and print each event."""
-    outcome = run_seed(seed, kind, echo=lambda line: print(line))
+def replay(seed: int, kind: str, part: Part | None) -> int:
+    """Run one seed and print each event; if it finds something, print the command for what it can be reduced to."""
+    (first,) = outcomes(iter([seed]), kind, 1, part=part)
+    left = reduce(first, kind) if first.finding else None
+    outcome = run_seed(seed, kind, part=part, echo=lambda line: print(line))
     print(f"digest {outcome.digest}")
-    if outcome.finding:
-        print(f"finding: {outcome.finding}")
-    return 1 if outcome.finding else 0
+    if not outcome.finding:
+        return 0
+    print(f"finding: {outcome.finding}\nreduced: {command(seed, kind, left)}")
+    return 1
+
+
+def reduce(outcome: Outcome, kind: str, seed_seconds: float = SEED_SECONDS) -> Part | None:
+    """The part of a seed with a finding that is left when it is reduced; None if only all of it has the finding."""
+    wanted = rules(outcome.finding)
+
+    def fails(part: Part) -> bool:
+        (again,) = outcomes(iter([outcome.seed]), kind, 1, seed_seconds=seed_seconds, part=part)
+        return not wanted.isdisjoint(rules(again.finding))
+
+    return reduced(outcome.part, fails) if fails(outcome.part) else None
+
+
+def command(seed: int, kind: str, part: Part | None = None) -> str:
+    """The command that runs a seed, or a part of it, and prints its events."""
+    kind_option = f" KIND={kind}" if kind != "embedded" else ""
+    return f"make sim SEED={seed}{kind_option}" + (f" PART='{part}'" if part is not None else "")
 
 
 def main() -> int:
@@ -141,6 +177,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="real seconds after which no seed begins")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed only, and print its events")
+    parser.add_argument("--part", type=Part.of, help="run only this part of it, as a reduction prints it")
+    parser.add_argument("--reduce", action="store_true", help="reduce the first seed that finds something")
     parser.add_argument("--until-found", action="store_true", help="begin no seed after one that finds something")
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="real seconds that a seed may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -148,8 +186,16 @@ def main() -> int:
     options = parser.parse_args()
     if options.seed is not None:
         warm_up()  # as before all other seeds
-        return replay(options.seed, options.kind)
-    seconds = options.seconds or (float("inf") if options.seeds else 60.0)
+        return replay(options.seed, options.kind, options.part)
+    figures = run(options)
+    print(json.dumps(figures))
+    complete = figures["seeds"] < COMPLETE_SEEDS or not figures["coverage"]["missing"]
+    return 0 if complete and not figures["findings"] else 1
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run seeds and print their findings; return the figures."""
+    seconds = options.seconds or (math.inf if options.seeds else 60.0)
     last = options.first + options.seeds if options.seeds else sys.maxsize
     if not options.until_found:  # what is planted may keep even a small scenario from ending
         warm_up()
@@ -157,14 +203,19 @@ def main() -> int:
     wanted = takewhile(
         lambda _: not (options.until_found and any(one.finding for one in found)), range(options.first, last)
     )
-    for outcome in outcomes(wanted, options.kind, options.workers, began + seconds, options.seed_seconds):
+    for outcome in outcomes(wanted, options.kind, options.workers, began + seconds, options.seed_seconds, options.part):
         found.append(outcome)
         if outcome.finding:
-            again = f"make sim SEED={outcome.seed}" + (f" KIND={options.kind}" if options.kind != "embedded" else "")
-            print(f"seed {outcome.seed}: {outcome.finding[:2000]}\n  run it again: {again}", file=sys.stderr)
+            again = command(outcome.seed, options.kind)
+            print(
+                f"seed {outcome.seed}: {outcome.finding[:2000]}\n  run it again: {again}", file=sys.stderr, flush=True
+            )
     figures = report(found, time.monotonic() - began, options.kind)
-    print(json.dumps(figures))
-    return 1 if figures["findings"] else 0
+    first = next((outcome for outcome in found if outcome.finding), None)
+    if options.reduce and first is not None:
+        part = reduce(first, options.kind, options.seed_seconds)
+        print(f"seed {first.seed}, reduced: {command(first.seed, options.kind, part)}", file=sys.stderr)
+    return figures
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from sim import coverage
+from sim.reduction import Part
 from sim.scenario import Size, run_seed
 
 
 def test_what_a_seed_reached_is_recorded_by_the_names_of_the_tables() -> None:
-    reached = run_seed(0, size=Size(2, 8, 4, 6.0), roles=["group", "follower"]).reached
+    reached = run_seed(0, size=Size(2, 8, 4, 6.0), part=Part(roles=("group", "follower"))).reached
     known = {*coverage.transitions(), *(f"error {name}" for name in coverage.error_classes())}
     rows = {name for name in reached if not name.startswith("error ")}
     assert rows <= known, rows - known
