@@ -49,10 +49,11 @@ REMEDY = "give the address of this log's service, or connect again if the log wa
 
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed")
 """Parts of gRPC's error texts for a certificate that does not verify."""
-TLS_HINTS = {
+CONNECT_HINTS = {
     "WRONG_VERSION_NUMBER": "what answers there does not use TLS: connect without a CA certificate",
     "Socket closed": "if the service uses TLS, give its CA certificate",
     "Failed to create security handshaker": "the CA certificate cannot be used",
+    "timed out before receiving SETTINGS": "something accepts connections there but does not answer: it may hang",
 }
 """What other parts of these texts mean in a failure to connect."""
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -257,7 +258,7 @@ def _connect_failure(target: str, details: str | None) -> str:
             f"the certificate of the service at {target} does not verify ({reason}): give the CA certificate of this "
             "service, and the host name in its certificate"
         )
-    return "; ".join([reason, *[hint for text, hint in TLS_HINTS.items() if text in reason]])
+    return "; ".join([reason, *[hint for text, hint in CONNECT_HINTS.items() if text in reason]])
 
 
 def error_of(error: Any, target: str, *, connected: bool = False) -> Error:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from broker_io import is_cluster, open_broker
 from broker_io.environment import current
@@ -135,11 +135,7 @@ async def open_admin(address: Endpoint, timeout: float, log: LogIdentity) -> Adm
     return GrpcAdminLink(await Channel.open(address, timeout, log))
 
 
-class ClusterResource(Protocol):
-    async def close(self) -> None: ...
-
-
-L = TypeVar("L", bound=ClusterResource)
+L = TypeVar("L", bound=lifecycle.Connection)
 AddressConnector: TypeAlias = Callable[[str], Awaitable[L]]
 """Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
 
@@ -225,21 +221,14 @@ async def _connect_newest(discovery: ServiceDiscovery, connector: AddressConnect
             if connecting.done() and connecting.exception() is None:
                 return connecting.result()
             if (newer := await asyncio.to_thread(discovery.newest_address)) != address:
-                await _abandon(connecting)
+                await lifecycle.abandon(connecting)
                 address = newer
                 connecting = asyncio.ensure_future(connector(address))
             elif connecting.done():
                 return connecting.result()
     except BaseException:
-        await _abandon(connecting)
+        await lifecycle.abandon(connecting)
         raise
-
-
-async def _abandon(connecting: asyncio.Future[L]) -> None:
-    connecting.cancel()
-    (link,) = await asyncio.gather(connecting, return_exceptions=True)
-    if not isinstance(link, BaseException):
-        await link.close()
 
 
 REMOTE = "txnbuf://"

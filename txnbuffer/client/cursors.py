@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from broker_io.environment import current
 from broker_io.waits import Backoff
 from snapshots.shards import shard_of
+from txnbuffer.client.lifecycle import abandon
 from txnbuffer.client.session import CLOSED
 from txnbuffer.errors import (
     Error,
@@ -53,9 +55,10 @@ class AdminClients:
     def __init__(self, connectors: Sequence[AdminConnector], max_unavailable: float) -> None:
         self.max_unavailable = max_unavailable
         self._connectors = connectors
-        self._links: dict[int, AdminLink] = {}
+        self._links: dict[int, asyncio.Task[AdminLink]] = {}
+        self._requests: Counter[asyncio.Task[AdminLink]] = Counter()
+        """The number of requests that use each connection."""
         self._closed = False
-        self._lock = asyncio.Lock()
         self._backoff = Backoff()
 
     async def ask(self, owned: str, method: str, arguments: dict[str, Any], max_unavailable: float = 0.0) -> Any:
@@ -72,29 +75,48 @@ class AdminClients:
         give_up, failures = monotonic() + max_unavailable, 0
         number = shard_of(owned, len(self._connectors))
         while True:
-            async with self._lock:  # a failed request must not close the link of another one
-                try:
-                    if number not in self._links:
-                        self._links[number] = await self._connectors[number]()
-                    return await self._links[number].ask(method, arguments)
-                except ServiceUnavailable:
-                    await self._hang_up(number)
-                    failures += 1
-                    pause = self._backoff.after(failures)
-                    if monotonic() + pause > give_up:
-                        raise
+            try:
+                return await self._ask(number, method, arguments)
+            except ServiceUnavailable:
+                failures += 1
+                pause = self._backoff.after(failures)
+                if monotonic() + pause > give_up:
+                    raise
             await asyncio.sleep(pause)
+
+    async def _ask(self, number: int, method: str, arguments: dict[str, Any]) -> Any:
+        """Ask on the connection that requests share; after a failure the next request opens another one."""
+        if number not in self._links:
+            self._links[number] = asyncio.get_running_loop().create_task(self._connect(number))
+        link = self._links[number]
+        self._requests[link] += 1
+        try:
+            return await (await asyncio.shield(link)).ask(method, arguments)
+        except ServiceUnavailable:
+            if self._links.get(number) is link:
+                del self._links[number]
+            raise
+        finally:
+            self._requests[link] -= 1
+            if not self._requests[link]:
+                del self._requests[link]
+                if not link.done():
+                    self._links.pop(number, None)
+                if self._links.get(number) is not link:
+                    await abandon(link)
+
+    async def _connect(self, number: int) -> AdminLink:
+        try:
+            return await self._connectors[number]()
+        except BaseException:
+            self._links.pop(number, None)
+            raise
 
     async def close(self) -> None:
         """Close all connections; later requests fail."""
         self._closed = True
         for number in [*self._links]:
-            await self._hang_up(number)
-
-    async def _hang_up(self, number: int) -> None:
-        link = self._links.pop(number, None)
-        if link is not None:
-            await link.close()
+            await abandon(self._links.pop(number))
 
 
 At = int | str | ResumeToken

@@ -20,7 +20,12 @@ class Closeable(Protocol):
     def close(self) -> None: ...
 
 
+class Connection(Protocol):
+    async def close(self) -> None: ...
+
+
 C = TypeVar("C", bound=Closeable)
+L = TypeVar("L", bound=Connection)
 Result = TypeVar("Result")
 
 
@@ -82,6 +87,14 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
 
 
 ADVICE = "connect after forking, or start the process with spawn"
+
+
+async def abandon(connecting: asyncio.Future[L]) -> None:
+    """Stop connecting; close what is connected already."""
+    connecting.cancel()
+    (link,) = await asyncio.gather(connecting, return_exceptions=True)
+    if not isinstance(link, BaseException):
+        await link.close()
 
 
 class _ForkGeneration:

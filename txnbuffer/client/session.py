@@ -167,12 +167,17 @@ class ClientSession:
             await self.result(self.core.wait_for_room)
 
     async def close(self) -> None:
-        """Send what is queued, abort open transactions, end the session, and close the connection."""
-        await self._end_transactions()
+        """Send what is queued, abort open transactions, end the session, and close the connection.
+
+        Waits up to CLOSE_TIMEOUT for the service in all.
+        """
+        monotonic = asyncio.get_running_loop().time
+        give_up_at = monotonic() + CLOSE_TIMEOUT
+        await self._end_transactions(give_up_at)
         self._closing = True
         if self._link is not None and self.core.welcomed:
             self._news.set()
-            await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT)
+            await asyncio.wait(self._tasks[:1], timeout=give_up_at - monotonic())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -181,13 +186,11 @@ class ClientSession:
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
         self._unreachable = InvalidRequest(CLOSED)  # of later calls
 
-    async def _end_transactions(self) -> None:
+    async def _end_transactions(self, give_up_at: float) -> None:
         """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""
         self.core.transactions.abort_open()
         self._news.set()
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + CLOSE_TIMEOUT
-        while self.core.welcomed and self.core.transactions.aborting and loop.time() < give_up_at:
+        while self.core.welcomed and self.core.transactions.aborting and self._loop.time() < give_up_at:
             await asyncio.sleep(CLOSE_POLL)
 
     # Staying connected
