@@ -345,9 +345,13 @@ class AwaitApplied(NamedTuple):
 
 
 class RegisterTopic(NamedTuple):
-    """Write the topic's first snapshot and follow the topic. Then call `topic_snapshotted` or `registration_failed`."""
+    """Write the topic's first snapshot and follow the topic. Then call `topic_snapshotted` or `registration_failed`.
+
+    `session` is the first one that asked; empty for another shard.
+    """
 
     topic: str
+    session: str = ""
 
 
 class WriteEpochMarker(NamedTuple):

@@ -473,7 +473,7 @@ class Registration:
         waiters = self._waiters.get(topic)
         if waiters is None:
             self._waiters[topic] = [(session, request)]
-            core.effects.append(RegisterTopic(topic))
+            core.effects.append(RegisterTopic(topic, session))
         else:
             waiters.append((session, request))
 

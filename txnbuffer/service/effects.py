@@ -83,8 +83,8 @@ class EffectExecutor:
                         self._append_marker(effect)
                     case AppendDecisions():
                         self._append_decisions(effect)
-                    case RegisterTopic(topic):
-                        self._register_topic(topic)
+                    case RegisterTopic(topic, session):
+                        self._register_topic(topic, session)
                     case AwaitApplied(least, topics):
                         self._await_applied(least, topics)
                     case WriteEpochMarker():
@@ -178,9 +178,9 @@ class EffectExecutor:
                 topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now()
             )
 
-    def _register_topic(self, name: str) -> None:
+    def _register_topic(self, name: str, session: str) -> None:
         if self._topics.shard.owns(name):
-            self._loop.run(self._topics.register(name))
+            self._loop.run(self._topics.register(name, session=session))
         else:
             self.shard_messages.register(name)
 

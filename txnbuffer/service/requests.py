@@ -342,7 +342,7 @@ class RequestHandler:
         if topic is None:
             try:
                 self._topics.check_new(send.topic)
-                topic = self._topics.make(send.topic)
+                topic = self._topics.make(send.topic, connection.session)
             except (InvalidTopicName, TopicNotFound) as refusal:
                 connection.fail(number, refusal)
                 connection.settle(number, 0)

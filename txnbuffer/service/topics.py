@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor
 from math import inf
 from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -51,6 +52,8 @@ T = TypeVar("T")
 
 TOPICS_AT_ONCE = 64
 """Topics that one step creates; records of others are not written meanwhile."""
+OPENED_AT_ONCE = 16
+"""Topics that are opened or registered at once for one session; the topics of other sessions wait for no more of it."""
 HELD_BYTES = 64 * MIB
 """Undecided messages of all topics that wait in memory for their seqnos."""
 LEAST_HELD = 64 * 1024
@@ -132,7 +135,8 @@ class Topics(ABC):
         self._events: TopicEvents
         self._held_limit = HELD_BYTES
         self._followed_count = self._divided_by = 0
-        self._to_open: list[str] = []
+        self._to_open: dict[str, None] = {}
+        self._openings: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a blocking function in the worker thread."""
@@ -173,20 +177,20 @@ class Topics(ABC):
 
     # Opening and registration
 
-    def make(self, name: str) -> ServiceTopic:
+    def make(self, name: str, session: str = "") -> ServiceTopic:
         """Add a topic without transactions and open it in the background; sends to it wait meanwhile.
 
         Raises InvalidTopicName and ForeignTopic.
         """
         self.check(name)
         topic = self._add(name)
-        self._loop.run(self._open(topic))
+        self._loop.run(self._open(topic, session))
         return topic
 
-    async def register(self, name: str, *, create: bool = True) -> Error | None:
+    async def register(self, name: str, *, session: str = "", create: bool = True) -> Error | None:
         """Register a topic for transactions and notify the coordinator; return the error if that failed.
 
-        Without `create` it must exist.
+        Without `create` it must exist. `session` is the one that asked, if any.
         """
         while True:
             missing = self.get(name)
@@ -194,7 +198,7 @@ class Topics(ABC):
                 topic = self._registered_entry(name)
             except Error as error:
                 return self._registration_failed(name, error)
-            async with topic.lock:
+            async with self._turn(topic, session):
                 if self.get(name) is not topic:
                     continue  # another attempt has failed meanwhile
                 try:
@@ -211,8 +215,19 @@ class Topics(ABC):
                 self._loop.wake()
                 return None
 
-    async def _open(self, topic: ServiceTopic) -> None:
-        async with topic.lock:
+    @contextlib.asynccontextmanager
+    async def _turn(self, topic: ServiceTopic, session: str) -> AsyncIterator[None]:
+        """Hold the lock of a topic, once fewer than OPENED_AT_ONCE others are opened for the session."""
+        if self.takes_records and topic.writer is None:
+            self._to_open[topic.name] = None
+        try:
+            async with self._openings.setdefault(session, asyncio.Semaphore(OPENED_AT_ONCE)), topic.lock:
+                yield
+        finally:
+            self._to_open.pop(topic.name, None)
+
+    async def _open(self, topic: ServiceTopic, session: str) -> None:
+        async with self._turn(topic, session):
             try:
                 if topic.writer is None:
                     await self._open_writer(topic)
@@ -224,14 +239,14 @@ class Topics(ABC):
 
     async def _open_writer(self, topic: ServiceTopic) -> None:
         """Open a topic for writing; create it if missing. Raises TopicNotFound if topics must not be created."""
-        self._to_open.append(topic.name)
         topic.writer = await self.work(self._create_and_open, topic.name)
 
     def _create_and_open(self, name: str) -> Writer:
-        waiting = self._to_open[:TOPICS_AT_ONCE]
-        del self._to_open[:TOPICS_AT_ONCE]
-        if self._create and waiting and isinstance(self.broker, BulkBroker):
-            self.broker.create_topics(waiting)  # the next calls find their topics created
+        if self._create and name in self._to_open and isinstance(self.broker, BulkBroker):
+            together = [*{name: None, **self._to_open}][:TOPICS_AT_ONCE]
+            for one in together:
+                self._to_open.pop(one, None)
+            self.broker.create_topics(together)  # the next calls find their topics created
         self._create_topic(name)
         return self.broker.writer(name, exclusive=True)
 
