@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -86,13 +86,13 @@ async def _outlast(future: Future[T], on_cancel: Callable[[], None] = _ignore) -
     return wrapped.result()
 
 
+@dataclass(eq=False)
 class Budget:
     """A limit of pending bytes, for one event loop. A request above the whole limit passes once nothing is pending."""
 
-    def __init__(self, total: int) -> None:
-        self.used = 0
-        self._total = total
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    _total: int
+    used: int = 0
+    _waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     async def take(self, size: int) -> None:
         while self.used and self.used + size > self._total:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker_io.errors import Error, MessageTooLarge, PeerError, ServiceUnavailable, UntrustedService, VersionMismatch
@@ -199,13 +200,13 @@ class Channel:
         return call
 
 
+@dataclass(eq=False)
 class MessageStream(Generic[Out, In]):
     """A call of a method with streams, on a channel of its own."""
 
-    def __init__(self, channel: Channel, call: Any, method: StreamMethod[Out, In]) -> None:
-        self._channel = channel
-        self._call = call
-        self._method = method
+    _channel: Channel
+    _call: Any
+    _method: StreamMethod[Out, In]
 
     @classmethod
     async def open(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import Batch
@@ -149,14 +150,14 @@ LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
 """Errors after which a new transaction can succeed, because the service lost state of this one."""
 
 
+@dataclass(eq=False)
 class Transactions:
     """The open transactions of a session. The results of waiters are appended to `results`."""
 
-    def __init__(self, requests: Requests, results: list[Answer]) -> None:
-        self._requests = requests
-        self._results = results
-        self._open: dict[int, OpenTransaction] = {}
-        self._tick = 0
+    _requests: Requests
+    _results: list[Answer]
+    _open: dict[int, OpenTransaction] = field(default_factory=dict)
+    _tick: int = 0
 
     def ids(self) -> tuple[TxnId, ...]:
         """The ids of the open transactions."""
@@ -309,13 +310,13 @@ class Transactions:
 SMALLEST, LARGEST = 16, 8192
 
 
+@dataclass(eq=False)
 class Ids:
     """Leased transaction ids that are not used yet. `want`: the size of the next lease; it grows when ids run out."""
 
-    def __init__(self) -> None:
-        self.want = 64
-        self._blocks: deque[list[int]] = deque()
-        self._left = 0
+    want: int = 64
+    _blocks: deque[list[int]] = field(default_factory=deque)
+    _left: int = 0
 
     def __len__(self) -> int:
         return self._left

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from broker_io.environment import current
@@ -235,16 +235,14 @@ class StreamSession:
                 stream.take(event)
 
 
+@dataclass(eq=False)
 class ShardStreams:
     """The stream sessions of all shards. `connectors`: one for the service of each shard."""
 
-    def __init__(
-        self, connectors: Sequence[StreamConnector], max_unavailable: float, config: ClientConfig | None = None
-    ) -> None:
-        self.connectors = connectors
-        self._max_unavailable = max_unavailable
-        self._config = config
-        self._open: dict[int, StreamSession] = {}
+    connectors: Sequence[StreamConnector]
+    _max_unavailable: float
+    _config: ClientConfig | None = None
+    _open: dict[int, StreamSession] = field(default_factory=dict)
 
     def of(self, topic: str) -> StreamSession:
         """Return the session of the service that owns a topic. Raises InvalidRequest if there are no connectors."""

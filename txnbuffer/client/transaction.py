@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -49,15 +50,15 @@ from txnbuffer.recordset import SET_BYTES
 from txnbuffer.rpc.frames import NamedRequest, Query
 
 
+@dataclass(eq=False)
 class ProducerNames:
     """The producer names that a client has opened, with their epochs and last committed numbers.
 
     Opening a name fences its previous holder, which may be this client; so each name is opened once.
     """
 
-    def __init__(self) -> None:
-        self._opened: dict[str, NameOpened] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    _opened: dict[str, NameOpened] = field(default_factory=dict)
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
         """Return the sequence of a transaction; open the name with `open_name` first if necessary.

@@ -139,6 +139,7 @@ class CursorManager(Protocol):
     def forget(self, cursor: Cursor) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Cursor:
     """Returns the mutations above `after`, in order; `after` advances with them.
 
@@ -148,29 +149,23 @@ class Cursor:
     or from the backfill. `pin`: the snapshot in memory where it has its place.
     """
 
-    __slots__ = (
-        "_chunk", "_handed", "_manager", "_row", "after", "backfill", "drops", "end", "error", "floor", "items_sent",
-        "name", "pin", "reading", "registered", "snapshot", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, manager: CursorManager, name: str, after: int, end: int | None, floor: int) -> None:
-        self._manager = manager
-        self.name = name
-        self.after = after
-        self.end = end
-        self.floor = floor
-        self.pin: MutationSnapshot | None = None
-        self.backfill: Backfill | None = None
-        self.error: Exception | None = None
-        self.registered = True
-        self.waiting = False
-        self.drops = 0
-        self.items_sent = 0
-        self.reading: MutationSnapshot | None = None
-        self.snapshot: tuple[int, int] | None = None
-        self._chunk = 0
-        self._row = 0
-        self._handed: list[Chunk] = []
+    _manager: CursorManager
+    name: str
+    after: int
+    end: int | None
+    floor: int
+    pin: MutationSnapshot | None = None
+    backfill: Backfill | None = None
+    error: Exception | None = None
+    registered: bool = True
+    waiting: bool = False
+    drops: int = 0
+    items_sent: int = 0
+    reading: MutationSnapshot | None = None
+    snapshot: tuple[int, int] | None = None
+    _chunk: int = 0
+    _row: int = 0
+    _handed: list[Chunk] = field(default_factory=list)
 
     # Called by its reader
 

@@ -33,14 +33,12 @@ from broker_io.position import EARLIEST
 from txnbuffer.mutations.batch import MutationBatch
 
 
+@dataclass(slots=True, eq=False)
 class MemoryAccount:
     """A sum of bytes; each addition is also added to `parent`."""
 
-    __slots__ = ("bytes", "parent")
-
-    def __init__(self, parent: MemoryAccount | None = None) -> None:
-        self.bytes = 0
-        self.parent = parent
+    parent: MemoryAccount | None = None
+    bytes: int = 0
 
     def add(self, more: int) -> None:
         self.bytes += more

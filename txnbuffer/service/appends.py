@@ -156,22 +156,22 @@ MAX_WAIT = 0.5
 """Seconds until an append that a nearly full disk rejected is retried."""
 
 
+@dataclass(eq=False)
 class Appends:
     """Queues and writes appends; `wake` schedules a turn of the loop.
 
     A topic is notified of each append that is durable or failed on the loop, in order.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        self.failure: Error | None = None
-        self.waiting_bytes = 0
-        self._loop = loop
-        self._wake = wake
-        self._ready: dict[ServiceTopic, None] = {}
-        self._under_way = 0
-        self._completed: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = deque()
-        self._woken = False
-        self._markers_due = False
+    _loop: asyncio.AbstractEventLoop
+    _wake: Callable[[], None]
+    failure: Error | None = None
+    waiting_bytes: int = 0
+    _ready: dict[ServiceTopic, None] = field(default_factory=dict)
+    _under_way: int = 0
+    _completed: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = field(default_factory=deque)
+    _woken: bool = False
+    _markers_due: bool = False
 
     @property
     def idle(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from broker_io.batch import Batch, PlacedBatch
@@ -36,17 +37,17 @@ IDLE = 60.0
 """Seconds after the last marker for a topic until its writer is closed: few of many topics are in use at a time."""
 
 
+@dataclass(eq=False)
 class RemoteTopics:
     """Topics of other shards, `by_name`, that get markers from this shard."""
 
-    def __init__(self, loop: Loop, broker: Broker, coordinator: Coordinator, appends: Appends) -> None:
-        self.by_name: dict[str, SharedTopic] = {}
-        self._loop = loop
-        self._broker = broker
-        self._coordinator = coordinator
-        self._appends = appends
-        self._stopped: set[str] = set()
-        self._used: dict[str, float] = {}
+    _loop: Loop
+    _broker: Broker
+    _coordinator: Coordinator
+    _appends: Appends
+    by_name: dict[str, SharedTopic] = field(default_factory=dict)
+    _stopped: set[str] = field(default_factory=set)
+    _used: dict[str, float] = field(default_factory=dict)
 
     def topic(self, name: str) -> SharedTopic:
         """Return the entry of a topic, to append markers to it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ class CheckedSend(NamedTuple):
     failures: list[tuple[TxnId | None, Error]]
 
 
+@dataclass(eq=False)
 class Sends:
     """Checks sends.
 
@@ -53,11 +55,10 @@ class Sends:
     began; `failed`: the errors that force transactions to abort.
     """
 
-    def __init__(self, coordinator: Coordinator, max_message_bytes: int) -> None:
-        self.written: dict[int, dict[str, int]] = {}
-        self.failed: dict[int, Error] = {}
-        self._coordinator = coordinator
-        self._limit = max_message_bytes
+    _coordinator: Coordinator
+    _limit: int
+    written: dict[int, dict[str, int]] = field(default_factory=dict)
+    failed: dict[int, Error] = field(default_factory=dict)
 
     def check(self, session: str, topic: ServiceTopic, batch: Batch) -> CheckedSend:
         """Return which records of a send may be appended."""
@@ -177,6 +178,7 @@ MAX_BACKLOG = 64
 """Frames that a client may send before it is welcomed."""
 
 
+@dataclass(eq=False)
 class RequestHandler:
     """Handles the frames of all clients.
 
@@ -184,23 +186,16 @@ class RequestHandler:
     clients' records that are not durable yet; `records`: those that were appended.
     """
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        topics: Topics,
-        appends: Appends,
-        sends: Sends,
-        owners: Mapping[int, OwnerEpoch],
-    ) -> None:
-        self.connections: dict[str, SessionConnection] = {}
-        self.unsettled_bytes = self.records = 0
-        self.draining = False
-        self.owners = owners
-        self._coordinator = coordinator
-        self._topics = topics
-        self._appends = appends
-        self._sends = sends
-        self._backlogs: dict[SessionConnection, list[ClientFrame]] = {}
+    _coordinator: Coordinator
+    _topics: Topics
+    _appends: Appends
+    _sends: Sends
+    owners: Mapping[int, OwnerEpoch]
+    connections: dict[str, SessionConnection] = field(default_factory=dict)
+    unsettled_bytes: int = 0
+    records: int = 0
+    draining: bool = False
+    _backlogs: dict[SessionConnection, list[ClientFrame]] = field(default_factory=dict)
 
     def handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         """Handle one frame. Raises an error that ends the connection."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from broker_io.errors import DiskFailed, Error, TopicNotFound, UnsafePolicy
 from broker_io.port import PolicyBroker, VerifyingBroker
@@ -25,18 +26,18 @@ AT_ONCE = 32
 AFTER_FAILURE = 5.0
 
 
+@dataclass(eq=False)
 class SnapshotScheduler:
     """`problem`: the error of the last round, which is retried.
 
     `before_capture` is called with the names of topics before their state is captured.
     """
 
-    def __init__(self, topics: Topics, before_capture: Callable[[list[str]], None]) -> None:
-        self.problem: Error | None = None
-        self.written = 0
-        self._before_capture = before_capture
-        self._topics = topics
-        self._unsequenced: Error | None = None
+    _topics: Topics
+    _before_capture: Callable[[list[str]], None]
+    problem: Error | None = None
+    written: int = 0
+    _unsequenced: Error | None = None
 
     async def run(self) -> None:
         """Write due snapshots, forever."""
@@ -88,13 +89,13 @@ CHECK_PAUSE = 0.2
 """Seconds between the policy checks of two topics: each takes ten requests, which would delay transactions."""
 
 
+@dataclass(eq=False)
 class PolicyChecks:
     """Checks policies every `seconds`. `dangers`: the unsafe policy of each topic at the last check."""
 
-    def __init__(self, topics: Topics, seconds: float) -> None:
-        self.dangers: dict[str, Error] = {}
-        self._topics = topics
-        self._seconds = seconds
+    _topics: Topics
+    _seconds: float
+    dangers: dict[str, Error] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Check all topics periodically, forever, if the broker has policies."""

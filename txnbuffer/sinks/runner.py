@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -109,19 +109,19 @@ async def run_sink(
             await lease.close()
 
 
+@dataclass(eq=False)
 class SinkRunner:
     """Runs one sink; `cluster` is the cluster of the stored topic, "" while the sink is empty."""
 
-    def __init__(self, sink: Sink, progress: SinkProgress, stop: asyncio.Event, on_progress: OnProgress) -> None:
-        self.progress = progress
-        self.cluster = ""
-        self.lease: CursorLease | None = None
-        self._sink = sink
-        self._stop = stop
-        self._on_progress = on_progress
-        self._pending: list[ChangeBatch] = []
-        self._ended = False
-        self._rollback: Rollback | None = None
+    _sink: Sink
+    progress: SinkProgress
+    _stop: asyncio.Event
+    _on_progress: OnProgress
+    cluster: str = ""
+    lease: CursorLease | None = None
+    _pending: list[ChangeBatch] = field(default_factory=list)
+    _ended: bool = False
+    _rollback: Rollback | None = None
 
     async def run(self, stream: ChangeStream) -> bool:
         """Write batches until the end of the stream; False if the stream must start over."""

@@ -8,7 +8,7 @@ uses up its window and pauses.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -276,21 +276,21 @@ class ClientConfig:
     last_retry: float = 10.0
 
 
+@dataclass(eq=False)
 class StreamClient:
     """All streams of a client, and its current connection.
 
     `_heard`: the time of the last message of the connection; None while there is no connection.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
-        self._config = config
-        self._heard: float | None = None
-        self._handles = 0
-        self._last_stream = 0
-        self._consumers: dict[int, Consumer] = {}
-        self._streams: dict[int, Consumer] = {}
-        self._out: list[ClientMessage] = []
-        self._events: list[ClientEvent] = []
+    _config: ClientConfig
+    _heard: float | None = None
+    _handles: int = 0
+    _last_stream: int = 0
+    _consumers: dict[int, Consumer] = field(default_factory=dict)
+    _streams: dict[int, Consumer] = field(default_factory=dict)
+    _out: list[ClientMessage] = field(default_factory=list)
+    _events: list[ClientEvent] = field(default_factory=list)
 
     # --- called by the user ---
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -160,21 +160,21 @@ class ServerConfig:
     max_noop_interval: float = 10_800.0
 
 
+@dataclass(eq=False)
 class StreamServer:
     """One connection. `name` is "" until the client's hello, or if it has none."""
 
-    def __init__(self, config: ServerConfig, now: float) -> None:
-        self.name = ""
-        self.closed = False
-        self._config = config
-        self._pulse: Pulse | None = None
-        self._opened_at = now
-        self._streams: dict[int, Producer] = {}
-        self._last_stream = 0
-        self._out: deque[tuple[ServerMessage, int]] = deque()
-        self._effects: list[ServerEffect] = []
-        self._totals: Counter[str] = Counter()
-        self._ends: Counter[str] = Counter()
+    _config: ServerConfig
+    _opened_at: float
+    name: str = ""
+    closed: bool = False
+    _pulse: Pulse | None = None
+    _streams: dict[int, Producer] = field(default_factory=dict)
+    _last_stream: int = 0
+    _out: deque[tuple[ServerMessage, int]] = field(default_factory=deque)
+    _effects: list[ServerEffect] = field(default_factory=list)
+    _totals: Counter[str] = field(default_factory=Counter)
+    _ends: Counter[str] = field(default_factory=Counter)
 
     # --- called for the client ---
 
@@ -418,13 +418,11 @@ class StreamServer:
         del self._streams[producer.request.stream]
 
 
+@dataclass(slots=True, eq=False)
 class Connections:
     """The current connection of each name."""
 
-    __slots__ = ("_named",)
-
-    def __init__(self) -> None:
-        self._named: dict[str, StreamServer] = {}
+    _named: dict[str, StreamServer] = field(default_factory=dict)
 
     def named(self, server: StreamServer) -> StreamServer | None:
         """A connection has sent its hello. Ends the connection that it supersedes, and returns it."""
