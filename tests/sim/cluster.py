@@ -56,6 +56,8 @@ class SimCluster:
         """The probability that the cluster refuses a request for the moment, or says so after its effect."""
         self.silent_readers = 0.0
         """The probability that a reader falls silent for ever when its topic is unloaded."""
+        self.slow_readers = 0.0
+        """The probability that a reader which attaches gets nothing for some seconds."""
         self.slow_compaction = 0.0
         """Seconds that a compaction takes, at most."""
         self.random = world.random("cluster")

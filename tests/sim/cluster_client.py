@@ -5,7 +5,8 @@
 - An exclusive producer holds its topic only while it is attached: after an unload another one may be first.
 - Whoever is fenced learns it late; some of its last entries are stored, although it gets no acknowledgement.
 - A reader that loses its connection continues after the last message that was taken, in whatever topic has the name
-  then, and from the next message that exists. Sometimes it falls silent for ever.
+  then, and from the next message that exists. Sometimes it falls silent for ever, or gets nothing at first, as from a
+  broker that has just come back under load.
 - Whoever attaches to a topic that does not exist creates it.
 """
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 DELIVERED = 100
 """Messages that a reader gets at once, about."""
 MAX_ENTRY = 5 * 1024 * 1024
+SLOW_SECONDS = 10.0
+"""Seconds for which a slow broker sends nothing to a reader that attaches, at most."""
+KILLED_IN_RESEND = 0.3
+"""The probability that a process is killed while its producer sends again what a broken connection left open."""
 CALL_SECONDS = 2e-5
 """Seconds that a call without an answer takes, so that a caller that asks again and again reaches its deadline."""
 OK = pulsar.Result.Ok
@@ -160,6 +165,7 @@ class SimProducer:
         self._connection = 0
         self._last = [0.0, 0.0]
         self._dead: Any = None
+        self._killed_in_resend = False
         self._settled = Signal(self._scheduler)
         self.topic = cluster.create(name)
         self._take()
@@ -315,13 +321,16 @@ class SimProducer:
             return
         if send.stored is not None:
             cluster.world.count("duplicate append")
-        more = bool(self._pending) and send is not self._pending[-1]
-        breaks = more and cluster.random.random() < cluster.broken_appends
+        breaks = len(self._pending) > 1 and cluster.random.random() < cluster.broken_appends
         send.stored = cluster.store(self.topic, send.messages, batched=send.batched, compressed=self._compressed)
         if self.topic.deduplicates:
             self.topic.sequences[self._id] = send.sequence
-        if breaks:
+        if self._killed_in_resend:
+            cluster.world.count("kill in resend")
+            self.client.process.kill()
+        elif breaks:
             cluster.world.count("partial append")
+            self._killed_in_resend = cluster.random.random() < KILLED_IN_RESEND
             self.disconnect()
         else:
             self._acknowledge(send, connection)
@@ -402,6 +411,7 @@ class SimReader:
         self._connection = 0
         self._coming = False
         self._closed = self._silent = False
+        self._nothing_until = 0.0
         self.topic = self._cluster.create(name)
         self._join(self.topic)
         client.process.on_death.append(self._leave)
@@ -477,7 +487,8 @@ class SimReader:
             return
         self._coming = True
         connection = self._connection
-        self._scheduler.after(self._cluster.delay(), lambda: self._deliver(connection))
+        seconds = max(self._cluster.delay(), self._nothing_until - self._scheduler.now)
+        self._scheduler.after(seconds, lambda: self._deliver(connection))
 
     def _deliver(self, connection: int) -> None:
         self._coming = False
@@ -518,6 +529,10 @@ class SimReader:
         self._after = min(after, topic.last) if after > topic.last else after
         self.topic = topic
         topic.readers[self] = None
+        choose = self._cluster.random
+        if choose.random() < self._cluster.slow_readers:
+            self._cluster.world.count("slow reader")
+            self._nothing_until = self._scheduler.now + choose.uniform(0.0, SLOW_SECONDS)
         self.pump()
 
     @staticmethod

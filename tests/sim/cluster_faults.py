@@ -16,6 +16,7 @@ WINDOWS: dict[str, tuple[float, ...]] = {
     "lost answers": (0.02, 0.3),
     "odd answers": (0.02, 0.2, 0.6),
     "silent readers": (0.3, 1.0),
+    "slow readers": (0.3, 1.0),
     "slow compaction": (1.0, 10.0),
 }
 """What the cluster does for some seconds, with the values that it may have; see the attributes of `SimCluster`."""
@@ -80,6 +81,16 @@ class ClusterFaults(Faults):
             for reader in [*topic.readers]:
                 reader.pump()
 
+    def _cluster_under_load(self) -> None:
+        """The cluster comes back under load: readers that attach get nothing at first, and services start just then."""
+        self._count("cluster under load")
+        self.cluster.unload_namespace(NAMESPACE, self._choose.choice(UNOWNED))
+        self._set("slow readers", 1.0)
+        self._later(self._choose.uniform(1.0, 8.0), lambda: self._set("slow readers", 0.0))
+        for service in self._scenario.services:
+            if service.running is not None and self._choose.random() < 0.5:
+                service.running.kill()
+
     def _cluster_restart(self) -> None:
         self._count("cluster restart")
         self.cluster.restart(self._choose.choice((0.5, 5.0, 20.0)))
@@ -104,11 +115,13 @@ CLUSTER = {
     "roll ledger": 2,
     "unreadable ledger": 2,
     "cluster restart": 2,
+    "cluster under load": 2,
     "slow acknowledgements": 2,
     "broken appends": 2,
     "lost answers": 2,
     "odd answers": 3,
     "silent readers": 2,
+    "slow readers": 2,
     "slow compaction": 1,
 }
 """The faults of a cluster and their weights."""

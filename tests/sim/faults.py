@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.world import Host
+from sim.network import SERVER_END
+from sim.world import Host, Process
 
 from broker_io.testing import Unsynced
 
@@ -73,6 +74,7 @@ class Faults:
             host.crash_in = 0
             for process in host.processes:
                 process.disk.most_files = 1000
+                process.stalls = 0.0
                 process.resume()
 
     def _happen(self, kind: str) -> None:
@@ -111,6 +113,30 @@ class Faults:
             self._count("pause service")
             process.pause()
             self._later(self._choose.choice((0.2, 3.0, 20.0, 40.0)), process.resume)
+
+    def _stalling_service(self) -> None:
+        """Let the event loop of a service stall at times, as on a host that is short of CPU, while clients come again.
+
+        Its other threads go on: so what comes meanwhile is handled in one iteration.
+        """
+        process = self._choose.choice(self._scenario.services).running
+        if process is None:
+            return
+        self._count("stalling service")
+        process.stalls = self._choose.choice((0.05, 0.3))
+        for _ in range(self._choose.choice((0, 3, 10))):
+            self._later(self._choose.uniform(0.0, 4.0), lambda: self._forget_client(process))
+
+        def end() -> None:
+            process.stalls = 0.0
+
+        self._later(4.0, end)
+
+    def _forget_client(self, process: Process) -> None:
+        """Break a connection of a process; its client notices that at once, the process late."""
+        connections = [one for one in self._world.network.connections if one.ends[SERVER_END] is process]
+        if connections and not self._calm:
+            self._choose.choice(connections).break_off(15.0, 0.0)
 
     def _kill_client(self) -> None:
         process = self._choose.choice(self._scenario.apps).process
@@ -199,8 +225,8 @@ class Faults:
             self._later(self._choose.uniform(0.1, 4.0), give_back)
 
     def _clock_jump(self) -> None:
-        host = self._choose.choice([*self._world.hosts.values()])
-        seconds = self._choose.choice((-3600.0, -5.0, 5.0, 3600.0))
+        host = self._choose.choice((self._service_host, self._choose.choice([*self._world.hosts.values()])))
+        seconds = self._choose.choice((-3600.0, -3600.0, -5.0, 5.0, 3600.0))
         self._count("clock jump", f"of {host.name} by {seconds:g} s")
         host.clock.offset += seconds
 
@@ -251,6 +277,7 @@ EMBEDDED = {
     "kill in recovery": 2,
     "stop service": 2,
     "pause service": 2,
+    "stalling service": 2,
     "kill client": 3,
     "pause client": 1,
     "power loss": 3,

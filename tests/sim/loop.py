@@ -101,6 +101,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One iteration, as in the base class without its debugging and its limits of what a real selector takes."""
+        self._stall()
         ready, scheduled = self._ready, self._scheduled
         while scheduled and scheduled[0]._cancelled:
             self._timer_cancelled_count -= 1
@@ -119,6 +120,12 @@ class SimLoop(asyncio.BaseEventLoop):
             handle = ready.popleft()
             if not handle._cancelled:
                 handle._run()
+
+    def _stall(self) -> None:
+        """Sometimes lose time, if the process has too little of it."""
+        process = self._process
+        if process.stalls and process.stalling.random() < process.stalls:
+            process.world.scheduler.park(process.stalling.uniform(0.0, 0.5))
 
     def _write_to_self(self) -> None:
         self._selector.wake()

@@ -157,7 +157,8 @@ class SimServer:
             context.finish(Status(grpc.StatusCode.CANCELLED, "the handler was cancelled"))
         except Exception as error:
             context.finish(Status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
-            self._world.log(self.process.name, f"a handler of {state.name} failed: {error!r}")
+            if not self.process.dead:
+                self._world.fail(f"a handler of {state.name} of {self.process.name} failed: {error!r}")
 
     async def _find(self, details: CallDetails, interceptors: list[Any]) -> Any:
         if interceptors:

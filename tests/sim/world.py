@@ -90,6 +90,9 @@ class Process:
         self.paused = False
         self.ended = False
         self.signalled = False
+        self.stalls = 0.0
+        """The probability that an iteration of an event loop begins up to half a second late."""
+        self.stalling = world.random("stalls", self.name)
         self.stopped: list[SimThread] = []
         self.threads: dict[SimThread, None] = {}
         self.loops: list[SimLoop] = []
