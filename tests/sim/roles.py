@@ -14,7 +14,7 @@ from sim.group_apps import REJECTS, RESULTS, GroupPlan, Member, Rival
 from sim.history import Shown
 from sim.readers import CursorFollower, Follower, Joiner, LateReader, Reader
 from sim.rules_roles import each_once, fenced, processed, relayed, sliced, stored, stretched
-from sim.task_apps import TaskReader, TaskWriter
+from sim.task_apps import TaskFollower, TaskReader, TaskWriter
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
@@ -194,6 +194,7 @@ class Tasks(Role):
     def begin(self) -> None:
         self.scenario.add(TaskWriter, "tasks", 8, setting=self.scenario.writer_setting(self.scenario.topics))
         self.scenario.add(TaskReader, "shared")
+        self.scenario.add(TaskFollower, "shared-stream")
 
 
 ROLES: dict[str, tuple[type[Role], int]] = {

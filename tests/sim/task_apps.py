@@ -1,4 +1,4 @@
-"""An application of several tasks that share one client: one reader, one transaction, one producer's name."""
+"""Applications of several tasks that share what a client has: a reader, a stream, a transaction, a producer's name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 from sim.apps import NOT_COMMITTED, PAUSE, App, Writer
-from sim.history import Fate
-from sim.readers import shown
+from sim.history import Fate, Shown
+from sim.readers import changes_of, shown
 
 from broker_io.errors import Error
 from txnbuffer.client.client import Client
+from txnbuffer.client.streams import Rollback
+from txnbuffer.client.tokens import FileTokens
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound
 
@@ -24,6 +26,7 @@ class TaskWriter(Writer):
     async def work(self, client: Client) -> None:
         self._clients += 1
         name = f"{self.name}-{self._clients}"
+        await self._send_at_once(client)
         await _together(self._commit_number(client, name), self._commit_number(client, name))
         while self.left > 0:
             self.left -= 1
@@ -46,6 +49,30 @@ class TaskWriter(Writer):
             self._ended(attempt, Fate.ABORTED)
         except Error as error:
             self.log(f"{attempt} failed: {error!r:.300}")
+        else:
+            self._ended(attempt, Fate.COMMITTED)
+
+    async def _send_at_once(self, client: Client) -> None:
+        """Commit what tasks send at once to topics that the client knows nothing of: in the order of their calls."""
+        attempt = self.history.attempt(self.name)
+        try:
+            async with client.transaction() as transaction:
+                attempt.txn = transaction.id
+                sends = []
+                for topic in self.setting.topics:
+                    for _ in range(4):
+                        value = self._value()
+                        self.history.sent(attempt, topic, value)
+                        sends.append(transaction.send(topic, value, key=self._key()))
+                await asyncio.gather(*sends)
+                attempt.fate = Fate.ASKED
+        except NOT_COMMITTED:
+            self._ended(attempt, Fate.ABORTED)
+        except NotVisible:
+            self._ended(attempt, Fate.COMMITTED)
+        except Error as error:
+            self.log(f"{attempt} failed: {error!r:.300}")
+            await asyncio.sleep(PAUSE)
         else:
             self._ended(attempt, Fate.COMMITTED)
 
@@ -112,6 +139,41 @@ class TaskReader(App):
                         reading.records += records
 
             await _together(take(), take())
+
+
+class TaskFollower(App):
+    """Tasks that share one change stream, with a file of tokens: each batch goes to one of them."""
+
+    async def work(self, client: Client) -> None:
+        while True:
+            try:
+                await self._follow(client, self.setting.topics[0])
+            except TopicNotFound:
+                await asyncio.sleep(PAUSE)
+
+    async def _follow(self, client: Client, topic: str) -> None:
+        given: set[int] = set()
+        async with client.stream(topic, store=FileTokens(f"/{self.name}.json")) as stream:
+
+            async def take() -> None:
+                while True:
+                    try:
+                        item = await stream.next(0.5)
+                    except TimeoutError:
+                        continue
+                    if isinstance(item, Rollback):
+                        given.intersection_update(range(item.seqno + 1))
+                    elif item is not None:
+                        self._check(topic, changes_of(item), given)
+
+            await _together(take(), take())
+
+    def _check(self, topic: str, changes: list[Shown], given: set[int]) -> None:
+        self.history.shown(self.name, topic, changes)
+        for change in changes:
+            if change.seqno in given:
+                self.history.report(f"{self.name} was given {change} of {topic} twice by one stream")
+        given.update(change.seqno or 0 for change in changes)
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
