@@ -308,7 +308,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_number(name: str, value: float, above_0: bool) -> None:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConfiguration(f"{name} must be a {'finite ' if math.isinf(value) else ''}number, got {value}")
     if value < 0 or (above_0 and not value):
         bound = "at least 0" if not above_0 else "at least 1" if isinstance(value, int) else "above 0"

@@ -132,4 +132,7 @@ def _value(row: dict[str, Any], at: int) -> bytes:
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"line {at}: value_base64 is not base64 ({error})") from None
     value = row["value"]
-    return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
+    try:
+        return (value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f'line {at}: "value" is not text: {error}') from None
