@@ -1,4 +1,4 @@
-"""The embedded log as a broker: its owner with the commit thread.
+"""The embedded log as a broker: its owner with the commit thread, and the writers to its topics.
 
 The work lock is held while files are written: one flush, or one change of structure, at a time. The queue lock
 guards the pending appends and is never held during a write, so that appends queue up during a flush and the next
@@ -11,20 +11,21 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
+from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks
-from broker_io.file.writer import Fence, FileWriter
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, check_compaction, check_topic_name
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Resource, check_compaction, check_topic_name
 from broker_io.position import Positions
 
 CHECK_SECONDS = 0.5
@@ -34,6 +35,55 @@ LONGEST_WAIT = 3600.0
 
 MAX_PENDING_BYTES = 64 * MIB
 """Bytes of pending appends; above this limit `append` blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Fence:
+    """The fence of a topic: an exclusive writer fences all writers before it. `held`: one is open."""
+
+    held: bool = False
+    _number: int = 0
+
+    def enter(self, name: str, *, exclusive: bool) -> int:
+        """The ticket of a new writer. Raises Fenced for a shared writer while an exclusive one is open."""
+        if exclusive:
+            self._number += 1
+            self.held = True
+        elif self.held:
+            raise Fenced(f"topic {name!r} is held by an exclusive writer: close it, or open an exclusive writer")
+        return self._number
+
+    def check(self, name: str, ticket: int) -> None:
+        """Raises Fenced if an exclusive writer was opened after the ticket was issued."""
+        if ticket != self._number:
+            raise Fenced(f"another exclusive writer has opened topic {name!r}: this writer can't append any more")
+
+    def leave(self, ticket: int, *, exclusive: bool) -> None:
+        if exclusive and ticket == self._number:
+            self.held = False
+
+
+@dataclass(eq=False)
+class FileWriter(Resource):
+    """A writer to a topic; any thread may append. `ticket` is that of the topic's fence."""
+
+    broker: FileBroker
+    topic: FileTopic
+    ticket: int
+    exclusive: bool
+    closed: bool = False
+
+    def append(self, batch: Batch) -> Future[Positions]:
+        return self.broker._append(self, batch, reserved=False)
+
+    def append_reserved(self, batch: Batch) -> Future[Positions]:
+        """As `ReservingWriter` says."""
+        return self.broker._append(self, batch, reserved=True)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.broker._leave(self)
 
 
 class FileBroker(ReadingBroker):
@@ -223,7 +273,7 @@ class FileBroker(ReadingBroker):
                 ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)
             # Appends that older writers queued are in the log before this one opens.
             self._flush()
-        return FileWriter(found, ticket, self._append, self._leave, exclusive)
+        return FileWriter(self, found, ticket, exclusive)
 
     def _wait_for_owner(self, topic: str, seconds: float) -> None:
         """Raises StillHeld if an exclusive writer is open, which can only be one of this process."""
@@ -240,7 +290,7 @@ class FileBroker(ReadingBroker):
                     raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
-    def _append(self, writer: FileWriter, batch: Batch, reserved: bool) -> Future[Positions]:
+    def _append(self, writer: FileWriter, batch: Batch, *, reserved: bool) -> Future[Positions]:
         outcome: Future[Positions] = Future()
         try:
             with self._queue:

@@ -30,10 +30,10 @@ from broker_io.block import (
 )
 from broker_io.environment import Disk
 from broker_io.file import layout
+from broker_io.file.commit import BLOCK_BYTES
 from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SparseIndex, headers, read_block
-from broker_io.file.writer import BLOCK_BYTES
 
 Mask = NDArray[np.bool_]
 

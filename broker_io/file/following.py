@@ -20,7 +20,6 @@ from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_mani
 from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
 from broker_io.file.recovery import by_topic, check_sizes, missing_journal, with_journal_block
 from broker_io.file.segment import UNFINISHED, whole_blocks
-from broker_io.file.writer import FileWriter
 
 TORN_TAIL_PAUSE = 0.010
 
@@ -241,7 +240,7 @@ class FollowingBroker(ReadingBroker):
 
     def writer(
         self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
-    ) -> FileWriter:
+    ) -> Never:
         self._refuse()
 
     def roll(self, topic: str) -> None:

@@ -27,6 +27,7 @@ from broker_io.batch import Batch
 from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles, TopicNotFound
 from broker_io.file import layout
+from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
 from broker_io.file.layout import (
     MIB,
@@ -43,7 +44,6 @@ from broker_io.file.layout import (
     replace_manifest,
 )
 from broker_io.file.segment import Segment
-from broker_io.file.writer import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.port import OWN_PREFIX, check_batch
 from broker_io.position import Positions
 

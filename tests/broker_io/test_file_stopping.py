@@ -13,7 +13,7 @@ from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull
 from broker_io.file import FileBroker
 from broker_io.file import broker as broker_module
-from broker_io.file.writer import PendingBatch
+from broker_io.file.commit import PendingBatch
 from broker_io.testing import SimulatedDisk
 
 

@@ -22,7 +22,7 @@ from broker_io.errors import (
     MessageTooLarge,
     TopicNotFound,
 )
-from broker_io.file import FileBroker, writer
+from broker_io.file import FileBroker, commit
 from broker_io.file.log import FileLog
 from broker_io.port import Writer
 from broker_io.position import Positions
@@ -86,8 +86,8 @@ def test_property_texts_are_counted_in_bytes() -> None:
 def test_merged_and_split_appends_are_read_as_written(sizes: list[int], block_bytes: int) -> None:
     world = World()
     with pytest.MonkeyPatch.context() as patch, world.own() as broker:
-        patch.setattr(writer, "BLOCK_BYTES", block_bytes)
-        patch.setattr(writer, "MAX_BLOCK_MESSAGES", 11)
+        patch.setattr(commit, "BLOCK_BYTES", block_bytes)
+        patch.setattr(commit, "MAX_BLOCK_MESSAGES", 11)
         broker.create_topic("t")
         log = broker._log
         futures, start = [], 0

@@ -1,11 +1,8 @@
-"""Writers to a topic of the embedded log, and the fence that decides which of them may write.
-
-Pending appends become the blocks of one commit: small appends are merged, huge ones are split.
-"""
+"""The commit of pending appends: they become blocks. Small appends are merged, huge ones are split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,10 +11,9 @@ import numpy as np
 
 from broker_io.batch import Batch
 from broker_io.block import EncodedBlock, encode_block
-from broker_io.errors import Fenced
 from broker_io.file.layout import LedgerEntry, TopicEntry
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_PROPERTIES, Resource
+from broker_io.port import MAX_PROPERTIES
 from broker_io.position import Positions
 
 BLOCK_BYTES = 1024 * 1024
@@ -114,54 +110,3 @@ def split(batch: Batch) -> Iterator[Batch]:
         stop = min(stop, start + MAX_BLOCK_MESSAGES)
         yield batch.take(slice(start, stop))
         start, base = stop, int(ends[stop - 1])
-
-
-class Fence:
-    """The fence of a topic: an exclusive writer fences all writers that were opened before it."""
-
-    def __init__(self) -> None:
-        self._number = 0
-        self.held = False
-        """Whether an exclusive writer is open."""
-
-    def enter(self, name: str, *, exclusive: bool) -> int:
-        """The ticket of a new writer. Raises Fenced for a shared writer while an exclusive one is open."""
-        if exclusive:
-            self._number += 1
-            self.held = True
-        elif self.held:
-            raise Fenced(f"topic {name!r} is held by an exclusive writer: close it, or open an exclusive writer")
-        return self._number
-
-    def check(self, name: str, ticket: int) -> None:
-        """Raises Fenced if an exclusive writer was opened after the ticket was issued."""
-        if ticket != self._number:
-            raise Fenced(f"another exclusive writer has opened topic {name!r}: this writer can't append any more")
-
-    def leave(self, ticket: int, *, exclusive: bool) -> None:
-        if exclusive and ticket == self._number:
-            self.held = False
-
-
-@dataclass(eq=False)
-class FileWriter(Resource):
-    """A writer to a topic; any thread may append. `put` appends, with or without the reserve, and `leave` closes."""
-
-    topic: FileTopic
-    ticket: int
-    put: Callable[[FileWriter, Batch, bool], Future[Positions]]
-    leave: Callable[[FileWriter], None]
-    exclusive: bool
-    closed: bool = False
-
-    def append(self, batch: Batch) -> Future[Positions]:
-        return self.put(self, batch, False)
-
-    def append_reserved(self, batch: Batch) -> Future[Positions]:
-        """As `ReservingWriter` says."""
-        return self.put(self, batch, True)
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.leave(self)
