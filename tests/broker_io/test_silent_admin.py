@@ -98,8 +98,10 @@ def test_a_query_is_repeated_on_a_new_connection_after_one_timeout(
 def test_a_request_that_meets_the_end_of_a_kept_connection_is_repeated(server: Vanishing) -> None:
     client = client_of(server, 2)
     server.drops = True
-    assert client.ask("PUT", "x") == 1
+    assert client.ask("GET", "x", retry=False) == 1
     assert server.requests == 2 + 2 + 1
+    assert client.ask("PUT", "x") == 1
+    assert server.requests == 5 + 1 + 1
     client.close()
 
 
