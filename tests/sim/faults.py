@@ -124,19 +124,20 @@ class Faults:
             return
         self._count("stalling service")
         process.stalls = self._choose.choice((0.05, 0.3))
-        for _ in range(self._choose.choice((0, 3, 10))):
-            self._later(self._choose.uniform(0.0, 4.0), lambda: self._forget_client(process))
+        choose = self._choose
+        for _ in range(choose.choice((0, 3, 10))):
+            self._later(choose.uniform(0.0, 4.0), lambda: self._forget_client(process, choose))
 
         def end() -> None:
             process.stalls = 0.0
 
         self._later(4.0, end)
 
-    def _forget_client(self, process: Process) -> None:
+    def _forget_client(self, process: Process, choose: random.Random) -> None:
         """Break a connection of a process; its client notices that at once, the process late."""
         connections = [one for one in self._world.network.connections if one.ends[SERVER_END] is process]
         if connections and not self._calm:
-            self._choose.choice(connections).break_off(15.0, 0.0)
+            choose.choice(connections).break_off(15.0, 0.0)
 
     def _kill_client(self) -> None:
         process = self._choose.choice(self._scenario.apps).process

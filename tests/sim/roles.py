@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sim.copy_apps import RELAYED, LedgerApp, RelayApp, TableApp, files_of_processes
 from sim.group_apps import REJECTS, RESULTS, GroupPlan, Member, Rival
 from sim.history import Shown
+from sim.local_apps import LocalLog
 from sim.readers import CursorFollower, Follower, Joiner, LateReader, Reader
 from sim.rules_roles import each_once, fenced, processed, relayed, sliced, stored, stretched
 from sim.task_apps import TaskFollower, TaskReader, TaskWriter
@@ -197,6 +198,13 @@ class Tasks(Role):
         self.scenario.add(TaskFollower, "shared-stream")
 
 
+class LocalLogs(Role):
+    """A process with an embedded log of its own."""
+
+    def begin(self) -> None:
+        self.scenario.add(LocalLog, "local")
+
+
 ROLES: dict[str, tuple[type[Role], int]] = {
     "reader": (Readers, 4),
     "late reader": (LateReaders, 2),
@@ -207,6 +215,7 @@ ROLES: dict[str, tuple[type[Role], int]] = {
     "sink": (Sinks, 2),
     "rivals": (Rivals, 2),
     "tasks": (Tasks, 2),
+    "local log": (LocalLogs, 1),
 }
 """Roles, with the weights by which a seed chooses some of them."""
 
