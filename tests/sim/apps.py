@@ -49,6 +49,8 @@ class Setting:
     """Whether what is sent without a transaction may be stored twice."""
     least_operations: int = 0
     """Writers go on until there were so many operations of clients."""
+    longest_pause: float = 0.0
+    """Seconds that writers wait between transactions, at most; faults should meet them while they write."""
 
     @property
     def lacks_operations(self) -> bool:
@@ -96,6 +98,11 @@ class App:
         self.history.ended(attempt, fate)
         self.log(str(attempt))
 
+    def _pause(self) -> float:
+        """The seconds between two transactions."""
+        choose = self.choose
+        return choose.choice((0.0, 0.01, 0.3, *(choose.uniform(0.0, self.setting.longest_pause) for _ in range(2))))
+
     def _value(self) -> bytes:
         self._values += 1
         return b"%s.%d" % (self.name.encode(), self._values)
@@ -123,7 +130,7 @@ class Writer(App):
                 await self._send(client)
             else:
                 await self._transaction(client)
-            await asyncio.sleep(self.choose.choice((0.0, 0.01, 0.3)))
+            await asyncio.sleep(self._pause())
 
     async def _send(self, client: Client) -> None:
         attempt = self.history.attempt(self.name, doubles=self.setting.sends_double)
@@ -160,7 +167,7 @@ class Writer(App):
             if attempt.fate is Fate.COMMITTED:
                 number += 1
                 self.left -= 1
-            await asyncio.sleep(self.choose.choice((0.01, 0.3)))
+            await asyncio.sleep(self._pause())
 
     async def _attempt(
         self,

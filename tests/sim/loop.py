@@ -61,6 +61,13 @@ class SimLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._process.clock.monotonic()
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        """As in the base class, without its debugging."""
+        self._check_closed()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         if context is None and self._process.world.scheduler.current is None:
             context = self._process.context  # called by the world, which has no environment

@@ -67,7 +67,7 @@ class Size:
     def of(cls, choose: random.Random) -> Self:
         """A size that a seed chooses; most are as the defaults."""
         writers = choose.choice((2, 2, 3))
-        faults, seconds = choose.choice(((8, 10.0), (8, 10.0), (12, 10.0), (8, 6.0), (10, 20.0), (20, 25.0)))
+        faults, seconds = choose.choice(((8, 10.0), (8, 10.0), (12, 10.0), (8, 6.0), (8, 14.0), (16, 20.0)))
         return cls(writers, 30 // writers, faults, seconds)
 
 
@@ -117,7 +117,10 @@ class Scenario:
         self.services = self.make_services()
         self.options = {"max_unavailable": world.random("options").choice((5.0, 30.0, 60.0))}
         least = LEAST_OPERATIONS if self._has_floors else 0
-        self.setting = Setting(self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least)
+        pause = size.seconds * world.random("pauses").choice((0.0, 0.3, 0.3))
+        self.setting = Setting(
+            self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least, pause
+        )
         self.final: dict[str, list[Shown]] = {}
         """The committed records of each topic that are there in the end."""
         self.committed_numbers: dict[str, int] = {}

@@ -57,7 +57,7 @@ class SyncWriter(App):
                 current().clock.sleep(PAUSE)
                 if isinstance(error, InvalidRequest):  # the client is of no use any more
                     return
-            current().clock.sleep(self.choose.choice((0.0, 0.01, 0.3)))
+            current().clock.sleep(self._pause())
 
     def _transaction(self, client: Any, attempt: Attempt) -> None:
         topics = self.choose.sample(self.setting.topics, self.choose.randint(1, len(self.setting.topics)))

@@ -31,7 +31,7 @@ class TaskWriter(Writer):
         while self.left > 0:
             self.left -= 1
             await self._commit_while_sending(client)
-            await asyncio.sleep(self.choose.choice((0.0, 0.01, 0.3)))
+            await asyncio.sleep(self._pause())
 
     async def _commit_number(self, client: Client, name: str) -> None:
         """Commit the first number of a name that nobody else uses."""
