@@ -262,7 +262,7 @@ class Faults:
         """Break a connection so that one of its ends notices it late, if at all before it sends something."""
         connections = [*self._world.network.connections]
         if connections:
-            self._count("half-open connection")
+            self._count("broken connection")
             seconds = self._choose.choice(((0.0, 15.0), (15.0, 0.0)))
             self._choose.choice(connections).break_off(*seconds)
 
