@@ -173,7 +173,9 @@ def test_unused_ids_are_returned_when_idle() -> None:
     for _ in range(IDLE_TICKS):
         core.tick()
         assert core.take_frame() is None
+    assert not core.has_frame
     core.tick()
+    assert core.has_frame
     frame = core.take_frame()
     assert frame is not None
     assert frame.returned == ((2, 39),)

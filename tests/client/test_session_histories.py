@@ -93,7 +93,9 @@ class History:
         self.tell()
 
     def flush(self) -> None:
+        expected = self.core.has_frame
         if self.connection is not None and (frame := self.core.take_frame()) is not None:
+            assert expected
             self.to_service.append(frame)
 
     def arrive_at_service(self) -> None:
