@@ -137,3 +137,15 @@ def test_a_query_without_retries_ends_after_one_timeout(server: Vanishing, monke
         client.ask("GET", "namespaces", retry=False)
     assert server.connections == 1
     client.close()
+
+
+def test_a_request_takes_no_longer_than_its_retries(server: Vanishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_module, "LEAST_SECONDS", 0.1)
+    client = AdminClient(server.url, Credentials(), RetryPolicy(0.2, lambda: None))
+    assert client.ask("GET", "namespaces") == 1
+    server.vanished = True
+    began = time.monotonic()
+    with pytest.raises(ServiceUnavailable, match="timed out"):
+        client.ask("GET", "namespaces", retry=False)
+    assert time.monotonic() - began < admin_module.QUERY_SECONDS / 2
+    client.close()
