@@ -1,4 +1,4 @@
-"""Leaves out parts of a seed that fails, for as long as it fails in the same way: what is left is easier to read.
+"""Reduces a seed with a finding: leaves out faults, roles and writers as long as the finding is of the same rule.
 
 Each fault, role and writer has its own stream of random numbers, so that the others do as before without it, except
 for the order in which threads run.
@@ -17,7 +17,7 @@ TRIES = 150
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What of a seed happens; None: everything. `faults` and `writers` are numbers, `roles` names."""
+    """The part of a seed that a run has; None: everything. `faults` and `writers` are numbers, `roles` names."""
 
     faults: tuple[int, ...] | None = None
     roles: tuple[str, ...] | None = None
@@ -31,20 +31,12 @@ class Part:
         """The part of a text as `str` makes it: `faults=0,3;roles=group,late reader;seconds=8`. Raises ValueError."""
         values: dict[str, Any] = {}
         for name, _, value in (item.partition("=") for item in text.split(";") if item):
-            items = value.split(",") if value else []
-            match name:
-                case "faults" | "writers":
-                    values[name] = tuple(map(int, items))
-                case "roles":
-                    values[name] = tuple(items)
-                case "transactions":
-                    values[name] = int(value)
-                case "seconds":
-                    values[name] = float(value)
-                case _:
-                    raise ValueError(
-                        f"a part of a seed has no {name!r}: give faults, roles, writers, transactions or seconds"
-                    )
+            if name not in _DECODERS:
+                raise ValueError(f"a part of a seed has no {name!r}: give {', '.join(_DECODERS)}")
+            try:
+                values[name] = _DECODERS[name](value)
+            except ValueError:
+                raise ValueError(f"{name} of a part of a seed must be numbers, got {value!r}") from None
         return cls(**values)
 
     def __str__(self) -> str:
@@ -53,6 +45,19 @@ class Part:
         numbers = {"transactions": self.transactions, "seconds": self.seconds}
         items += [f"{name}={value:g}" for name, value in numbers.items() if value is not None]
         return ";".join(items)
+
+
+def _texts(value: str) -> tuple[str, ...]:
+    return tuple(value.split(",")) if value else ()
+
+
+def _numbers(value: str) -> tuple[int, ...]:
+    return tuple(map(int, _texts(value)))
+
+
+_DECODERS: dict[str, Callable[[str], Any]] = {
+    "faults": _numbers, "roles": _texts, "writers": _numbers, "transactions": int, "seconds": float,
+}  # fmt: skip
 
 
 def smaller(part: Part) -> Iterator[Part]:

@@ -1,10 +1,10 @@
 """Run seeds of the simulator: `make sim SEEDS=200`, `make sim SECONDS=600`, `make sim SEED=7` for one with its events.
 
-Each seed runs in a process of its own, forked from one that has imported everything, so that no seed sees what an
-earlier one has left. Prints one JSON object: seeds and operations per hour, how often each fault happened, and
-which transitions, errors and faults were not reached; with 10,000 seeds or more nothing may be missing.
-A seed that finds something prints the command that runs it again; exit code 1. With `--reduce`, or if it is the only
-seed, it is reduced: the command then runs the faults, roles and writers that it takes.
+Each seed runs in a process of its own, forked from one that has imported everything, so that no seed depends on an
+earlier one. Prints one JSON object: seeds and operations per hour, how often each fault happened, and which
+transitions, errors and faults were not reached; with 10,000 seeds or more nothing may be missing. After a finding the
+exit code is 1, and the command that replays its seed is printed. `--seed` and `--reduce` also reduce the seed: they
+print a command that runs only the faults, roles and writers which are needed for the finding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from sim import coverage  # noqa: E402
-from sim.reduction import Part, reduced, rules  # noqa: E402
+from sim.reduction import TRIES, Part, reduced, rules  # noqa: E402
+from sim.roles import ROLES  # noqa: E402
 from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 
 SEED_SECONDS = 300.0
@@ -45,12 +46,17 @@ def warm_up() -> None:
         run_seed(0, kind, Size(2, 2, 0, 2.0))
 
 
+def _outcome(seed: int, kind: str, part: Part | None, **options: Any) -> Outcome:
+    """Run a seed; a failure of the simulator is a finding too."""
+    try:
+        return run_seed(seed, kind, part=part, **options)
+    except Exception:
+        return Outcome(seed, 0, 0.0, "", {}, finding=f"the simulator failed: {traceback.format_exc().rstrip()}")
+
+
 def _in_child(seed: int, kind: str, part: Part | None, out: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (SEED_BYTES, SEED_BYTES))
-    try:
-        outcome = run_seed(seed, kind, part=part, clears_away=False)
-    except BaseException:
-        outcome = Outcome(seed, 0, 0.0, "", {}, finding=f"the simulator failed: {traceback.format_exc()}")
+    outcome = _outcome(seed, kind, part, clears_away=False)
     outcome.cpu_seconds = time.process_time()
     with os.fdopen(out, "wb") as pipe:
         pickle.dump(outcome, pipe)
@@ -141,8 +147,10 @@ def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, Any]:
 def replay(seed: int, kind: str, part: Part | None) -> int:
     """Run one seed and print each event; if it finds something, print the command for what it can be reduced to."""
     (first,) = outcomes(iter([seed]), kind, 1, part=part)
+    if first.finding:
+        print(f"the seed has a finding: reducing it, in at most {TRIES} runs, before its events", file=sys.stderr)
     left = reduce(first, kind) if first.finding else None
-    outcome = run_seed(seed, kind, part=part, echo=lambda line: print(line))
+    outcome = _outcome(seed, kind, part, echo=lambda line: print(line))
     print(f"digest {outcome.digest}")
     if not outcome.finding:
         return 0
@@ -164,7 +172,18 @@ def reduce(outcome: Outcome, kind: str, seed_seconds: float = SEED_SECONDS) -> P
 def command(seed: int, kind: str, part: Part | None = None) -> str:
     """The command that runs a seed, or a part of it, and prints its events."""
     kind_option = f" KIND={kind}" if kind != "embedded" else ""
-    return f"make sim SEED={seed}{kind_option}" + (f" PART='{part}'" if part is not None else "")
+    return f"make sim SEED={seed}{kind_option}" + (f" PART='{part}'" if part not in (None, Part()) else "")
+
+
+def part_of(text: str) -> Part:
+    """The part that an option names. Raises ArgumentTypeError."""
+    try:
+        part = Part.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if unknown := [name for name in part.roles or () if name not in ROLES]:
+        raise argparse.ArgumentTypeError(f"no role is named {unknown[0]!r}; the roles are {', '.join(ROLES)}")
+    return part
 
 
 def main() -> int:
@@ -172,15 +191,19 @@ def main() -> int:
         return subprocess.run([sys.executable, *sys.argv], env=os.environ | {"PYTHONHASHSEED": "0"}).returncode
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=0, help="how many seeds; 0: as many as the seconds allow")
-    parser.add_argument("--seconds", type=float, default=0.0, help="real seconds after which no seed begins")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="real seconds after which no seed begins; without --seeds 60"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed only, and print its events")
-    parser.add_argument("--part", type=Part.of, help="run only this part of it, as a reduction prints it")
-    parser.add_argument("--reduce", action="store_true", help="reduce the first seed that finds something")
-    parser.add_argument("--until-found", action="store_true", help="begin no seed after one that finds something")
+    parser.add_argument(
+        "--part", type=part_of, help="run only this part of each seed, such as 'faults=0,3;roles=reader;writers=1'"
+    )
+    parser.add_argument("--reduce", action="store_true", help="reduce the first seed that has a finding")
+    parser.add_argument("--until-found", action="store_true", help="begin no seed after one that has a finding")
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="real seconds that a seed may take")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many seeds run at once")
+    parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded", help="embedded log, or cluster of Pulsar")
     options = parser.parse_args()
     if options.seed is not None:
         warm_up()  # as before all other seeds

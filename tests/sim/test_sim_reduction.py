@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import tempfile
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from mutants.run import copy_tree
-from sim.planted import load, simulate
+from sim import planted, simulate
 from sim.reduction import Part, reduced, rules
 from sim.scenario import run_seed
+from sim.scheduler import Livelock
 
 WHOLE = Part((0, 1, 2, 3, 4, 5), ("group", "late reader"), (0, 1), 15, 10.0)
 
@@ -21,8 +23,31 @@ def test_a_part_is_written_as_a_text() -> None:
     assert str(WHOLE) == text
     assert Part.of(text) == WHOLE
     assert Part.of("faults=;seconds=2.5") == Part(faults=(), seconds=2.5)
-    with pytest.raises(ValueError, match="'sizes'"):
-        Part.of("sizes=3")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sizes=3", "no 'sizes': give faults, roles"),
+        ("faults=0,x", "faults of a part of a seed must be numbers, got '0,x'"),
+        ("roles=reader,nobody", "no role is named 'nobody'; the roles are reader"),
+    ],
+)
+def test_an_option_that_names_no_part_is_refused(text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        simulate.part_of(text)
+
+
+def test_a_replay_in_which_the_simulator_fails_has_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Livelock("for ever")
+
+    monkeypatch.setattr(simulate, "run_seed", fail)
+    assert simulate.replay(7, "cluster", None) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["sim.scheduler.Livelock: for ever", "reduced: make sim SEED=7 KIND=cluster"]
 
 
 def test_what_a_failure_does_not_need_is_left_out() -> None:
@@ -61,17 +86,17 @@ def test_what_is_left_out_does_not_move_the_other_faults() -> None:
 
 @pytest.mark.timeout(280)
 def test_a_seed_that_finds_a_planted_defect_is_reduced() -> None:
-    (bug,) = (bug for bug in load() if bug.name == "file log: an append is acknowledged before its sync")
+    (bug,) = (bug for bug in planted.load() if bug.name == "file log: an append is acknowledged before its sync")
     with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
         tree = Path(scratch)
         copy_tree(tree)
         bug.plant(tree)
-        figures, text = simulate(tree, "--seeds", 20, "--until-found", "--reduce", "--workers", 1)
+        figures, text = planted.simulate(tree, "--seeds", 20, "--until-found", "--reduce", "--workers", 1)
         assert figures["findings"] == 1, text
         found = re.search(r"reduced: make sim SEED=(\d+) PART=(.*)", text)
         assert found is not None, text
         (part,) = shlex.split(found[2])
         left = Part.of(part)
         assert len(left.faults or ()) + len(left.roles or ()) + len(left.writers or ()) <= 4, part
-        again, _ = simulate(tree, "--first", found[1], "--seeds", 1, "--part", part)
+        again, _ = planted.simulate(tree, "--first", found[1], "--seeds", 1, "--part", part)
         assert again["findings"] == 1
