@@ -1,4 +1,4 @@
-"""The inventory: all targets, and the modules that decode something which no target tests, with the reasons."""
+"""The inventory: all targets, and the functions and modules that decode but need no target, with the reasons."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ INSIDE = {
     "txnbuffer.pipeline.spark.sink": "reads columns of Arrow in memory, made by the same process",
     "txnbuffer.testing": "reads lines of a process that a test has started",
 }
-"""Functions and modules that no target names, with the reasons."""
+"""Functions and modules that decode and need no target of their own, with the reasons."""
 
 
 def missing(source: list[Module]) -> list[str]:
-    """The functions that decode by their names, and the modules that decode with a library, which are not listed."""
+    """The functions with a name in NAMES, and the modules that call one of PRIMITIVES, that are not listed."""
     found: list[str] = []
     for module in source:
         if module.name.endswith("_pb2"):

@@ -1,8 +1,8 @@
 """Fuzz the decoders with atheris: `make fuzz SECONDS=600`, `make fuzz ONLY=block`.
 
-Each target runs in a process of its own, for an equal part of the time. Inputs grow from valid ones and from those of
-earlier runs, which are kept in `.fuzz/corpus`; those that reach new code of the product are added. An input that breaks
-a promise is written to `.fuzz/found/TARGET`, and the command that runs it again is printed. Prints one JSON object: the
+Each target runs in a process of its own, for an equal part of the time. Inputs are made from valid ones and from those
+of earlier runs, which are kept in `.fuzz/corpus`; those that reach new code of the product are added. An input with a
+finding is written to `.fuzz/found/TARGET`, and the command that runs it again is printed. Prints one JSON object: the
 executions and the findings of each target; exit code 1 after a finding.
 """
 
@@ -125,24 +125,29 @@ def run_again(name: str, path: Path) -> int:
     from fuzz.target import check
 
     check(TARGETS[name], path.read_bytes())
-    print(f"{name}: {path} breaks nothing")
+    print(f"{name}: {path} has no finding")
     return 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--only", default="", help="targets whose names contain this text")
-    parser.add_argument("--target", help="one target, in this process")
-    parser.add_argument("--input", type=Path, help="a file to run again")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=600, help="seconds of all targets together")
+    parser.add_argument("--only", default="", help="fuzz only targets with this text in their name")
+    parser.add_argument("--target", help="fuzz this target only, in this process")
+    parser.add_argument("--input", type=Path, help="run the input in this file with the target, and fuzz nothing")
     given = parser.parse_args()
-    if given.input is not None:
-        return run_again(given.target, given.input)
-    if given.target is not None:
-        return fuzz(given.target, given.seconds)
+    if given.target is not None and given.input is None:
+        return fuzz(given.target, given.seconds)  # imports the product itself, to instrument it
     from fuzz.inventory import TARGETS
 
-    return run_all([name for name in TARGETS if given.only in name], given.seconds)
+    if given.input is not None:
+        if given.target not in TARGETS:
+            parser.error(f"--input requires --target with the name of a target: {', '.join(TARGETS)}")
+        return run_again(given.target, given.input)
+    names = [name for name in TARGETS if given.only in name]
+    if not names:
+        parser.error(f"no target has {given.only!r} in its name; the targets are {', '.join(TARGETS)}")
+    return run_all(names, given.seconds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One decoder under test: how it is called, which errors it documents, valid inputs to start from, and its limits."""
+"""A decoder under test: how it is called, the errors that it documents, valid inputs to change, and its limits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Errors = tuple[type[BaseException], ...]
 class Target:
     """A decoder.
 
-    `decoders`: dotted names of the functions of the product that it enters; their docstrings name `errors`, the only
-    ones that may come out. `seeds`: valid inputs. `seal`: repairs the checksums of an input, so that changes of it
-    reach what lies behind them. `size`: of an input, with compressed parts as large as they are once decompressed.
+    `decoders`: dotted names of the functions of the product that it tests. `errors`: the only ones that these functions
+    may raise, which their docstrings name. `seeds`: returns valid inputs. `seal`: repairs the checksums of an input, so
+    that changed inputs pass them. `size`: of an input, where a compressed part counts with its decompressed size.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Target:
 
 
 class Finding(AssertionError):
-    """An input for which a decoder breaks its promise."""
+    """An input for which a decoder raises an undocumented error, or exceeds the limits of time or memory."""
 
 
 def check(target: Target, data: bytes) -> None:

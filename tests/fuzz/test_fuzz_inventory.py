@@ -55,7 +55,7 @@ def test_found_inputs_belong_to_targets() -> None:
 
 
 class TestCheck:
-    """The check sees what it has to see."""
+    """Each kind of broken promise is a finding."""
 
     def target(self, decode: limits.Decode) -> Target:
         return Target("t", decode, (), (InvalidRequest,), lambda: [b""])
