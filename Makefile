@@ -63,10 +63,10 @@ typecheck: $(STAMP) ## check types
 explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure prints its seed
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
-sim: $(STAMP) ## run seeds of the simulator; SEEDS=1000 or SECONDS=600; SEED=7 prints the events of one, PART=… of a part; KIND=embedded; REDUCE=1
+sim: $(STAMP) ## simulate the whole system; SEEDS=1000 or SECONDS=600, KIND=cluster; REDUCE=1 reduces a finding; SEED=7 prints events
 	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(PART),--part '$(PART)') $(if $(KIND),--kind $(KIND)) $(if $(REDUCE),--reduce)
 
-sim-planted: $(STAMP) ## plant mistakes and see how soon it finds each; ONLY=text, SECONDS=600, LIST=1 for the results
+sim-planted: $(STAMP) ## plant bugs and check that the simulator finds each; ONLY=text, SECONDS=600 for each, LIST=1 for the results
 	$(BIN)/python tests/sim/planted.py $(if $(ONLY),"$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MISSING),--missing) $(if $(LIST),--list)
 
 fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, ONLY=text for some targets
