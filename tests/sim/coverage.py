@@ -24,9 +24,9 @@ OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS)} - {"clus
 FAULTS = {"embedded": {*EMBEDDED}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
 """The kinds of faults of each kind of scenario."""
 LEAST_FAULTS = 1_000
-"""How often each kind of fault has to happen in `COMPLETE_SEEDS`."""
+"""How often each kind of fault has to happen in COMPLETE_SEEDS."""
 COMPLETE_SEEDS = 10_000
-"""Seeds in which everything has to be reached that has no reason."""
+"""So many seeds must reach all errors and transitions except those that NOT_REACHED excuses."""
 
 
 def _each(reason: str, *names: str) -> dict[str, str]:
@@ -200,9 +200,10 @@ def _groups(reached: Counter[str]) -> Iterator[None]:
 
 
 def report(kind: str, faults: Mapping[str, int], reached: Mapping[str, int], seeds: int) -> dict[str, Any]:
-    """How much so many seeds reached, and what they did not and should: `missing`.
+    """The shares of transitions and errors that some seeds reached; in `missing` those that they should have reached.
 
-    Of fewer seeds than COMPLETE_SEEDS a fault is missing if it would happen too rarely in so many.
+    Fewer seeds than COMPLETE_SEEDS need proportionally fewer faults. `reasons_refuted`: what NOT_REACHED excuses, and
+    the seeds reached.
     """
     rows, classes, known = transitions(), error_classes(), reasons(kind)
     raised = {name for name in classes if reached.get(f"error {name}")}

@@ -1,4 +1,7 @@
-"""The faults that a scenario injects at random times; each ends by itself, or when the scenario calms down."""
+"""The faults that a scenario injects at random times; each ends by itself, or when the scenario calms down.
+
+The fault `kill service` is the method `_kill_service`, with a weight in the table of a kind of scenario.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 RESTART = 3.0
 """Seconds until a process that ended is started again, at most."""
 TRIES = 20
-"""Kinds of faults that are tried until one does something."""
+"""How many kinds of faults are tried, at most, until one does something."""
 LATER = ("crash at write",)
-"""Faults that do something later."""
+"""Faults that count as happened although they do nothing yet."""
 RESTARTS = {"kill service": 3, "kill in recovery": 1, "stop service": 1, "power loss": 1}
 """Faults that end a service, with their weights."""
 
@@ -49,7 +52,7 @@ class Faults:
             self._world.scheduler.at(choose.uniform(0.1, seconds), call)
 
     def one(self, choose: random.Random, kinds: dict[str, int]) -> None:
-        """Let a fault happen; if it can do nothing now, as there is no such process, another one."""
+        """Let a fault happen; try another one if it can do nothing now, for instance because no such process runs."""
         self._choose = choose
         for _ in range(TRIES):
             if self._calm:
@@ -115,9 +118,9 @@ class Faults:
             self._later(self._choose.choice((0.2, 3.0, 20.0, 40.0)), process.resume)
 
     def _stalling_service(self) -> None:
-        """Let the event loop of a service stall at times, as on a host that is short of CPU, while clients come again.
+        """Let the event loop of a service stall at times, as on a host that is short of CPU, while clients reconnect.
 
-        Its other threads go on: so what comes meanwhile is handled in one iteration.
+        Its other threads continue, so all that arrives during a stall is handled in one iteration.
         """
         process = self._choose.choice(self._scenario.services).running
         if process is None:
@@ -259,7 +262,7 @@ class Faults:
         self._later(self._choose.uniform(0.5, 5.0), end)
 
     def _broken_connection(self) -> None:
-        """Break a connection so that one of its ends notices it late, if at all before it sends something."""
+        """Break a connection so that one of its ends notices it at once, and the other one after 15 s."""
         connections = [*self._world.network.connections]
         if connections:
             self._count("broken connection")

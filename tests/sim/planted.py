@@ -1,4 +1,4 @@
-"""Plant mistakes in the whole, one at a time, and see how soon the simulator finds each: `make sim-planted`.
+"""Plant bugs in a copy of the project, one at a time, and check that the simulator finds each: `make sim-planted`.
 
 `planted.toml` holds tables
 
@@ -8,13 +8,12 @@
     file = "txnbuffer/coordinator/core.py"   # from the root of the repository
     old = "text that stands exactly once in it"
     new = "text that takes its place"
-    more = [{file = "…", old = "…", new = "…"}]  # other places that belong to the same mistake, if there are any
-    commit = "0123abc"                       # the commit that mended it, if it was a bug of this project
-    fast = true                              # `make test` plants it too: a few seeds find it
+    more = [{file = "…", old = "…", new = "…"}]  # optional: other places that the same bug changes
+    commit = "0123abc"                       # optional: the commit that fixed it, if the project had this bug
+    fast = true                              # optional: `make test` plants it too, as a few seeds find it
 
-They are planted in copies of the tree as those of `tests/mutants`. Seeds run until one has a finding that the unchanged
-tree does not have. `planted_results.jsonl` has the newest result of each: `make sim-planted LIST=1` prints it as a
-table.
+Seeds run until one has a finding, and has none without the bug. `planted_results.jsonl` has the newest result of each
+bug; a run of `make sim-planted` writes it, and `make sim-planted LIST=1` prints it as a table.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SIMULATE = "tests/sim/simulate.py"
 
 @dataclass(frozen=True)
 class Planted:
-    """A mistake and the places where it is planted."""
+    """A bug and the places where it is planted."""
 
     name: str
     kind: str
@@ -53,7 +52,7 @@ class Planted:
 
     @classmethod
     def of(cls, table: dict[str, Any]) -> Planted:
-        """A mistake of its table. Raises TypeError or KeyError for a missing or an unknown key."""
+        """The bug of a table. Raises TypeError or KeyError for a missing or an unknown key."""
         first = {key: table.pop(key) for key in ("file", "old", "new")}
         places = [Mutant(table["name"], **place, tests=(SIMULATE,)) for place in (first, *table.pop("more", ()))]
         return cls(**table, places=tuple(places))
@@ -69,13 +68,13 @@ class Planted:
 
 
 def load(file: Path = HERE / "planted.toml") -> list[Planted]:
-    """All planted mistakes."""
+    """All bugs to plant."""
     return [Planted.of(table) for table in tomllib.loads(file.read_text())["planted"]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a mistake was found: by `seed`, after so many seeds and seconds; `seed` is -1 if it was not found."""
+    """How a bug was found: by `seed`, after so many seeds and seconds; `seed` is -1 if it was not found."""
 
     name: str
     kind: str
@@ -102,7 +101,7 @@ def simulate(tree: Path, *arguments: object) -> tuple[dict[str, Any], str]:
 
 
 def find(bug: Planted, *, seeds: int, seconds: float = float("inf"), workers: int = 1) -> Result:
-    """Run seeds with the mistake until one finds it."""
+    """Run seeds with the bug until one finds it."""
     began = time.monotonic()
     used, first = 0, 0
     with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
@@ -125,7 +124,7 @@ def find(bug: Planted, *, seeds: int, seconds: float = float("inf"), workers: in
 
 
 class Results:
-    """The newest result of each mistake, in a file of one JSON object a line."""
+    """The newest result of each bug, in a file of one JSON object a line."""
 
     def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
@@ -151,13 +150,13 @@ def row(bug: Planted, result: Result | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Plant mistakes and see how soon the simulator finds each.")
-    parser.add_argument("only", nargs="?", default="", help="text in the name, the file or the commit of those to try")
-    parser.add_argument("--seeds", type=int, default=20_000, help="seeds of each mistake, at most")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds for each mistake, at most")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--list", action="store_true", help="print the newest results and try nothing")
-    parser.add_argument("--missing", action="store_true", help="try only those that were not found yet")
+    parser = argparse.ArgumentParser(description="Plant bugs and check that the simulator finds each.")
+    parser.add_argument("only", nargs="?", default="", help="plant only bugs with this text in name, file or commit")
+    parser.add_argument("--seeds", type=int, default=20_000, help="at most so many seeds for each bug")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most so many seconds for each bug")
+    parser.add_argument("--workers", type=int, default=1, help="how many seeds run at once")
+    parser.add_argument("--list", action="store_true", help="print the newest results and plant nothing")
+    parser.add_argument("--missing", action="store_true", help="plant only bugs that were not found yet")
     options = parser.parse_args()
     everything, results = load(), Results()
     names = [bug.name for bug in everything]

@@ -1,4 +1,4 @@
-"""A scenario: a world with services and applications, faults for some time, calm, and the comparison in the end."""
+"""A scenario: services and applications run with faults, then without; what they did and saw is compared at the end."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ CALM_SECONDS = 400.0
 
 LEAST_OPERATIONS = 200
 LEAST_FAULTS = 5
-"""Operations of clients, and faults, that each seed has whose size nobody gives; and a service starts once more."""
+"""The least operations of clients, and the least faults, of a seed that runs as a whole with the size that it chooses.
+
+A service of such a seed also starts again at least once.
+"""
 FLOOR_SECONDS = 1.0
-"""Seconds after each fault that is added because a seed has too few."""
+"""Seconds after each fault that is added to reach LEAST_FAULTS."""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class Outcome:
     """Transitions and errors, as `coverage` names them."""
     cpu_seconds: float = 0.0
     part: Part = field(default_factory=Part)
-    """What happened, by names and numbers."""
+    """All faults, roles and writers that it had."""
     faults: int = 0
     restarts: int = 0
     """How often a service started again."""
@@ -105,7 +108,7 @@ class Scenario:
     """The topics that writers write to."""
 
     def __init__(self, world: World, kinds: dict[str, int], size: Size | None = None, part: Part | None = None) -> None:
-        """`size`: how large it is; None: the seed chooses, and it has the least operations, faults and restarts."""
+        """`size`: how large it is; None: the seed chooses. `part`: what the seed is reduced to; None: all of it."""
         self.world = world
         self._kinds = kinds
         self._has_floors = size is None and part is None
@@ -135,7 +138,7 @@ class Scenario:
         self.faults.plan(faults, size.seconds, kinds)
         seconds = size.seconds if part.seconds is None else part.seconds
         self.whole = Part(tuple(faults), tuple(names), tuple(writers), transactions, seconds)
-        """What happens, by names and numbers."""
+        """All faults, roles and writers that it has."""
 
     # What differs between kinds of scenarios
 
@@ -412,7 +415,7 @@ def run_seed(
 ) -> Outcome:
     """Run one seed; the outcome has the finding, if there is one.
 
-    `faults`: kinds and weights, if not the usual. `part`: what of the seed happens, if not everything.
+    `faults`: weights of kinds of faults; None: those of SCENARIOS. `part`: what the seed is reduced to.
     """
     scenario_class, usual = SCENARIOS[kind]
     preemption = (0.0, 0.02, 0.2)[seed % 3]

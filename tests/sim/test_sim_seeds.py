@@ -1,4 +1,4 @@
-"""A minute of the simulator: seeds without a finding, and the same events for the same seed."""
+"""Seeds of the simulator have no finding, and the same seed makes the same events."""
 
 from __future__ import annotations
 
