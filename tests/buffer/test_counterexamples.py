@@ -1,4 +1,4 @@
-"""Histories that broke earlier forms of the protocol, each closed by one rule (H1 to H17, as far as one log goes)."""
+"""Histories of one topic that break the protocol if it lacks one of its rules."""
 
 from __future__ import annotations
 

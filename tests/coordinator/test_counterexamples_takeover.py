@@ -1,4 +1,4 @@
-"""Counterexamples of the takeover and of the low-water mark: H4, H5, H6, H12."""
+"""Histories that break the takeover or the low-water mark if the protocol lacks one of its rules."""
 
 from __future__ import annotations
 
