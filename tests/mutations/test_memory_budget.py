@@ -124,6 +124,23 @@ def test_row_44_memory_in_use_by_a_reader_counts_as_freed() -> None:
     assert not budget.pressed
 
 
+def test_memory_that_could_not_be_freed_is_looked_at_again_after_a_step() -> None:
+    budget = MemoryBudget(640_000)
+    budget.account.add(500_000)
+    assert not budget.due
+    budget.account.add(100_000)
+    assert budget.due
+    assert budget.recover().missing == 600_000 - 384_000
+    budget.account.add(10_000)
+    assert not budget.due
+    budget.account.add(1)
+    assert budget.due
+    budget.account.add(-100_000)
+    assert not budget.due
+    budget.account.add(90_000)
+    assert budget.due, "there was room meanwhile"
+
+
 def test_invalid_marks_are_rejected() -> None:
     for lower, upper in ((0.0, 0.9), (0.9, 0.6), (0.5, 1.1)):
         with pytest.raises(ValueError, match="marks"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on, eventually, on_a_loop
 from streamed import client_of, write
 
 from broker_io.errors import InvalidTopicName, ServiceUnavailable
@@ -12,6 +12,7 @@ from txnbuffer import ResumeToken
 from txnbuffer.client.streams import ShardStreams
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ClientBroken
+from txnbuffer.mutations.cursor import Cursor
 from txnbuffer.streams.client import ClientConfig, StreamClient
 
 
@@ -33,6 +34,28 @@ async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(b
         token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
         assert await client.stream("t", from_=token, to=1).next() is None
         assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
+
+
+@on_a_loop
+async def test_streams_that_wait_cost_nothing_while_another_topic_is_written(broker, monkeypatch):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "still", {"a": "1"})
+        await write(client, "busy", {"a": "0"})
+        waiting = [client.stream("still") for _ in range(20)]
+        busy = client.stream("busy")
+        for stream in (*waiting, busy):
+            assert await stream.next() is not None
+        asked: list[Cursor] = []
+        take = Cursor.take
+        monkeypatch.setattr(Cursor, "take", lambda cursor, *limits: asked.append(cursor) or take(cursor, *limits))
+        for number in range(10):
+            await write(client, "busy", {"a": str(number)})
+            assert await busy.next() is not None
+        assert 10 <= len(asked) < 5 * len(waiting), "at most once for what was sent before"
+        await write(client, "still", {"a": "2"})
+        for stream in waiting:
+            assert await stream.next() is not None
+        await eventually(lambda: all(not cursor._handed for cursor in asked))
 
 
 @on_a_loop

@@ -182,6 +182,11 @@ class Cursor:
             raise self.error
         return False
 
+    @property
+    def idle(self) -> bool:
+        """Whether `take` has nothing to return or to free; a `Wake` ends that."""
+        return self.waiting and not self._handed
+
     def take(self, limit: int, max_bytes: int = UNLIMITED) -> list[Slice]:
         """The next mutations: at most `limit`, with at most `max_bytes` bytes of keys and values, or a single one.
 
@@ -321,7 +326,7 @@ class Cursor:
             self._manager.chain.settle(pin)
 
     def _wait(self) -> bool:
-        self.waiting = True
+        self.waiting = self.error is None  # else the next `take` raises it
         return False
 
     # Reading

@@ -409,6 +409,8 @@ class MutationManager:
 
 UPPER_MARK = 0.9
 LOWER_MARK = 0.6
+STEPS = 64
+"""The budget in steps: memory that could not be freed is looked at again after each."""
 SNAPSHOTS_PER_TOPIC = 10
 MIN_SNAPSHOT_BYTES = 64 * 1024
 
@@ -440,9 +442,12 @@ class MemoryBudget:
     Backfills are made with `backfill_memory`, half of the budget, so the steps are enough for the other half.
 
     Memory that was freed while a reader still refers to it counts as freed.
+
+    The steps look at all cursors. If they did not free enough, because cursors still need the rest, they would not
+    free more a moment later: `due` is true again once there is more by a STEP.
     """
 
-    __slots__ = ("account", "backfill_memory", "budget", "lower", "managers", "upper")
+    __slots__ = ("_tolerated", "account", "backfill_memory", "budget", "lower", "managers", "upper")
 
     def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
         if not 0 < lower <= upper <= 1:
@@ -452,6 +457,7 @@ class MemoryBudget:
         self.managers: dict[str, MutationManager] = {}
         self.upper = upper
         self.lower = lower
+        self._tolerated = 0
         self.resize(budget)
 
     def resize(self, budget: int) -> None:
@@ -483,6 +489,14 @@ class MemoryBudget:
         """Whether more memory is used than the upper mark allows."""
         return self.account.bytes > self.budget * self.upper
 
+    @property
+    def due(self) -> bool:
+        """Whether `recover` is likely to free memory."""
+        if not self.pressed:
+            self._tolerated = 0
+            return False
+        return self._in_use() > self._tolerated
+
     def recover(self) -> Recovery:
         """Free memory down to the lower mark if more is used than the upper mark allows."""
         if not self.pressed:
@@ -491,11 +505,15 @@ class MemoryBudget:
         collapsed = self._use(lambda manager, _: manager.collapse())
         evicted = self._use(MutationManager.evict)
         dropped = self._use(MutationManager.drop_cursors)
-        return Recovery(passed, collapsed, evicted, dropped, max(0, self._missing()))
+        missing = max(0, self._missing())
+        self._tolerated = self._in_use() + self.budget // STEPS if missing else 0
+        return Recovery(passed, collapsed, evicted, dropped, missing)
+
+    def _in_use(self) -> int:
+        return self.account.bytes - sum(manager.leaving.bytes for manager in self.managers.values())
 
     def _missing(self) -> int:
-        leaving = sum(manager.leaving.bytes for manager in self.managers.values())
-        return self.account.bytes - leaving - int(self.budget * self.lower)
+        return self._in_use() - int(self.budget * self.lower)
 
     def _use(self, means: Means) -> int:
         before = self._missing()

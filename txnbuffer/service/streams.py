@@ -160,7 +160,7 @@ class StreamConnection:
 
     def _pump(self) -> bool:
         """Take about one frame from the cursors, as far as streams allow; return whether there was anything."""
-        wanted = [one for one in self.server.wanted() if one.stream in self._cursors]
+        wanted = [one for one in self.server.wanted() if self._has_news(one.stream)]
         share = max(FRAME_BYTES // max(len(wanted), 1), LEAST_TURN_BYTES)
         given = 0
         for one in wanted:
@@ -171,6 +171,13 @@ class StreamConnection:
                 given += self._give(one, feed, cursor, share)
                 self._streams.settle(feed)
         return given > 0
+
+    def _has_news(self, stream: int) -> bool:
+        """Whether to ask the cursor of a stream."""
+        if (held := self._cursors.get(stream)) is None:
+            return False
+        feed, cursor = held
+        return not cursor.idle or feed.problem is not None
 
     def _give(self, wanted: StreamDemand, feed: Feed, cursor: Cursor, share: int) -> int:
         """Pass a cursor's mutations to the server; return their approximate size."""
@@ -369,6 +376,7 @@ class Streams:
                 connection.tick()
             for feed in [*self.feeds.values()]:
                 self._check_feed(feed)
+            self._free_memory()
             for name, topic in [*self._topics.by_name.items()]:
                 if name not in self.feeds and topic.followed is not None and topic.followed.cursors:
                     with contextlib.suppress(Error):  # the topic has stopped: try again
@@ -446,11 +454,14 @@ class Streams:
 
     def settle(self, feed: Feed) -> None:
         """Execute the effects of a feed's manager; free memory if the budget is exceeded."""
-        if self.budget.pressed:
-            self.budget.recover()
-            for other in self.feeds.values():
-                self._execute(other)
+        if self.budget.due:
+            self._free_memory()
         self._execute(feed)
+
+    def _free_memory(self) -> None:
+        self.budget.recover()
+        for feed in self.feeds.values():
+            self._execute(feed)
 
     def _execute(self, feed: Feed) -> None:
         for effect in feed.manager.take_effects():
