@@ -19,6 +19,7 @@ Only what survives removing everything without a predecessor, or without a succe
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,8 +39,10 @@ class Anomaly(NamedTuple):
     transactions: tuple[int, ...]
     edges: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.transactions} by {', '.join(self.edges) or 'a read'}"
+    def named(self, names: Sequence[str]) -> str:
+        """The anomaly with the names of its transactions."""
+        who = ", ".join(names[number] for number in self.transactions)
+        return f"{self.kind} of {who} by {', '.join(self.edges) or 'a read'}"
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ Topics = Mapping[str, Sequence[Shown]]
 
 
 def violations(history: History, topics: Topics) -> list[str]:
-    """What is wrong, a sentence each; what roles promise besides is judged by `rules_roles`."""
+    """A sentence for each violation of a rule; `rules_roles` has the rules of roles."""
     visible = Counter(record.value for records in topics.values() for record in records)
     doubled = {value: count for value, count in visible.items() if count > 1 and not history.may_double(value)}
-    found = [f"{value!r} is there {count} times" for value, count in doubled.items()]
+    found = [f"the topics have {value!r} {count} times" for value, count in doubled.items()]
     found += _numbered(topics)
     found += _transactions(history, topics)
     found += _order(history, topics)
@@ -25,19 +25,23 @@ def violations(history: History, topics: Topics) -> list[str]:
         found += _reading(reading, topics.get(reading.topic, ()))
     for following in history.followings:
         found += _following(following, topics.get(following.topic, ()))
-    found += [f"anomaly {anomaly}" for anomaly in judge(dependencies(history, topics))]
+    transactions, names = dependencies(history, topics)
+    found += [f"anomaly {anomaly.named(names)}" for anomaly in judge(transactions)]
     return found
 
 
-def dependencies(history: History, topics: Topics) -> Columns:
-    """The history for the search of anomalies: its attempts, a transaction for each derived record, and a last reader.
+def dependencies(history: History, topics: Topics) -> tuple[Columns, list[str]]:
+    """The history for the search of anomalies, and the names of its transactions.
 
-    A topic is a key without an order of versions; the last reader has read all of it. Each record that a consumer group
-    has handled is a key with its writer, and another one, with an order, for its handling: a group reads that nobody
-    has handled it yet, and appends that it has. So a record that is handled twice is a lost update.
+    They are its attempts, one for each record that a consumer group made, and one that reads all topics at the end.
+
+    A topic is a key without an order of versions, which the last transaction reads. Each record that a consumer group
+    handled is a key to which its writer appends, and a second key, with an order, for its handling: the group reads
+    that key as empty and appends to it. So a record that is handled twice is a lost update.
     """
     numbers = {id(attempt): number for number, attempt in enumerate(history.attempts)}
     aborted = [not attempt.fate.may_be_visible for attempt in history.attempts]
+    names = [*map(str, history.attempts)]
     keys: dict[tuple[str, object], int] = {}
     appends: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
@@ -56,15 +60,17 @@ def dependencies(history: History, topics: Topics) -> Columns:
                 append("topic", topic, record.value)
             elif not history.may_double(source):
                 aborted.append(False)
+                names.append(f"the handling of {source!r}")
                 append("record", (topic, record.value), source)
                 reads += [(key("record", (topic, record.value)), len(aborted) - 1, 1)] * bool(history.writers(source))
                 reads.append((key("handled", (topic, source)), len(aborted) - 1, 0))
                 appends += [(key("handled", (topic, source)), len(aborted) - 1)]
                 appends += [(key("topic", topic), len(aborted) - 1)]
     aborted.append(False)
+    names.append("the reader at the end")
     lengths = Counter(number for number, _ in appends)
     reads += [(number, len(aborted) - 1, lengths[number]) for (kind, _), number in keys.items() if kind == "topic"]
-    return columns(aborted, appends, reads, [kind == "handled" for kind, _ in keys])
+    return columns(aborted, appends, reads, [kind == "handled" for kind, _ in keys]), names
 
 
 def _numbered(topics: Topics) -> Iterator[str]:
@@ -72,7 +78,7 @@ def _numbered(topics: Topics) -> Iterator[str]:
     for topic, records in topics.items():
         numbers = [record.seqno for record in records]
         if numbers not in ([*range(1, len(numbers) + 1)], [None] * len(numbers)):
-            yield f"the seqnos of {topic} are {numbers}"
+            yield f"the seqnos of {topic} do not count its records: {numbers}"
         positions = [record.position for record in records if record.position is not None]
         if any(second <= first for first, second in pairwise(positions)):
             yield f"the positions of {topic} do not grow: {positions}"
@@ -99,11 +105,11 @@ def _end(attempt: Attempt, attempts: list[Attempt], there: dict[str, list[bytes]
         found = {topic: [*dict.fromkeys(values)] for topic, values in found.items()}
     whole = all(found[topic] == values for topic, values in attempt.writes.items())
     if committed and not whole:
-        yield f"{attempt} sent {dict(attempt.writes)}, and {found} is left"
+        yield f"{attempt} sent {dict(attempt.writes)}, and the topics have {found}"
     elif possible and any(found.values()) and not whole:
-        yield f"{attempt} is there in part: it sent {dict(attempt.writes)}, and {found} is left"
+        yield f"{attempt} is visible in part: it sent {dict(attempt.writes)}, and the topics have {found}"
     elif not possible and any(found.values()):
-        yield f"{attempt} must not be there: {found}"
+        yield f"{attempt} must not be visible, and the topics have {found}"
 
 
 def _in_order(values: Sequence[bytes], wanted: set[bytes]) -> list[bytes]:
@@ -117,7 +123,7 @@ def _order(history: History, topics: Topics) -> Iterator[str]:
         for record in reversed(records):
             for writer in history.writers(record.value):
                 if writer.producer is None and writer.first_sent > earliest:
-                    yield f"{writer} is before {who} in {topic}, which had committed when it began"
+                    yield f"{writer} is before {who} in {topic}, and began after its commit"
                 if writer.fate is Fate.COMMITTED and writer.producer is None and writer.ended < earliest:
                     earliest, who = writer.ended, str(writer)
 
@@ -147,9 +153,9 @@ def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
 
 
 def behind(history: History, topics: Topics) -> Iterator[str]:
-    """Who was not shown everything yet: readers and followers that still run are `history`'s newest of each topic."""
+    """Readers and followers that were not shown all records yet; only the newest reading of each topic counts."""
     newest = {(reading.reader, reading.topic): len(reading.records) for reading in history.readings}
     newest |= {(following.follower, following.topic): following.seqno for following in history.followings}
     for (who, topic), count in newest.items():
         if count < len(topics.get(topic, ())):
-            yield f"{who} was shown {count} of {len(topics[topic])} of {topic}"
+            yield f"{who} was shown {count} of the {len(topics[topic])} records of {topic}"

@@ -103,7 +103,8 @@ def rules(finding: str) -> set[str]:
         return {lines[-1].split(":")[0]}
     found = set()
     for line in lines:
-        text = re.sub(r"""b?'[^']*'|b?"[^"]*"|\[.*?\]|\{.*?\}|\(.*?\)""", "", line)
+        text = re.sub(r"(?<=\w)'s ", " ", line)
+        text = re.sub(r"""b?'[^']*'|b?"[^"]*"|\[.*?\]|\{.*?\}|\(.*?\)""", "", text)
         words = [word for word in text.split() if re.fullmatch(r"[a-z]+[,.:;]?", word)]
         found.add(" ".join(words[:8]))
     return found

@@ -1,4 +1,4 @@
-"""What must hold in the end of what the roles of a simulated world did: relays, sinks, groups, late readers, rivals.
+"""Rules about what the roles of a simulated world did: relays, sinks, groups, late readers, rivals.
 
 Each rule is a promise of the documentation, and yields a sentence for each violation.
 """
@@ -87,7 +87,7 @@ def sliced(part: Slice, records: Sequence[Shown], sent: Callable[[Shown], float]
     else:
         return
     if found != plain[begin : begin + len(found)]:
-        yield f"{part.reader} was shown {found} of {part.topic}, and {plain[begin : begin + len(found)]} is there"
+        yield f"{part.reader} was shown {found} of {part.topic}, and it has {plain[begin : begin + len(found)]}"
 
 
 def processed(
@@ -123,9 +123,9 @@ def fenced(attempts: Sequence[Attempt], topics: Topics, committed: int) -> Itera
         if any(value in there for values in attempt.writes.values() for value in values):
             visible[attempt.producer[1]].add(attempt.producer[0])
         elif attempt.fate is Fate.COMMITTED:
-            yield f"{attempt} committed, and nothing is there"
+            yield f"{attempt} committed, and none of its records is visible"
     for number, clients in visible.items():
         if len(clients) > 1:
             yield f"{sorted(clients)} have all committed no. {number}"
     if sorted(visible) != [*range(1, committed + 1)]:
-        yield f"the numbers {sorted(visible)} are there, and the newest committed one is {committed}"
+        yield f"the numbers {sorted(visible)} are visible, and the newest committed one is {committed}"
