@@ -213,8 +213,8 @@ def report(kind: str, faults: Mapping[str, int], reached: Mapping[str, int], see
     missing = [name for name in (*rows, *classes) if name not in known and name not in raised | taken]
     return {
         "missing": [*missing, *rare],
-        "transitions": f"{len(taken)} of {len(rows)}, {len(known.keys() & {*rows})} with a reason",
-        "errors": f"{len(raised)} of {len(classes)}, {len(known.keys() & {*classes})} with a reason",
+        "transitions": f"{len(taken)} of {len(rows)}, {len(known.keys() & {*rows})} not expected",
+        "errors": f"{len(raised)} of {len(classes)}, {len(known.keys() & {*classes})} not expected",
         "reasons_refuted": sorted((raised | taken) & known.keys()),
         "rare_faults": rare,
     }

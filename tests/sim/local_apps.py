@@ -16,7 +16,7 @@ TOPIC = "local"
 
 
 class LocalLog(App):
-    """Commits, aborts and leaves transactions in its log; what it left open at a close holds up no later reader."""
+    """Commits, aborts and leaves transactions in its log; those open when it closed the log block no later reader."""
 
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
         super().__init__(name, host, setting, choose)
