@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, branch_point, rollback_point
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, rollback_point
 
 FIVE = FailoverLog(tuple(Version(uuid, seqno) for uuid, seqno in ((5, 400), (4, 300), (3, 200), (2, 100), (1, 0))))
 
@@ -70,11 +70,6 @@ def test_any_stored_log_is_repaired(stored: list[Version]) -> None:
 def test_invalid_logs_are_rejected(versions: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match="version"):
         FailoverLog(tuple(Version(*pair) for pair in versions))
-
-
-def test_an_unclean_start_branches_where_the_data_was_complete() -> None:
-    assert branch_point(high_seqno=20, snapshot_start=10, snapshot_end=20) == 20
-    assert branch_point(high_seqno=15, snapshot_start=10, snapshot_end=20) == 10
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())

@@ -163,14 +163,6 @@ def dropped_above(versions: tuple[Version, ...], seqno: int) -> tuple[Version, .
     return tuple(version for version in versions if version.seqno <= seqno)
 
 
-def branch_point(high_seqno: int, snapshot_start: int, snapshot_end: int) -> int:
-    """The start of the version of an owner that may have only part of its last snapshot.
-
-    `snapshot_start` is the seqno up to which its data was complete before that snapshot.
-    """
-    return snapshot_end if high_seqno == snapshot_end else snapshot_start
-
-
 def rollback_point(
     start: int,
     snapshot_start: int,
