@@ -44,12 +44,17 @@ def stored(rows: Rows, records: Sequence[Shown]) -> Iterator[str]:
 
 def each_once(who: str, changes: Sequence[Shown], records: Sequence[Shown]) -> Iterator[str]:
     """A sink was given each change at most once, in order, as it is in the log."""
+    newest = 0
     for change in changes:
         seqno = change.seqno or 0
         found = records[seqno - 1]._replace(position=None) if 0 < seqno <= len(records) else None
         if found != change:
             yield f"{who} stored {change}, and seqno {seqno} is {found}"
             return
+        if seqno <= newest:
+            yield f"{who} stored {change} after seqno {newest}"
+            return
+        newest = seqno
 
 
 def stretched(stretch: Stretch, records: Sequence[Shown]) -> Iterator[str]:
@@ -62,12 +67,15 @@ def stretched(stretch: Stretch, records: Sequence[Shown]) -> Iterator[str]:
             return
     if stretch.ended and stretch.to is not None and stretch.seqno < stretch.to:
         yield f"{name} ended at {stretch.seqno}, before {stretch.to}"
-    if stretch.complete:
+    if stretch.seqno > len(records):
+        yield f"{stretch.follower} is at seqno {stretch.seqno} of {stretch.topic}, which has {len(records)}"
+    elif stretch.complete:
         data = newest_of_keys(change for _, change in sorted(stretch.changes.items()))
         wanted = newest_of_keys(records[stretch.start : stretch.seqno])
         if data != wanted:
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}
-            yield f"{name} lacks {missing} at seqno {stretch.seqno}"
+            more = {key: value for key, value in data.items() if wanted.get(key) != value}
+            yield f"{name} lacks {missing}, has too much {more} at seqno {stretch.seqno}"
 
 
 def sliced(part: Slice, records: Sequence[Shown], sent: Callable[[Shown], float]) -> Iterator[str]:
@@ -78,7 +86,8 @@ def sliced(part: Slice, records: Sequence[Shown], sent: Callable[[Shown], float]
     plain = [record._replace(seqno=None) for record in records]
     found = [record._replace(seqno=None) for record in part.records]
     if part.first is not None:
-        begin = next((at for at, record in enumerate(plain) if record.position and record.position >= part.first), 0)
+        after = (at for at, record in enumerate(plain) if record.position and record.position >= part.first)
+        begin = next(after, len(plain))
     elif found:
         begin = plain.index(found[0]) if found[0] in plain else len(plain)
         late = [record for record in records[:begin] if sent(record) > part.opened]
