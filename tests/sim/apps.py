@@ -137,7 +137,7 @@ class Writer(App):
         topic = self.choose.choice(self.setting.topics)
         value = self._value()
         self.history.sent(attempt, topic, value)
-        attempt.fate = Fate.ASKED
+        self.history.asked(attempt)
         try:
             await client.send(topic, value, key=self._key())
         except SendUnknown:
@@ -210,7 +210,7 @@ class Writer(App):
 
     async def _finish(self, transaction: Transaction, attempt: Attempt, end: str) -> None:
         if end == "commit":
-            attempt.fate = Fate.ASKED
+            self.history.asked(attempt)
             await transaction.commit(wait_visible=self.choose.random() < 0.1)
             self._ended(attempt, Fate.COMMITTED)
         elif end == "abort":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 from sim.anomalies import Columns, columns, judge
 from sim.history import NEVER, Attempt, Fate, Following, History, Reading, Shown
@@ -21,6 +23,7 @@ def violations(history: History, topics: Topics) -> list[str]:
     found += _numbered(topics)
     found += _transactions(history, topics)
     found += _order(history, topics)
+    found += _decided(history, topics)
     for reading in history.readings:
         found += _reading(reading, topics.get(reading.topic, ()))
     for following in history.followings:
@@ -126,6 +129,21 @@ def _order(history: History, topics: Topics) -> Iterator[str]:
                     yield f"{writer} is before {who} in {topic}, and began after its commit"
                 if writer.fate is Fate.COMMITTED and writer.producer is None and writer.ended < earliest:
                     earliest, who = writer.ended, str(writer)
+
+
+def _decided(history: History, topics: Topics) -> Iterator[str]:
+    """What was decided stays decided, at all readers: a commit that was requested later is after that position.
+
+    A reader has been shown a record only if everything up to it was decided.
+    """
+    for topic, records in topics.items():
+        known = history.decided_at.get(topic, ())
+        for record in records:
+            asked = min((writer.asked for writer in history.writers(record.value)), default=0.0)
+            before = bisect_left(known, asked, key=itemgetter(0))
+            if before and record.position is not None and record.position <= known[before - 1][1]:
+                _, position, who = known[before - 1]
+                yield f"{record} of {topic} was committed after {who} knew that all up to {position} is decided"
 
 
 def _reading(reading: Reading, records: Sequence[Shown]) -> Iterator[str]:

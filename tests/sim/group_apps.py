@@ -123,7 +123,7 @@ class Rival(App):
                     for topic, value in values.items():
                         self.history.sent(attempt, topic, value)
                         await transaction.send(topic, value, key=self._key())
-                    attempt.fate = Fate.ASKED
+                    self.history.asked(attempt)
             except TransactionAborted:
                 self._ended(attempt, Fate.ABORTED)
             except (AlreadyCommitted, Fenced):

@@ -46,6 +46,8 @@ class Attempt:
     doubles: bool = False
     txn: TxnId | None = None
     first_sent: float = NEVER
+    asked: float = NEVER
+    """When its commit was requested."""
     ended: float = NEVER
     fate: Fate = Fate.OPEN
 
@@ -103,6 +105,12 @@ class History:
         self.readings: list[Reading] = []
         self.followings: list[Following] = []
         self.operations = 0
+        self.decided_at: dict[str, list[tuple[float, Position, str]]] = defaultdict(list)
+        """By topic: when somebody learned that everything up to a position is decided, the newest position each."""
+        self.owners: dict[tuple[int, int], str] = {}
+        """The process that took over, by shard and epoch."""
+        self.newest_take_over = 0.0
+        """When a process took over last."""
         self._writers: dict[bytes, list[Attempt]] = {}
         self._derived: dict[bytes, bytes] = {}
         self._now = now
@@ -123,6 +131,21 @@ class History:
         writers = self._writers.setdefault(value, [])
         if attempt not in writers:
             writers.append(attempt)
+
+    def asked(self, *attempts: Attempt) -> None:
+        """The commit of these is about to be requested."""
+        for attempt in attempts:
+            attempt.fate, attempt.asked = Fate.ASKED, min(attempt.asked, self._now())
+
+    def took_over(self, shard: int, epoch: int, process: str) -> None:
+        """A service will answer as the owner of a shard: with an epoch that no other life of a service has had.
+
+        A process that was paused may say so after its successor, so epochs need not grow.
+        """
+        self.newest_take_over = self._now()
+        owner = self.owners.setdefault((shard, epoch), process)
+        if owner != process:
+            self.report(f"{process} owns shard {shard} in epoch {epoch}, as {owner} did")
 
     def ended(self, attempt: Attempt, fate: Fate) -> None:
         """The end of a transaction was answered."""
@@ -164,11 +187,19 @@ class History:
                 f"after it had shown {shown}"
             )
         reading.decided = max(reading.decided, position)
+        self._learned(reading.reader, reading.topic, position)
+
+    def _learned(self, who: str, topic: str, position: Position) -> None:
+        known = self.decided_at[topic]
+        if not known or position > known[-1][1]:
+            known.append((self._now(), position, who))
 
     def shown(self, who: str, topic: str, records: Iterable[Shown]) -> None:
         """Check records when they are shown."""
         self.operations += 1
         for record in records:
+            if record.position is not None:
+                self._learned(who, topic, record.position)
             if record.value in self._derived:
                 continue
             writers = self.writers(record.value)

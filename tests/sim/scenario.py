@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from sim.apps import App, Setting, Writer
+from sim.calls import Calls
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
@@ -116,8 +117,12 @@ class Scenario:
         self.part = part = part or Part()
         self.history = History(lambda: world.now, world.fail)
         self.choose = world.random("services")
+        self.calls = Calls(world)
+        world.enter(self.calls.recorded())
         world.enter(small_sizes(world.random("sizes"), world.log))
         self.services = self.make_services()
+        for service in self.services:
+            service.on_take_over = self.history.took_over
         self.options = {"max_unavailable": world.random("options").choice((5.0, 30.0, 60.0))}
         least = LEAST_OPERATIONS if self._has_floors else 0
         pause = size.seconds * world.random("pauses").choice((0.0, 0.3, 0.3))
@@ -207,12 +212,13 @@ class Scenario:
         self._reach_floors()
         self.world.log("scenario", "calms down")
         self.faults.calm_down()
+        calm = self.world.now
         writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
         self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
         self._check_floors()
         self._read_all()
         self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
-        self._compare()
+        self._compare([*self.calls.late(max(calm, self.history.newest_take_over))])
         self._verify()
 
     @property
@@ -284,7 +290,7 @@ class Scenario:
                 value = b"final.%d.%s" % (len(self.history.attempts), topic.encode())
                 self.history.sent(attempt, topic, value)
                 await transaction.send(topic, value, key=b"final")
-            attempt.fate = Fate.ASKED
+            self.history.asked(attempt)
         self.history.ended(attempt, Fate.COMMITTED)
 
     async def _read_topic(self, client: Any, topic: str) -> list[Shown]:
@@ -343,9 +349,9 @@ class Scenario:
         """The log of the service, to read it only."""
         return FileBroker.open(DIRECTORY, read_only=True)
 
-    def _compare(self) -> None:
+    def _compare(self, late: list[str]) -> None:
         compared = {topic: self.final.get(topic, []) for topic in self.setting.topics}
-        found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong())]
+        found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong()), *late]
         if found:
             raise Finding("\n".join(found[:20]))
 

@@ -27,6 +27,8 @@ class Service:
     config: Config
     open_log: Callable[[], Broker]
     cluster_mode: bool = False
+    on_take_over: Callable[[int, int, str], None] = lambda shard, epoch, process: None
+    """Called with shard, epoch and process when a process of it has taken over, and will answer."""
     processes: list[Process] = field(default_factory=list)
 
     @property
@@ -43,6 +45,8 @@ class Service:
         world = self.host.world
 
         def log(event: str, **facts: Any) -> None:
+            if event == "took over":
+                self.on_take_over(max(self.config.service.shard, 0), facts["epoch"], process.name)
             world.log(process.name, f"{event} {' '.join(f'{name}={fact}' for name, fact in facts.items())}".rstrip())
 
         async def main() -> None:

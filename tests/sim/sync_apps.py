@@ -72,6 +72,6 @@ class SyncWriter(App):
                 transaction.abort()
                 self._ended(attempt, Fate.ABORTED)
                 return
-            attempt.fate = Fate.ASKED
+            self.history.asked(attempt)
             transaction.commit()
             self._ended(attempt, Fate.COMMITTED)

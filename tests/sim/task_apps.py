@@ -42,7 +42,7 @@ class TaskWriter(Writer):
                 value = self._value()
                 self.history.sent(attempt, topic, value)
                 await transaction.send(topic, value, key=self._key())
-                attempt.fate = Fate.ASKED
+                self.history.asked(attempt)
         except Fenced as error:
             self.history.report(f"{self.name} was fenced, and nobody else uses the name {name}: {error}")
         except (AlreadyCommitted, *NOT_COMMITTED):
@@ -65,7 +65,7 @@ class TaskWriter(Writer):
                         self.history.sent(attempt, topic, value)
                         sends.append(transaction.send(topic, value, key=self._key()))
                 await asyncio.gather(*sends)
-                attempt.fate = Fate.ASKED
+                self.history.asked(attempt)
         except NOT_COMMITTED:
             self._ended(attempt, Fate.ABORTED)
         except NotVisible:
@@ -90,7 +90,7 @@ class TaskWriter(Writer):
                     await transaction.send(each, value, key=self._key())
                 for value in values:
                     self.history.sent(late, topic, value)
-                late.fate = attempt.fate = Fate.ASKED
+                self.history.asked(attempt, late)
                 sending = asyncio.create_task(self._send_values(transaction, topic, values))
                 try:
                     await asyncio.sleep(self.choose.choice((0.0, 0.001, 0.01)))

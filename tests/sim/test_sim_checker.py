@@ -154,3 +154,28 @@ def test_the_last_reader_of_an_aborted_transaction_is_an_anomaly() -> None:
     case.attempt(Fate.ABORTED, b"1", topics="a")
     assert "anomaly" not in case.found([], [])
     assert "anomaly G1a of the reader at the end, app's send (aborted) by a read" in case.found(records(b"a1"), [])
+
+
+def test_a_commit_that_was_requested_after_all_before_it_was_decided_is_found() -> None:
+    case = Case()
+    early, late = (case.history.attempt("app") for _ in range(2))
+    for now, attempt in ((1.0, early), (3.0, late)):
+        case.now = now
+        case.history.sent(attempt, "a", b"a%d" % now)
+        case.history.asked(attempt)
+        case.history.ended(attempt, Fate.COMMITTED)
+    final = records(b"a1", b"a3")
+    case.now = 2.0
+    case.history.shown("reader", "a", final[:1])
+    assert case.found(final, []) == ""
+    case.history.decided(case.history.reading("second reader", "a"), Position(1, 1))
+    assert "after second reader knew" in case.found(final, [])
+
+
+def test_an_epoch_that_two_lives_of_a_service_have_is_found() -> None:
+    case = Case()
+    for shard, epoch, process in ((0, 1, "alpha#1"), (1, 1, "omega#2"), (0, 3, "omega#4"), (0, 2, "alpha#3")):
+        case.history.took_over(shard, epoch, process)
+    assert case.reported == []
+    case.history.took_over(0, 3, "alpha#5")
+    assert case.reported == ["alpha#5 owns shard 0 in epoch 3, as omega#4 did"]
