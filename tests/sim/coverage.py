@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sim.bit_rot import ROT
 from sim.cluster_faults import CLUSTER, WINDOWS
 from sim.faults import EMBEDDED
 
@@ -21,7 +22,7 @@ from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.streams import client, producer, server, states
 
 OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS)} - {"cluster trouble"}
-FAULTS = {"embedded": {*EMBEDDED}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
+FAULTS = {"embedded": {*EMBEDDED, *ROT}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
 """The kinds of faults of each kind of scenario."""
 LEAST_FAULTS = 1_000
 """How often each kind of fault has to happen in COMPLETE_SEEDS."""
@@ -35,7 +36,7 @@ def _each(reason: str, *names: str) -> dict[str, str]:
 
 NO_CLUSTER = _each("there is no cluster", "AppendUnknown", "Closed", "ClusterRefused", "Fenced", "StillHeld")
 NO_DISK = _each(
-    "a service of a cluster has no disk", "DiskFailed", "DiskFull", "DiskWatermark", "TooManyFiles", "Locked"
+    "a service of a cluster has no disk", "DiskFailed", "DiskFull", "DiskWatermark", "TooManyFiles", "Locked", "Damaged"
 )
 NOT_REACHED: dict[str, dict[str, str]] = {
     "every kind": {
@@ -64,7 +65,7 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("the disks of clients do not fail", "TokensFailed"),
         **_each("a defect of the product, which is a finding", "ClientBroken", "OutOfOrder", "SegmentMismatch"),
         **_each("a defect of the product, which is a finding", "SeqnoGap"),
-        **_each("nothing durable is lost or changed", "Damaged", "DecisionsLost", "LogReplaced", "LogRestored"),
+        **_each("nothing durable is lost or changed", "DecisionsLost", "LogReplaced", "LogRestored"),
         **_each("nothing durable is lost or changed", "LogTruncated", "RelayBranched", "StreamBranched"),
         **_each(
             "no history branches",

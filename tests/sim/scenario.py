@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from sim.apps import App, Setting, Writer
+from sim.bit_rot import BitRot
 from sim.calls import Calls
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
@@ -42,6 +43,8 @@ CLIENT_HOSTS = ("beta", "gamma")
 CHECK_SECONDS = 0.5
 CHECK_STEPS = 64
 """Steps of the scheduler after which a scenario looks again whether something is done."""
+ROTS = 0.3
+"""How many embedded logs are damaged in the end."""
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
 
@@ -115,6 +118,8 @@ class Scenario:
         self._has_floors = size is None and part is None
         self.size = size = size or Size.of(world.random("size"))
         self.part = part = part or Part()
+        self.rots = not self.on_cluster and world.random("rots").random() < ROTS
+        """Whether its log is damaged in the end."""
         self.history = History(lambda: world.now, world.fail)
         self.choose = world.random("services")
         self.calls = Calls(world)
@@ -129,6 +134,8 @@ class Scenario:
         self.setting = Setting(
             self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least, pause
         )
+        self.over = False
+        """Whether nothing is started again."""
         self.final: dict[str, list[Shown]] = {}
         """The committed records of each topic that are there in the end."""
         self.committed_numbers: dict[str, int] = {}
@@ -220,6 +227,8 @@ class Scenario:
         self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
         self._compare([*self.calls.late(max(calm, self.history.newest_take_over))])
         self._verify()
+        if self.rots:
+            BitRot(self).run()
 
     @property
     def restarts(self) -> int:
@@ -246,6 +255,8 @@ class Scenario:
 
     def _supervise(self) -> None:
         """Start what has ended again, as an operator or a supervisor does."""
+        if self.over:
+            return
         for service in self.services:
             if service.running is None and self._starts_now(service.host.name):
                 service.start()

@@ -30,6 +30,8 @@ class Service:
     on_take_over: Callable[[int, int, str], None] = lambda shard, epoch, process: None
     """Called with shard, epoch and process when a process of it has taken over, and will answer."""
     processes: list[Process] = field(default_factory=list)
+    error: Exception | None = None
+    """The error with which its newest process ended."""
 
     @property
     def running(self) -> Process | None:
@@ -51,10 +53,14 @@ class Service:
 
         async def main() -> None:
             try:
-                await serve(self.open_log, self.config, self.host.name, log, cluster_mode=self.cluster_mode)
+                self.error = await serve(
+                    self.open_log, self.config, self.host.name, log, cluster_mode=self.cluster_mode
+                )
             except Exception as error:
+                self.error = error
                 log("ends", error=repr(error))
 
+        self.error = None
         process = self.host.start("service", main)
         self.processes.append(process)
         return process
