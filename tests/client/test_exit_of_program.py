@@ -1,0 +1,46 @@
+"""A program that ends with an open sync client prints nothing, and its log can be opened again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from txnbuffer import connect
+
+PROGRAM = """
+import sys, threading
+from txnbuffer import connect
+
+client = connect(f"file:{sys.argv[1]}").__enter__()
+client.send("orders", b"1", key="k")
+stream = client.stream("orders")
+assert stream.next(timeout=60.0) is not None
+began = threading.Event()
+
+def follow():
+    began.set()
+    for _ in stream:
+        pass
+
+if sys.argv[2] == "stream":
+    threading.Thread(target=follow, daemon=True).start()
+    began.wait()
+if sys.argv[2] == "transaction":
+    txn = client.transaction()
+    txn.__enter__()
+    txn.send("orders", b"2", key="k")
+"""
+
+
+@pytest.mark.parametrize("what", ["client", "stream", "transaction"])
+def test_a_program_that_ends_with_an_open_client_is_silent(tmp_path: Path, what: str) -> None:
+    log = tmp_path / "log"
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log), what], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    with connect(f"file:{log}") as client:
+        client.send("orders", b"3", key="k")
