@@ -34,7 +34,7 @@ def _each(reason: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, reason)
 
 
-NO_CLUSTER = _each("there is no cluster", "AppendUnknown", "Closed", "ClusterRefused", "Fenced", "StillHeld")
+NO_CLUSTER = _each("there is no cluster", "AppendUnknown", "ClusterRefused", "Fenced", "StillHeld")
 NO_DISK = _each(
     "a service of a cluster has no disk", "DiskFailed", "DiskFull", "DiskWatermark", "TooManyFiles", "Locked", "Damaged"
 )

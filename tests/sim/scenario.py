@@ -6,10 +6,11 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
-from sim.apps import App, Setting, Writer
+from sim.apps import PAUSE, App, Setting, Writer
 from sim.bit_rot import BitRot
 from sim.calls import Calls
 from sim.checker import behind, violations
@@ -276,18 +277,16 @@ class Scenario:
             committed = False
             while not read:
                 try:
-                    async with connect(self.address, **self.options) as client:
+                    async with connect(self.address, **self.options) as client, AsyncExitStack() as readers:
                         if not committed:
                             await self._commit_one(client)
                             committed = True
-                        await self._ask_outcomes(client)
-                        for topic in self._all_topics:
-                            self.final[topic] = await self._read_topic(client, topic)
+                        await self._read_to_end(client, readers)
                         self.committed_numbers[Rival.NAME] = await client.committed_number(Rival.NAME)
-                        if not self._missing():
-                            read.append(True)
+                        read.append(True)
                 except Error as error:
                     self.world.log("final", f"reads again after {error!r:.200}")
+                    await asyncio.sleep(PAUSE)
 
         self.world.host("delta").start("final", main)
         self._wait(lambda: bool(read), lambda: f"not everything was read: {self._missing()}")
@@ -304,15 +303,30 @@ class Scenario:
             self.history.asked(attempt)
         self.history.ended(attempt, Fate.COMMITTED)
 
-    async def _read_topic(self, client: Any, topic: str) -> list[Shown]:
-        found: list[Shown] = []
-        try:
-            async with await client.reader(topic) as reader:
-                while (batch := await reader.read(timeout=0.2)) is not None or (await reader.lag())[topic].behind:
-                    found += shown(batch or ())
-        except TopicNotFound:
-            pass
-        return found
+    async def _read_to_end(self, client: Any, stack: AsyncExitStack) -> None:
+        """Read all topics until no role misses anything. Outcomes are asked for before the last look at the topics."""
+        readers: dict[str, Any] = {}
+        self.final.clear()
+        await self._ask_outcomes(client)
+        await self._read_on(client, stack, readers)
+        while self._missing():
+            await asyncio.sleep(CHECK_SECONDS)
+            await self._read_on(client, stack, readers)
+            if not self._missing():
+                await self._ask_outcomes(client)
+                await self._read_on(client, stack, readers)
+
+    async def _read_on(self, client: Any, stack: AsyncExitStack, readers: dict[str, Any]) -> None:
+        """Read what the topics have more; `readers` has the reader of each topic that exists."""
+        for topic in self._all_topics:
+            if topic not in readers:
+                try:
+                    readers[topic] = await stack.enter_async_context(await client.reader(topic))
+                except TopicNotFound:
+                    continue
+            reader, found = readers[topic], self.final.setdefault(topic, [])
+            while (batch := await reader.read(timeout=0.2)) is not None or (await reader.lag())[topic].behind:
+                found += shown(batch or ())
 
     async def _ask_outcomes(self, client: Any) -> None:
         """Learn the outcomes that the writers do not know, and compare the others with what they were told."""
