@@ -12,11 +12,16 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
+from snapshots.errors import AppliedPositionTrimmed
+from snapshots.scan import scan
 from tests.cluster_app import cluster_engine
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
+from txnbuffer.recovery.codec import TopicState
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import read_snapshot
+from txnbuffer.service.cluster import ClusterTopics
 
 
 class Cluster(MemoryBroker):
@@ -54,6 +59,21 @@ def epoch_markers(broker: MemoryBroker, topic: str) -> list[Marker]:
     return [decode_marker(message.value) for message in messages(broker, topic) if message.properties.get(MARKER)]
 
 
+def once_loaded(cluster: Cluster):
+    """`_append_if_empty` of a topic whose ledger is replaced just before."""
+    append = ClusterTopics._append_if_empty
+
+    def load_and_append(self, followed, epoch_marker, new):
+        cluster.load(followed.topic)
+        return append(self, followed, epoch_marker, new)
+
+    return load_and_append
+
+
+def stored_states(broker: MemoryBroker, topic: str) -> list[TopicState]:
+    return [read_snapshot(topic, entries).state for entries in [scan(broker, only=topic).topics[topic]]]
+
+
 @on_a_loop
 async def test_a_topic_that_is_registered_is_never_empty(cluster):
     async with cluster_engine(cluster) as (engine, _):
@@ -82,6 +102,46 @@ async def test_what_was_registered_without_a_message_gets_one_when_a_service_sta
     cluster.load("a")
     async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a").problem is None
+
+
+@on_a_loop
+async def test_a_ledger_that_is_replaced_before_a_service_starts_is_no_loss(cluster):
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
+    cluster.load("a")
+    async with cluster_engine(cluster) as (engine, _):
+        assert engine.topics.get("a").problem is None
+        await app_on(engine, cluster, "a")
+        assert len(epoch_markers(cluster, "a")) == 1
+
+
+@on_a_loop
+async def test_a_snapshot_that_applied_nothing_of_a_log_with_records_stays_unusable(cluster):
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
+    cluster.load("a")
+    with cluster.writer("a") as writer:
+        writer.append(Batch.of([Message(None, b"first")])).result()
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        assert isinstance(manager.problems["a"], AppliedPositionTrimmed)
+
+
+@on_a_loop
+async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(cluster, monkeypatch):
+    async with cluster_engine(cluster) as (engine, _):
+        with monkeypatch.context() as context:
+            context.setattr(ClusterTopics, "_append_if_empty", once_loaded(cluster))
+            app = await app_on(engine, cluster, "a")
+        (state,) = stored_states(cluster, "a")
+        assert state.origin_ledger == cluster.ledgers("a")[0].ledger
+        assert state.buffer.applied is not None
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
 
 
 @on_a_loop

@@ -192,6 +192,12 @@ class FollowedTopic(SequencedFollower):
         self.due.written(self._clock.monotonic(), messages, changes)
 
     @property
+    def lost_origin(self) -> bool:
+        """Whether the last durable snapshot applied nothing and begins with a ledger that was replaced."""
+        stored = self._stored
+        return stored is not None and stored.buffer.applied is None and stored.origin_ledger != self.origin_ledger
+
+    @property
     def unstored(self) -> bool:
         """Whether the last durable snapshot lacks messages, seqnos, mutation snapshots or positions of cursors."""
         stored = self._stored

@@ -20,9 +20,11 @@ again from the start, a limited number of times, before it reports damage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from broker_io.batch import Message
 from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Ledger, Resource
@@ -58,7 +60,7 @@ from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import SegmentMismatch
 from txnbuffer.mutations.index import EMPTY, IndexColumns, IndexSegment, IndexState, SnapshotIndex
-from txnbuffer.protocol import any_transactional
+from txnbuffer.protocol import MARKER, any_transactional, decode_marker
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
     UUID_BYTES,
@@ -243,7 +245,8 @@ def restore(
             history = {}
         older = list(reversed(history.get(topic, ())))
         fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
-        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries)
+        unused = partial(holds_nothing, broker, topic)
+        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries, unused)
         if fallen_back is None:
             raise
         fallen_back.notes.insert(0, str(error))
@@ -389,13 +392,22 @@ def _alive(kind: str, end: EndEntry, entries: TopicEntries, live: TopicEntries) 
 
 
 def _from_start(
-    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger], live: TopicEntries
+    topic: str,
+    incarnation: str,
+    older: Iterable[TopicEntries],
+    ledgers: Sequence[Ledger],
+    live: TopicEntries,
+    unused: Callable[[], bool],
 ) -> LoadedTopic | None:
-    """A replay of the whole log, if a readable end entry proves that the log was never trimmed."""
+    """A replay of the whole log, if a readable end entry proves that the log was never trimmed.
+
+    `unused` says whether nothing was written to the log yet: the cluster may have replaced its empty first ledger.
+    """
     for entries in older:
         if (state := _readable_state(topic, incarnation, entries)) is None:
             continue
-        if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
+        whole = state.origin_ledger == ledgers[0].ledger and state.origin_ledger != UNKNOWN_LEDGER
+        if not whole and not (state.buffer.applied is None and unused()):
             return None
         restored = fresh(topic, incarnation, ledgers, state.buffer.segment_size)
         restored.versions = state.versions
@@ -464,6 +476,27 @@ def holds_transactions(broker: Broker, topic: str) -> bool:
         with CompactedReader(broker, topic, compacted=False) as log:
             return any(any_transactional(placed.messages) for placed in log.read_to(end))
     except TopicNotFound:
+        return False
+
+
+def holds_nothing(broker: Broker, topic: str) -> bool:
+    """Whether a log holds no messages but epoch markers, as the log of a topic that was only registered.
+
+    Raises as a reader, and ServiceUnavailable if messages do not come.
+    """
+    end = broker.last_position(topic)
+    if end is None:
+        return True
+    if all(ledger.ledger != end.ledger for ledger in broker.ledgers(topic)):
+        return False  # what it held was trimmed
+    with CompactedReader(broker, topic, compacted=False) as log:
+        return all(_is_epoch_marker(message) for placed in log.read_to(end) for message in placed.messages)
+
+
+def _is_epoch_marker(message: Message) -> bool:
+    try:
+        return MARKER in message.properties and not decode_marker(message.value or b"").items
+    except ValueError:
         return False
 
 

@@ -26,6 +26,7 @@ from broker_io.partitions import partition_of
 from broker_io.port import Broker, PartitionedBroker, PolicyLookupBroker, Reader
 from broker_io.position import EARLIEST
 from broker_io.waits import Backoff
+from snapshots.errors import OwnershipLost
 from snapshots.shards import Shard
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig
@@ -253,7 +254,38 @@ class ClusterTopics(Topics):
         if fresh and topic.followed is not None:
             ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
             self._coordinator.topic_recreated(topic.name, ongoing, self._loop.now())
-        return await self._write_first_record(topic, new=fresh)
+        reader = topic.reader
+        if reader is not None:
+            reader.paused += 1  # for a reader an empty ledger that was replaced looks trimmed
+        try:
+            obstacle = await self._write_first_record(topic, new=fresh)
+            if obstacle is None and topic.followed is not None and topic.followed.lost_origin:
+                obstacle = await self._begin_again(topic)
+        finally:
+            if reader is not None:
+                reader.paused -= 1
+                self.readers.wake()
+        return obstacle
+
+    async def _begin_again(self, topic: ServiceTopic) -> Error | None:
+        """Follow a topic from its first ledger, with a snapshot that names it: the empty one before it was replaced.
+
+        Return the error that stopped the topic. Raises OwnershipLost.
+        """
+        if topic.reader is not None:
+            self.readers.leave(topic.reader)
+        try:
+            async with self.snapshot_lock:
+                await self.work(self.manager.rebuild, topic.name)
+        except OwnershipLost:
+            raise
+        except Error as error:
+            self.manager.stop(topic.name, error)
+            self._stopped(topic)
+            return error
+        self._followed_count -= 1
+        self._follow(topic)
+        return None
 
     async def _write_first_record(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
         """Write the first message of a followed topic if its log is empty; return the error if that failed.
@@ -264,22 +296,27 @@ class ClusterTopics(Topics):
             return None
         epoch_marker = Batch.of([encode_marker(self._coordinator.epoch_marker())])
         try:
-            await asyncio.to_thread(self._append_if_empty, topic.name, epoch_marker, new)
+            first = await asyncio.to_thread(self._append_if_empty, topic.followed, epoch_marker, new)
         except Error as error:
             return error
         except TimeoutError:
             return ServiceUnavailable(
                 f"the cluster did not acknowledge a message to topic {topic.name!r}: check its brokers and bookies"
             )
+        if topic.followed is not None:
+            topic.followed.origin_ledger = first
         return None
 
-    def _append_if_empty(self, name: str, epoch_marker: Batch, new: bool) -> None:
-        broker = self.broker
-        if any(ledger.lasting for ledger in broker.ledgers(name)):
-            return
+    def _append_if_empty(self, followed: FollowedTopic, epoch_marker: Batch, new: bool) -> int:
+        """The first ledger of the log, which has a message then."""
+        broker, name = self.broker, followed.topic
+        ledgers = broker.ledgers(name)
+        if any(ledger.lasting for ledger in ledgers):
+            return ledgers[0].ledger
         opened = broker.writer_of_new(name) if new and isinstance(broker, PolicyLookupBroker) else broker.writer(name)
         with opened as writer:
-            writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS)
+            written = writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS).first.ledger
+        return written if written == followed.origin_ledger else broker.ledgers(name)[0].ledger
 
     # Reports once a log was read
 
