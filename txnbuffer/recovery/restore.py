@@ -245,7 +245,7 @@ def restore(
             history = {}
         older = list(reversed(history.get(topic, ())))
         fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
-        unused = partial(holds_nothing, broker, topic)
+        unused = partial(holds_only_epoch_markers, broker, topic)
         fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries, unused)
         if fallen_back is None:
             raise
@@ -471,26 +471,30 @@ def holds_transactions(broker: Broker, topic: str) -> bool:
     """
     try:
         end = broker.last_position(topic)
-        if end is None or all(ledger.ledger != end.ledger for ledger in broker.ledgers(topic)):
-            return False  # the log is empty, perhaps because it was trimmed
+        if end is None or _is_trimmed(broker, topic, end):
+            return False
         with CompactedReader(broker, topic, compacted=False) as log:
             return any(any_transactional(placed.messages) for placed in log.read_to(end))
     except TopicNotFound:
         return False
 
 
-def holds_nothing(broker: Broker, topic: str) -> bool:
-    """Whether a log holds no messages but epoch markers, as the log of a topic that was only registered.
+def holds_only_epoch_markers(broker: Broker, topic: str) -> bool:
+    """Whether all messages that a log ever had are epoch markers, as in that of a topic that was only registered.
 
     Raises as a reader, and ServiceUnavailable if messages do not come.
     """
     end = broker.last_position(topic)
     if end is None:
         return True
-    if all(ledger.ledger != end.ledger for ledger in broker.ledgers(topic)):
-        return False  # what it held was trimmed
+    if _is_trimmed(broker, topic, end):
+        return False
     with CompactedReader(broker, topic, compacted=False) as log:
         return all(_is_epoch_marker(message) for placed in log.read_to(end) for message in placed.messages)
+
+
+def _is_trimmed(broker: Broker, topic: str, position: Position) -> bool:
+    return all(ledger.ledger != position.ledger for ledger in broker.ledgers(topic))
 
 
 def _is_epoch_marker(message: Message) -> bool:
