@@ -7,9 +7,6 @@ from typing import Any, ClassVar
 from broker_io.port import Broker
 from broker_io.pulsar.broker import OVERHEAD_BYTES
 from broker_io.testing.contract.base import Base
-from broker_io.testing.contract.ledgers import LedgersContract, TrimmingContract
-from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
-from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
 
 class ClusterBase(Base):
@@ -28,15 +25,3 @@ class ClusterBase(Base):
     def reopen(self, broker: Broker) -> Broker:
         broker.close()
         return self.open()
-
-
-class DataTopicsContract(
-    TopicsContract,
-    ContentsContract,
-    ReadingContract,
-    FollowingContract,
-    LedgersContract,
-    TrimmingContract,
-    OwningContract,
-):
-    """Data topics are batched and can't be compacted."""

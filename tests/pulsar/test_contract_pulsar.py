@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
-from cluster_contract import ClusterBase, DataTopicsContract
+from cluster_contract import ClusterBase
 from pulsar_cluster import Cluster
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from broker_io.testing.contract import BrokerContract
+from broker_io.testing.contract import BrokerContract, DataTopicsContract
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from cluster_contract import ClusterBase, DataTopicsContract
+from cluster_contract import ClusterBase
 from sim.cluster import ADDRESS, HOST, SimCluster, in_place_of_pulsar
 from sim.stage import Semaphore, SimulatedThreading, SimulatedTime, Stage
 from sim.world import World
@@ -14,7 +14,7 @@ from sim.world import World
 from broker_io import open_broker
 from broker_io.environment import current
 from broker_io.port import Broker
-from broker_io.testing.contract import BrokerContract, base, messages, topics
+from broker_io.testing.contract import BrokerContract, DataTopicsContract, base, messages, topics
 
 
 class OnSimulatedCluster(ClusterBase):

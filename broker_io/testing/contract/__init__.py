@@ -16,10 +16,10 @@ from broker_io.testing.contract.ledgers import CompactingContract, LedgersContra
 from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
 from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
-__all__ = ["BrokerContract"]
+__all__ = ["BrokerContract", "DataTopicsContract"]
 
 
-class BrokerContract(
+class DataTopicsContract(
     TopicsContract,
     ContentsContract,
     ReadingContract,
@@ -27,7 +27,9 @@ class BrokerContract(
     LedgersContract,
     TrimmingContract,
     OwningContract,
-    CompactingContract,
-    Base,
 ):
+    """All but compaction, for topics that can't be compacted."""
+
+
+class BrokerContract(DataTopicsContract, CompactingContract, Base):
     """The whole contract; a subclass provides the fixture `broker`."""
