@@ -116,17 +116,24 @@ class TaskWriter(Writer):
             await transaction.send_many(topic, values, keys=keys)
 
 
-class TaskReader(App):
-    """Tasks that share one reader of a topic: each batch goes to one of them."""
+class SharingApp(App):
+    """Tasks that share what reads a topic, which may not exist yet."""
 
     async def work(self, client: Client) -> None:
         while True:
             try:
-                await self._read(client, self.setting.topics[0])
+                await self._share(client, self.setting.topics[0])
             except TopicNotFound:
                 await asyncio.sleep(PAUSE)
 
-    async def _read(self, client: Client, topic: str) -> None:
+    async def _share(self, client: Client, topic: str) -> None:
+        raise NotImplementedError
+
+
+class TaskReader(SharingApp):
+    """Tasks that share one reader of a topic: each batch goes to one of them."""
+
+    async def _share(self, client: Client, topic: str) -> None:
         async with await client.reader(topic) as reader:
             reading = self.history.reading(self.name, topic)
 
@@ -141,17 +148,10 @@ class TaskReader(App):
             await _together(take(), take())
 
 
-class TaskFollower(App):
+class TaskFollower(SharingApp):
     """Tasks that share one change stream, with a file of tokens: each batch goes to one of them."""
 
-    async def work(self, client: Client) -> None:
-        while True:
-            try:
-                await self._follow(client, self.setting.topics[0])
-            except TopicNotFound:
-                await asyncio.sleep(PAUSE)
-
-    async def _follow(self, client: Client, topic: str) -> None:
+    async def _share(self, client: Client, topic: str) -> None:
         given: set[int] = set()
         async with client.stream(topic, store=FileTokens(f"/{self.name}.json")) as stream:
 
