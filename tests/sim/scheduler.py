@@ -152,7 +152,10 @@ class Scheduler:
         self.at(self.now + seconds, call)
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False, *, every: int = 1) -> bool:
-        """Run until `stop` or a time; return whether `stop` returned True. It is called after each `every` steps."""
+        """Run until `stop` or a time; return whether `stop` returned True.
+
+        It is called after each `every` steps, and after the last one.
+        """
         steps, random = 0, self._random
         alarms, ready = self._alarms, self._ready
         while not self.stopped:
@@ -171,7 +174,7 @@ class Scheduler:
                 self.now = alarms[0][0]
             else:
                 self.now = max(self.now, until)
-                return False
+                return stop()
         return False
 
     def drop(self, thread: SimThread) -> None:

@@ -235,6 +235,18 @@ def test_clocks_jump_and_drift() -> None:
     assert later - wall > 3_600_000
 
 
+def test_what_happens_in_the_last_steps_ends_a_run() -> None:
+    async def main() -> None:
+        await asyncio.sleep(5.0)
+        ended.append(world.now)
+
+    ended: list[float] = []
+    with World(1) as world:
+        world.host("alpha").start("main", main)
+        assert world.run(6.0, lambda: bool(ended), every=1_000_000)
+        assert world.run(6.0, lambda: len(ended) > 1, every=1_000_000) is False
+
+
 def test_the_same_seed_makes_the_same_events() -> None:
     def digest(seed: int) -> str:
         async def main() -> None:

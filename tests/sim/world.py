@@ -368,7 +368,8 @@ class World:
     def run(self, seconds: float, stop: Callable[[], bool] = lambda: False, *, every: int = 1) -> bool:
         """Run until `stop`, for at most so many seconds; return whether `stop` returned True.
 
-        It is called after each `every` steps. Raises Finding if something failed that nothing handled.
+        It is called after each `every` steps, and after the last one. Raises Finding if something failed that nothing
+        handled.
         """
         done = self.scheduler.run(self.now + seconds, stop, every=every)
         if self.failure is not None:
