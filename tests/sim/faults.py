@@ -37,6 +37,7 @@ class Faults:
         self._scenario = scenario
         self._world = scenario.world
         self._choose = scenario.world.random("faults")
+        self._number: int | None = None
         self._calm = False
         self.happened = 0
         """How many faults did something."""
@@ -48,12 +49,15 @@ class Faults:
         """
         for number in numbers:
             choose = self._world.random("fault", number)
-            call = partial(self.one, choose, kinds)
+            call = partial(self.one, choose, kinds, number)
             self._world.scheduler.at(choose.uniform(0.1, seconds), call)
 
-    def one(self, choose: random.Random, kinds: dict[str, int]) -> None:
-        """Let a fault happen; try another one if it can do nothing now, for instance because no such process runs."""
-        self._choose = choose
+    def one(self, choose: random.Random, kinds: dict[str, int], number: int | None = None) -> None:
+        """Let a fault happen; try another one if it can do nothing now, for instance because no such process runs.
+
+        Its event has its number, as in the part of a reduced seed; None: a reduced seed has no such fault.
+        """
+        self._choose, self._number = choose, number
         for _ in range(TRIES):
             if self._calm:
                 return
@@ -87,7 +91,8 @@ class Faults:
 
     def _count(self, kind: str, text: str = "") -> None:
         self._world.count(kind)
-        self._world.log("fault", f"{kind} {text}".rstrip())
+        number = "" if self._number is None else f"{self._number} "
+        self._world.log("fault", f"{number}{kind} {text}".rstrip())
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._world.scheduler.after(seconds, call)
@@ -180,8 +185,10 @@ class Faults:
     def _crash_at_write(self) -> None:
         host, unsynced = self._service_host, self._choose.choice((None, *Unsynced))
         host.crash_in = self._choose.randint(1, 30)
+        number = self._number
 
         def crash() -> None:
+            self._number = number
             self._count("crash at write", "kill" if unsynced is None else unsynced.value)
             if unsynced is not None:
                 host.lose_power(unsynced)
@@ -272,6 +279,7 @@ class Faults:
     def _partition(self) -> None:
         host, others = self._service_host, [*self._world.hosts]
         other = self._choose.choice([name for name in others if name != host.name])
+        self._count("partition", f"of {host.name} and {other}")
         self._world.network.partition(host.name, other)
         self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
 

@@ -149,8 +149,6 @@ class Network:
 
     def partition(self, one: str, other: str) -> None:
         """Cut two hosts off from each other until `heal`."""
-        self.world.count("partition")
-        self.world.log("net", f"{one} and {other} are partitioned")
         self._partitions.add(frozenset((one, other)))
         self.check_silence()
 

@@ -76,13 +76,16 @@ def test_findings_of_one_rule_are_the_same_without_names_and_numbers() -> None:
 
 
 def test_what_is_left_out_does_not_move_the_other_faults() -> None:
-    def times(*faults: int) -> set[float]:
+    def events(*faults: int) -> set[tuple[float, str]]:
+        """The times and the numbers of the faults."""
         lines: list[str] = []
         run_seed(3, part=Part(faults=faults, roles=(), writers=(0,)), echo=lines.append)
-        return {round(float(line.split()[0]), 2) for line in lines if line.split()[1] == "fault"}
+        words = (line.split() for line in lines)
+        return {(round(float(time), 2), number) for time, who, number, *_ in words if who == "fault"}
 
-    assert times(2) | times(5) == times(2, 5)
-    assert times(2).isdisjoint(times(5))
+    assert events(2) | events(5) == events(2, 5)
+    assert {number for _, number in events(2)} == {"2"}
+    assert {number for _, number in events(5)} == {"5"}
 
 
 @pytest.mark.timeout(280)
