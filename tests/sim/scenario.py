@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -443,14 +443,17 @@ def run_seed(
     part: Part | None = None,
     echo: Any = None,
     clears_away: bool = True,
+    on_world: Callable[[World], None] = lambda world: None,
 ) -> Outcome:
     """Run one seed; the outcome has the finding, if there is one.
 
-    `faults`: weights of kinds of faults; None: those of SCENARIOS. `part`: what the seed is reduced to.
+    `faults`: weights of kinds of faults; None: those of SCENARIOS. `part`: what the seed is reduced to. `on_world` is
+    called with its world when that begins.
     """
     scenario_class, usual = SCENARIOS[kind]
     preemption = (0.0, 0.02, 0.2)[seed % 3]
     with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
+        on_world(world)
         reached: Counter[str] = Counter()
         world.enter(recorded(reached))
         scenario = scenario_class(world, faults or usual, size, part)

@@ -15,16 +15,15 @@ import math
 import os
 import pickle
 import resource
-import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
@@ -33,6 +32,7 @@ from sim import coverage  # noqa: E402
 from sim.reduction import TRIES, Part, reduced, rules  # noqa: E402
 from sim.roles import ROLES  # noqa: E402
 from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
+from sim.watch import Watch  # noqa: E402
 
 SEED_SECONDS = 300.0
 """Real seconds that one seed may take, unless an option says otherwise."""
@@ -54,12 +54,31 @@ def _outcome(seed: int, kind: str, part: Part | None, **options: Any) -> Outcome
         return Outcome(seed, 0, 0.0, "", {}, finding=f"the simulator failed: {traceback.format_exc().rstrip()}")
 
 
-def _in_child(seed: int, kind: str, part: Part | None, out: int) -> None:
+Echo = Callable[[str], None]
+"""Gets the line of each event."""
+
+
+def _in_child(seed: int, kind: str, part: Part | None, out: int, echo: Echo | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (SEED_BYTES, SEED_BYTES))
-    outcome = _outcome(seed, kind, part, clears_away=False)
-    outcome.cpu_seconds = time.process_time()
-    with os.fdopen(out, "wb") as pipe:
-        pickle.dump(outcome, pipe)
+
+    def answer(outcome: Outcome) -> None:
+        outcome.cpu_seconds = time.process_time()
+        with os.fdopen(out, "wb") as pipe:
+            pickle.dump(outcome, pipe)
+
+    watch = Watch(lambda text: answer(Outcome(seed, 0, 0.0, "", {}, finding=text)))
+    watch.begin()
+    outcome = _outcome(seed, kind, part, clears_away=False, echo=echo, on_world=watch.world)
+    watch.over()
+    answer(outcome)
+
+
+class Running(NamedTuple):
+    """A seed whose process runs since a time of the machine; `pipe` gets its outcome."""
+
+    seed: int
+    pipe: int
+    began: float
 
 
 def outcomes(
@@ -69,9 +88,10 @@ def outcomes(
     until: float = math.inf,
     seed_seconds: float = SEED_SECONDS,
     part: Part | None = None,
+    echo: Echo | None = None,
 ) -> Iterator[Outcome]:
     """Run seeds, or a part of each, in so many processes at once until there are no more, or until a time."""
-    running: dict[int, tuple[int, int]] = {}
+    running: dict[int, Running] = {}
     more = True
     while running or more:
         while more and len(running) < workers:
@@ -85,22 +105,24 @@ def outcomes(
                 os.close(read)
                 status = 1
                 with suppress(BaseException):
-                    _in_child(seed, kind, part, write)
+                    _in_child(seed, kind, part, write, echo)
                     status = 0
                 os._exit(status)
             os.close(write)
-            running[child] = seed, read
+            running[child] = Running(seed, read, time.monotonic())
         if running:
             yield _next_outcome(running, seed_seconds)
 
 
-def _next_outcome(running: dict[int, tuple[int, int]], seconds: float) -> Outcome:
+def _next_outcome(running: dict[int, Running], seconds: float) -> Outcome:
     import select
 
-    pipes = {pipe: child for child, (_, pipe) in running.items()}
-    ready, _, _ = select.select([*pipes], [], [], seconds)
-    child = pipes[ready[0]] if ready else next(iter(running))
-    seed, pipe = running.pop(child)
+    pipes = {one.pipe: child for child, one in running.items()}
+    oldest = min(running, key=lambda child: running[child].began)
+    left = running[oldest].began + seconds - time.monotonic()
+    ready, _, _ = select.select([*pipes], [], [], max(left, 0.0))
+    child = pipes[ready[0]] if ready else oldest
+    seed, pipe, _ = running.pop(child)
     if not ready:
         os.kill(child, 9)
     with os.fdopen(pipe, "rb") as data:
@@ -145,16 +167,14 @@ def report(found: list[Outcome], seconds: float, kind: str) -> dict[str, Any]:
 
 
 def replay(seed: int, kind: str, part: Part | None) -> int:
-    """Run one seed and print each event; if it finds something, print the command for what it can be reduced to."""
-    (first,) = outcomes(iter([seed]), kind, 1, part=part)
-    if first.finding:
-        print(f"the seed has a finding: reducing it, in at most {TRIES} runs, before its events", file=sys.stderr)
-    left = reduce(first, kind) if first.finding else None
-    outcome = _outcome(seed, kind, part, echo=lambda line: print(line))
+    """Run one seed and print each event when it happens; if it finds something, print what it can be reduced to."""
+    (outcome,) = outcomes(iter([seed]), kind, 1, part=part, echo=lambda line: print(line, flush=True))
     print(f"digest {outcome.digest}")
     if not outcome.finding:
         return 0
-    print(f"finding: {outcome.finding}\nreduced: {command(seed, kind, left)}")
+    print(f"finding: {outcome.finding}", flush=True)
+    print(f"the seed has a finding: reducing it, in at most {TRIES} runs", file=sys.stderr, flush=True)
+    print(f"reduced: {command(seed, kind, reduce(outcome, kind))}")
     return 1
 
 
@@ -188,7 +208,7 @@ def part_of(text: str) -> Part:
 
 def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of text are iterated in the order of their hashes
-        return subprocess.run([sys.executable, *sys.argv], env=os.environ | {"PYTHONHASHSEED": "0"}).returncode
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=0, help="how many seeds; 0: as many as the seconds allow")
     parser.add_argument(
