@@ -58,6 +58,7 @@ class Reads:
         self.woken: list[str] = []
 
     def collect(self) -> list[Effect]:
+        self.manager.backfill_memory.give_turns()
         effects = self.manager.take_effects()
         for effect in effects:
             match effect:
@@ -75,8 +76,11 @@ class Reads:
         return effects
 
     def answer(self, rows: int = 1_000_000) -> bool:
-        """Complete the oldest read with at most `rows` mutations; whether there was one."""
+        """Complete the oldest read with at most `rows` mutations, once a turn is free; whether there was one."""
         self.collect()
+        while not self.open and self.manager.backfill_memory.waiting:
+            self.manager.backfill_memory.tick()
+            self.collect()
         if not self.open:
             return False
         read = self.open.pop(min(self.open))
@@ -172,6 +176,18 @@ def check_chain(manager: MutationManager) -> None:
     parts = manager.chain.account.bytes + manager.backfills.bytes + manager.leaving.bytes
     assert manager.account.bytes == parts
     assert manager.leaving.bytes >= 0
+
+
+def check_turns(manager: MutationManager) -> None:
+    """Check that backfills without a turn have nothing in memory, and that no turn stays free while others wait."""
+    memory = manager.backfill_memory
+    backfills = [cursor.backfill for cursor in manager.cursors.values() if cursor.backfill is not None]
+    assert memory.active == len(backfills)
+    assert memory.turns.keys() <= {*backfills}
+    assert memory.waiting.keys() <= {*backfills} - memory.turns.keys()
+    assert len(memory.turns) <= memory.most_turns
+    assert not memory.waiting or len(memory.turns) == memory.most_turns
+    assert not any(one.bytes or one.ticket is not None for one in backfills if one not in memory.turns)
 
 
 def counted_bytes(snapshot: MutationSnapshot) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from naive_mutations import Reader, Reads, Topic, check_chain
+from naive_mutations import Reader, Reads, Topic, check_chain, check_turns
 
 from txnbuffer.mutations.manager import MemoryBudget, MutationManager, SnapshotIndex
 
@@ -23,7 +23,10 @@ class ManagerLife(RuleBasedStateMachine):
         self.topic = Topic()
         self.budget = MemoryBudget(40_000)
         self.manager = MutationManager(
-            index=SnapshotIndex(segment_entries=4), backfill_bytes=8_000, account=self.budget.account
+            index=SnapshotIndex(segment_entries=4),
+            backfill_bytes=8_000,
+            account=self.budget.account,
+            backfill_memory=self.budget.backfill_memory,
         )
         self.budget.add("t", self.manager)
         self.manager.chain.limit = 6_000
@@ -88,6 +91,10 @@ class ManagerLife(RuleBasedStateMachine):
         self.reads.answer(rows)
 
     @rule()
+    def tick(self) -> None:
+        self.budget.backfill_memory.tick()
+
+    @rule()
     def persist(self) -> None:
         for entry in self.manager.persist():
             assert entry.start == self.persisted + 1
@@ -122,6 +129,7 @@ class ManagerLife(RuleBasedStateMachine):
     def holds_together(self) -> None:
         self.reads.collect()
         check_chain(self.manager)
+        check_turns(self.manager)
         for statistics in self.manager.cursor_statistics():
             assert statistics.items_remaining >= 0
             assert statistics.last_read_seqno + statistics.items_remaining <= self.topic.high or statistics.end_seqno

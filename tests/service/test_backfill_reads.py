@@ -42,7 +42,7 @@ async def test_a_read_that_begins_in_the_middle_of_an_entry_skips_what_comes_bef
     feed = Feed("orders", followed, lambda: None, 0.0)
     manager: Any = SimpleNamespace(backfill_memory=MemoryBudget(1_000_000).backfill_memory)
     feed.manager = manager
-    feed._reached["cursor"] = SeqnoAnchor(5, Position(3, 0, 3), inclusive=False)
+    feed._reached["cursor"] = (SeqnoAnchor(5, Position(3, 0, 3), inclusive=False),)
 
     async def exclusively(names: object, function: Any, *arguments: Any) -> Any:
         return function(*arguments)

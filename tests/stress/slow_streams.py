@@ -9,8 +9,8 @@ stay below `streams.memory_bytes`, without those that were freed while they are 
 interrupted; when the slow readers hurry in the end, each has exactly the state of its topic. The figures have the
 memory of the service and the latency of another client, without streams and with them.
 
-The writer makes pauses. If 500 streams fell behind what memory holds, they would share half of it for what they read
-ahead from the log, so the number of reads would grow with the square of the number of streams.
+The writer makes pauses, in which the service sends. Streams that fall behind what memory holds read the log: they are
+too many to share half of `streams.memory_bytes`, so they take turns.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ when it is large enough, at most half of the queue's cap. The log is read on dem
 while there is room: a queue has at most `cap` bytes and one answer. The more backfills there are, the smaller is the
 cap of each. Only a snapshot with a given end (the rest of one that the reader has in part) is completed whatever its
 size.
+
+A cap is never too small for a useful read: if there are too many backfills for that, they take turns. A turn ends when
+its cursor has taken what was read. If the cursor takes too long while others wait, the rest is freed and read again in
+its next turn. A cursor that could take nothing gets twice as long then, so that every cursor advances in the end.
 """
 
 from __future__ import annotations
@@ -23,18 +27,76 @@ from txnbuffer.mutations.snapshot import Chain, Chunk, MemoryAccount, MutationSn
 
 FIRST_SNAPSHOT_BYTES = 64 * 1024
 """Size of the first snapshot that a backfill makes."""
+TURN_BYTES = 2 * FIRST_SNAPSHOT_BYTES
+"""Backfills that would share their memory in smaller parts take turns."""
+TURN_TICKS = 4
+"""Ticks for which a cursor may keep what its turn has read while others wait."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """The turn of `cursor`, which was at `after` when it began and has had its answer for `ticks`."""
+
+    cursor: Cursor
+    after: int
+    ticks: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class BackfillMemory:
-    """The memory of all backfills: `active` ones share `bytes` bytes."""
+    """The memory of all backfills: those that have a turn share `bytes` bytes.
+
+    `active` counts all of them. A backfill without a turn has nothing in memory. `waiting`: those that need a turn to
+    continue, in order. Call `give_turns` after every change, and `tick` periodically.
+    """
 
     bytes: int
     active: int = 0
+    turns: dict[Backfill, Turn] = field(default_factory=dict)
+    waiting: dict[Backfill, Cursor] = field(default_factory=dict)
+
+    @property
+    def most_turns(self) -> int:
+        return max(self.bytes // TURN_BYTES, 1)
 
     @property
     def share(self) -> int:
-        return max(self.bytes // max(self.active, 1), 1)
+        return max(self.bytes // max(min(self.active, self.most_turns), 1), 1)
+
+    def begin_turn(self, cursor: Cursor, backfill: Backfill) -> bool:
+        """Whether a backfill has a turn now; otherwise it waits for one."""
+        if backfill not in self.turns:
+            if self.waiting or len(self.turns) >= self.most_turns:
+                self.waiting.setdefault(backfill, cursor)
+                return False
+            self.turns[backfill] = Turn(cursor, cursor.after)
+        return True
+
+    def give_turns(self) -> bool:
+        """Give free turns to those that have waited longest; returns whether any continued."""
+        given = False
+        while self.waiting and len(self.turns) < self.most_turns:
+            backfill = next(iter(self.waiting))
+            cursor = self.waiting.pop(backfill)
+            self.turns[backfill] = Turn(cursor, cursor.after)
+            cursor.continue_backfill()
+            given = True
+        return given
+
+    def tick(self) -> None:
+        """End the turns of cursors that take too long while others wait."""
+        if not self.waiting:
+            return
+        for backfill, turn in [*self.turns.items()]:
+            if backfill.ticket is None:
+                turn.ticks += 1
+                if turn.ticks > turn.cursor.turn_ticks:
+                    turn.cursor.lose_turn(took=turn.cursor.after > turn.after)
+
+    def leave(self, backfill: Backfill) -> None:
+        """A backfill needs no turn."""
+        self.turns.pop(backfill, None)
+        self.waiting.pop(backfill, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +150,8 @@ class Backfill:
         """Bytes to request from the log now, 0 if none."""
         if self.ticket is not None or self.next > self.last:
             return 0
+        if self.ready and self.memory.waiting:
+            return 0  # those that wait read before this one reads ahead
         room = self.cap - self.bytes
         if room > 0:
             return min(room, self.limit)
@@ -109,6 +173,11 @@ class Backfill:
             self.building = None
         self.wished = min(8 * self.wished, self.most)
         return replaced
+
+    def taken(self) -> None:
+        """A snapshot was taken whole; the turn ends with the last one."""
+        if self.ticket is None and not self.snapshots:
+            self.memory.leave(self)
 
 
 UNLIMITED = 2**62
@@ -146,7 +215,7 @@ class Cursor:
     Made by `MutationManager.register`. It is `finished` after the snapshot that contains the seqno `end`.
 
     `snapshot`: start and end of the snapshot that has begun and is not complete. `reading`: that snapshot, in memory
-    or from the backfill. `pin`: the snapshot in memory where it has its place.
+    or from the backfill. `pin`: the snapshot in memory where it has its place. `turn_ticks`: the length of its turns.
     """
 
     _manager: CursorManager
@@ -163,6 +232,7 @@ class Cursor:
     items_sent: int = 0
     reading: MutationSnapshot | None = None
     snapshot: tuple[int, int] | None = None
+    turn_ticks: int = TURN_TICKS
     _chunk: int = 0
     _row: int = 0
     _handed: list[Chunk] = field(default_factory=list)
@@ -241,14 +311,25 @@ class Cursor:
         self._leave()
         return True
 
+    def continue_backfill(self) -> None:
+        """Read on: the backfill has a turn."""
+        if self.backfill is not None:
+            self._manager.demand(self, self.backfill)
+
+    def lose_turn(self, *, took: bool) -> None:
+        """Free what the backfill has read; the next turn reads it again, and is longer unless this one `took` some."""
+        backfill = self.backfill
+        if backfill is None:
+            return
+        if self.snapshot is not None:
+            self.floor = self.snapshot[1]
+        self.turn_ticks = TURN_TICKS if took else 2 * self.turn_ticks
+        self._end_backfill()
+        self.backfill = self._manager.new_backfill(self.after + 1, backfill.last, self.floor)
+
     def release(self) -> None:
         """Release the place in memory and the backfill."""
-        if self.reading is not None and self.reading is not self.pin:
-            self.reading.free()
-        self.reading = None
-        if self.backfill is not None:
-            self._manager.end_backfill(self.backfill)
-            self.backfill = None
+        self._end_backfill()
         self._leave()
 
     # Moving
@@ -316,6 +397,14 @@ class Cursor:
         self._leave()
         self.pin = newer
 
+    def _end_backfill(self) -> None:
+        if self.reading is not None and self.reading is not self.pin:
+            self.reading.free()
+        self.reading = None
+        if self.backfill is not None:
+            self._manager.end_backfill(self.backfill)
+            self.backfill = None
+
     def _leave(self) -> None:
         pin = self.pin
         if pin is not None:
@@ -365,6 +454,9 @@ class Cursor:
         self.floor = 0
         if snapshot is not self.pin:
             snapshot.free()
+            if self.backfill is not None:
+                self.backfill.taken()
+                self.turn_ticks = TURN_TICKS
             if self._complete:
                 self._leave()
             return

@@ -341,6 +341,8 @@ class MutationManager:
         if backfill.next < self.first_seqno:
             self._fail(cursor, MutationsTrimmed(backfill.next, self.first_seqno))
             return
+        if not self.backfill_memory.begin_turn(cursor, backfill):
+            return
         self._last_ticket += 1
         backfill.ticket = self._last_ticket
         self._requests[backfill.ticket] = cursor
@@ -350,6 +352,7 @@ class MutationManager:
     def end_backfill(self, backfill: Backfill) -> None:
         """A backfill is no longer used."""
         self.backfill_memory.active -= 1
+        self.backfill_memory.leave(backfill)
         if backfill.ticket is not None:
             del self._requests[backfill.ticket]
             self._effects.append(StopReading(backfill.ticket))
@@ -439,7 +442,8 @@ class MemoryBudget:
     3. evict mutations that the log has and that no cursor needs next;
     4. make cursors read the log, the slowest first.
 
-    Backfills are made with `backfill_memory`, half of the budget, so the steps are enough for the other half.
+    Backfills are made with `backfill_memory`, half of the budget, so the steps are enough for the other half. If there
+    are too many for it, they take turns.
 
     Memory that was freed while a reader still refers to it counts as freed.
 

@@ -68,7 +68,7 @@ class Feed:
         self._notify = notify
         self._lock = current().threads.lock()
         self._received: list[MutationBatch] = []
-        self._reached: dict[str, SeqnoAnchor] = {}
+        self._reached: dict[str, tuple[SeqnoAnchor, SeqnoAnchor]] = {}
 
     def attach(self) -> int:
         """Receive messages sequenced from now on; return the last seqno before them. Sequencing must be paused."""
@@ -140,16 +140,16 @@ class Feed:
             places.append(SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False))
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
-        if (reached := self._reached.get(request.cursor)) is not None:
-            places.append(reached)
+        places += self._reached.get(request.cursor, ())
         usable = [place for place in places if place.seqno <= request.first]
         if not usable:
             raise MutationsTrimmed(request.first, self.oldest())
         return max(usable, key=lambda place: (place.seqno, place.position))
 
     def reached(self, cursor: str, rows: MutationBatch) -> None:
-        """Remember where a read for a cursor ended; its next read starts there."""
-        self._reached[cursor] = SeqnoAnchor(rows.last + 1, rows.positions.last, inclusive=False)
+        """Remember where a read for a cursor ended, for its next read, and where it began, if it must be repeated."""
+        began = SeqnoAnchor(rows.first, rows.positions.first, inclusive=True)
+        self._reached[cursor] = began, SeqnoAnchor(rows.last + 1, rows.positions.last, inclusive=False)
 
     def forget_cursor(self, cursor: str) -> None:
         """Forget a closed cursor."""

@@ -376,6 +376,8 @@ class Streams:
                 connection.tick()
             for feed in [*self.feeds.values()]:
                 self._check_feed(feed)
+            self.budget.backfill_memory.tick()
+            self.budget.backfill_memory.give_turns()
             self._free_memory()
             for name, topic in [*self._topics.by_name.items()]:
                 if name not in self.feeds and topic.followed is not None and topic.followed.cursors:
@@ -453,13 +455,18 @@ class Streams:
             feed.idle_since = self.now()
 
     def settle(self, feed: Feed) -> None:
-        """Execute the effects of a feed's manager; free memory if the budget is exceeded."""
+        """Execute the effects of a feed's manager; free memory if the budget is exceeded, and pass turns on."""
         if self.budget.due:
             self._free_memory()
+        if self.budget.backfill_memory.give_turns():
+            self._execute_all()
         self._execute(feed)
 
     def _free_memory(self) -> None:
         self.budget.recover()
+        self._execute_all()
+
+    def _execute_all(self) -> None:
         for feed in self.feeds.values():
             self._execute(feed)
 
