@@ -12,6 +12,7 @@ from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
+from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.manager import MemoryBudget, ReadLog
 from txnbuffer.service.stream_topic import Feed, SeqnoAnchor
 from txnbuffer.service.streams import LEAST_MESSAGE_BYTES, Backfills
@@ -54,3 +55,13 @@ async def test_a_read_that_begins_in_the_middle_of_an_entry_skips_what_comes_bef
     backfills.close()
     assert rows.seqnos.tolist() == [5, 6]
     assert rows.messages.keys.to_list() == [b"k4", b"k5"]
+
+
+def test_a_read_that_is_repeated_begins_where_the_last_one_began() -> None:
+    followed: Any = SimpleNamespace(buffer=None, numbered=Sequencer(), index=None)
+    feed = Feed("orders", followed, lambda: None, 0.0)
+    rows = [Mutation(seqno, Position(3, seqno, 0), b"k", b"v") for seqno in range(5, 9)]
+    feed.reached("cursor", MutationBatch.of(rows))
+    asked = [feed.read_start(ReadLog(1, "cursor", first, 20, None, 1000)) for first in (9, 8, 5)]
+    began = SeqnoAnchor(5, Position(3, 5, 0), inclusive=True)
+    assert asked == [SeqnoAnchor(9, Position(3, 8, 0), inclusive=False), began, began]

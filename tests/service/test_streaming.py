@@ -30,7 +30,7 @@ from txnbuffer.service import streams
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.streams.client import ClientConfig
-from txnbuffer.streams.messages import Grant, StreamHello, StreamRequest
+from txnbuffer.streams.messages import Grant, StreamHello, StreamMutations, StreamRequest
 
 SMALL = StreamsConfig(memory_bytes=200_000, readers=1)
 
@@ -275,6 +275,42 @@ async def test_many_streams_that_nobody_reads_share_the_memory(broker):
         assert budget.account.bytes <= limit
         connection.lost()
         assert budget.backfill_memory.active <= 1
+
+
+@on_a_loop
+async def test_streams_that_take_turns_do_not_wait_for_ticks(broker, monkeypatch):
+    monkeypatch.setattr(streams, "TICK", 3600.0)
+    async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
+        for number in range(10):
+            for topic in ("t", "u"):
+                await write(client, topic, {f"{number}-{at}": "x" * 500 for at in range(40)})
+        followers = [Follower(client.stream(topic)) for topic in ("t", "u", "t", "u")]
+        await asyncio.gather(*(follower.until(400) for follower in followers))
+        assert engine.streams.budget.backfill_memory.most_turns == 1
+        assert engine.streams.backfills.items > 400
+        assert all(len(follower.table) == 400 for follower in followers)
+
+
+@on_a_loop
+async def test_a_stream_that_takes_nothing_loses_its_turn(broker, monkeypatch):
+    monkeypatch.setattr(streams, "TICK", 0.02)
+    async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
+        for number in range(10):
+            await write(client, "t", {f"{number}-{at}": "x" * 500 for at in range(40)})
+        connection = engine.streams.connect()
+        connection.receive([StreamHello("", 10.0), StreamRequest(1, "t", 0, 2**62, (), 0, 0), Grant(1, 1, 2**62)])
+        memory = engine.streams.budget.backfill_memory
+        while not any(isinstance(message, StreamMutations) for message in await connection.next()):
+            pass
+        assert len(memory.turns) == memory.most_turns == 1
+        follower = Follower(client.stream("t"))
+        await follower.until(400)
+        connection.receive([Grant(1, 2**62, 2**62)])
+        received = 1
+        while received < 400:
+            frame = await connection.next()
+            received += sum(len(one.mutations) for one in frame if isinstance(one, StreamMutations))
+        connection.lost()
 
 
 @on_a_loop
