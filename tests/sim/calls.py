@@ -1,4 +1,4 @@
-"""The calls of a client that the service answers: how long each took, and which have no answer yet.
+"""The calls of a client that the service answers, and its sessions: how long each took, and which have no answer yet.
 
 Each is recorded by wrapping the method for as long as a world runs.
 """
@@ -14,6 +14,7 @@ from unittest import mock
 from sim.world import Process, World
 
 from txnbuffer.client.client import Client
+from txnbuffer.client.session import ClientSession
 from txnbuffer.client.transaction import Transaction
 
 ANSWERED = (
@@ -27,7 +28,8 @@ ANSWERED = (
 ANSWER_SECONDS = 20.0
 """Virtual seconds within which each call has an answer when nothing is wrong any more, and somebody has taken over.
 
-A session is welcomed in this time, too: without a welcome, a call waits for `max_unavailable`, which may be longer.
+A session that opens, or that has lost its connection, is welcomed in this time, too. Without a welcome, a call fails
+after `max_unavailable`, which may be shorter, and the next one waits again.
 """
 
 
@@ -41,12 +43,27 @@ class Call:
     ended: float | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Unwelcomed:
+    """A time in which a session had no welcome. `ended` is None while it has none."""
+
+    process: Process
+    session: ClientSession
+    began: float
+    ended: float | None = None
+
+    def __str__(self) -> str:
+        return f"session {self.session.core.session or 'without a name'}{self.session._of_shard()}"
+
+
 class Calls:
-    """The calls of all processes of a world."""
+    """The calls of all processes of a world, and the times in which their sessions were not welcomed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._calls: list[Call] = []
+        self._unwelcomed: dict[ClientSession, Unwelcomed] = {}
+        self._long_unwelcomed: list[Unwelcomed] = []
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -55,13 +72,59 @@ class Calls:
             for owner, name in ANSWERED:
                 stack.enter_context(mock.patch.object(owner, name, self._wrapped(getattr(owner, name))))
             stack.enter_context(mock.patch.object(Transaction, "commit", self._commit(Transaction.commit)))
+            for name, wrap in (("_run", self._running), ("_talk", self._talking), ("_connected", self._welcomed)):
+                stack.enter_context(mock.patch.object(ClientSession, name, wrap(getattr(ClientSession, name))))
             yield
+
+    @property
+    def _process(self) -> Process:
+        thread = self._world.scheduler.current
+        assert thread is not None
+        return thread.process
+
+    def _running(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A session waits for a welcome from its beginning on, until it ends."""
+
+        async def call(session: ClientSession, *arguments: Any) -> Any:
+            self._lost(session)
+            try:
+                return await run(session, *arguments)
+            finally:
+                self._had_answer(session)
+
+        return call
+
+    def _talking(self, talk: Callable[..., Any]) -> Callable[..., Any]:
+        """A session waits for a welcome from the loss of a connection on."""
+
+        async def call(session: ClientSession, *arguments: Any) -> Any:
+            try:
+                return await talk(session, *arguments)
+            finally:
+                self._lost(session)
+
+        return call
+
+    def _welcomed(self, connected: Callable[..., Any]) -> Callable[..., Any]:
+        def call(session: ClientSession) -> Any:
+            self._had_answer(session)
+            return connected(session)
+
+        return call
+
+    def _lost(self, session: ClientSession) -> None:
+        if session not in self._unwelcomed:
+            self._unwelcomed[session] = Unwelcomed(self._process, session, self._world.now)
+
+    def _had_answer(self, session: ClientSession) -> None:
+        found = self._unwelcomed.pop(session, None)
+        if found is not None and self._world.now - found.began > ANSWER_SECONDS:
+            found.ended = self._world.now
+            self._long_unwelcomed.append(found)
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*arguments: Any, **named: Any) -> Any:
-            thread = self._world.scheduler.current
-            assert thread is not None
-            found = Call(thread.process, method.__qualname__, self._world.now)
+            found = Call(self._process, method.__qualname__, self._world.now)
             self._calls.append(found)
             try:
                 return await method(*arguments, **named)
@@ -81,10 +144,17 @@ class Calls:
         return call
 
     def late(self, calm: float) -> Iterator[str]:
-        """The calls of processes that still run which waited too long for an answer after everything was calm."""
+        """The calls and the sessions of processes that still run which waited too long after everything was calm."""
         for call in self._calls:
-            ended = self._world.now if call.ended is None else call.ended
-            waited = ended - max(call.began, calm)
-            if waited > ANSWER_SECONDS and not call.process.dead:
+            if (seconds := self._too_long(call, calm)) is not None:
                 answer = "no answer" if call.ended is None else "its answer"
-                yield f"{call.name} of {call.process.name} had {answer} {waited:.1f} s after everything was calm"
+                yield f"{call.name} of {call.process.name} had {answer} {seconds:.1f} s after everything was calm"
+        for one in (*self._long_unwelcomed, *self._unwelcomed.values()):
+            if (seconds := self._too_long(one, calm)) is not None:
+                welcome = "no welcome" if one.ended is None else "its welcome"
+                yield f"{one} of {one.process.name} had {welcome} {seconds:.1f} s after everything was calm"
+
+    def _too_long(self, wait: Call | Unwelcomed, calm: float) -> float | None:
+        """The seconds of a wait after everything was calm, if they are too many."""
+        seconds = (self._world.now if wait.ended is None else wait.ended) - max(wait.began, calm)
+        return seconds if seconds > ANSWER_SECONDS and not wait.process.dead else None

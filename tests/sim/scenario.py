@@ -135,6 +135,8 @@ class Scenario:
         self.setting = Setting(
             self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least, pause
         )
+        self.calm = 0.0
+        """When the faults ended."""
         self.over = False
         """Whether nothing is started again."""
         self.final: dict[str, list[Shown]] = {}
@@ -220,13 +222,13 @@ class Scenario:
         self._reach_floors()
         self.world.log("scenario", "calms down")
         self.faults.calm_down()
-        calm = self.world.now
+        self.calm = self.world.now
         writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
         self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
         self._check_floors()
         self._read_all()
         self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
-        self._compare([*self.calls.late(max(calm, self.history.newest_take_over))])
+        self._compare()
         self._verify()
         if self.rots:
             BitRot(self).run()
@@ -252,7 +254,10 @@ class Scenario:
     def _wait(self, done: Any, problem: Any) -> None:
         if not self.world.run(CALM_SECONDS, done, every=CHECK_STEPS):
             text = problem if isinstance(problem, str) else problem()
-            raise Finding(f"{CALM_SECONDS:g} s after the last fault {text}")
+            raise Finding("\n".join([f"{CALM_SECONDS:g} s after the last fault {text}", *self._late()]))
+
+    def _late(self) -> list[str]:
+        return [*self.calls.late(max(self.calm, self.history.newest_take_over))]
 
     def _supervise(self) -> None:
         """Start what has ended again, as an operator or a supervisor does."""
@@ -374,9 +379,10 @@ class Scenario:
         """The log of the service, to read it only."""
         return FileBroker.open(DIRECTORY, read_only=True)
 
-    def _compare(self, late: list[str]) -> None:
+    def _compare(self) -> None:
         compared = {topic: self.final.get(topic, []) for topic in self.setting.topics}
-        found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong()), *late]
+        found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong())]
+        found += self._late()
         if found:
             raise Finding("\n".join(found[:20]))
 

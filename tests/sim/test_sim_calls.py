@@ -1,4 +1,4 @@
-"""The simulator finds a call whose answer is late, and one that has none."""
+"""The simulator finds a call whose answer is late, and one that has none, and a session that is not welcomed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 from sim.calls import ANSWER_SECONDS, Calls
 from sim.world import Process, World
 
+from broker_io.errors import ServiceUnavailable
 from txnbuffer.client.client import Client
+from txnbuffer.client.session import ClientSession
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 
 async def answered_after(seconds: float, **_: Any) -> None:
@@ -70,3 +73,79 @@ def test_a_commit_may_wait_for_others_until_it_is_visible(monkeypatch: pytest.Mo
         await asyncio.gather(Transaction.commit(200.0), Transaction.commit(200.0, wait_visible=True))
 
     assert len(calls_of(monkeypatch, main, 0.0)) == 1
+
+
+WELCOME = Welcome("named", 0, 1, 1_000_000)
+
+
+class SilentLink:
+    """A connection of a session; the service welcomes it after some seconds, and ends it some seconds later."""
+
+    def __init__(self, welcomed_after: float, lost_after: float) -> None:
+        self._times = [welcomed_after, lost_after]
+
+    async def send(self, frame: ClientFrame) -> None:
+        pass
+
+    async def receive(self) -> ServerFrame | None:
+        await asyncio.sleep(self._times.pop(0))
+        if not self._times:
+            raise ServiceUnavailable("the connection is lost")
+        return ServerFrame(welcome=WELCOME)
+
+    async def end(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("times", "calm", "found"),
+    [
+        ([(19.0, 200.0)], 0.0, ""),
+        ([(21.0, 200.0)], 0.0, "had its welcome 21.0 s after"),
+        ([(21.0, 200.0)], 2.0, ""),
+        ([(200.0, 200.0)], 30.0, "had no welcome 70.0 s after"),
+        ([(1.0, 30.0), (1.0, 30.0), (1.0, 300.0)], 0.0, ""),
+        ([(1.0, 30.0), (300.0, 300.0)], 0.0, "session named of app#1 had no welcome 69.0 s after"),
+    ],
+    ids=["in time", "late", "late before the calm", "never", "reconnects in time", "reconnects and waits for ever"],
+)
+def test_a_session_without_a_welcome_is_found(times: list[tuple[float, float]], calm: float, found: str) -> None:
+    links = [SilentLink(*each) for each in times]
+
+    async def connect() -> SilentLink:
+        return links.pop(0)
+
+    async def main() -> None:
+        ClientSession(connect, 500.0).begin()
+        await asyncio.Event().wait()
+
+    with World(seed=1) as world:
+        calls = Calls(world)
+        world.enter(calls.recorded())
+        world.host("beta").start("app", main)
+        world.run(100.0)
+        late = [*calls.late(calm)]
+    assert len(late) == bool(found)
+    assert found in "".join(late)
+
+
+def test_a_session_that_was_closed_waits_for_no_welcome() -> None:
+    async def connect() -> SilentLink:
+        return SilentLink(300.0, 300.0)
+
+    async def main() -> None:
+        session = ClientSession(connect, 500.0)
+        session.begin()
+        await asyncio.sleep(1.0)
+        await session.close()
+        await asyncio.Event().wait()
+
+    with World(seed=1) as world:
+        calls = Calls(world)
+        world.enter(calls.recorded())
+        world.host("beta").start("app", main)
+        world.run(100.0)
+        assert [*calls.late(0.0)] == []
