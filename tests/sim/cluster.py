@@ -85,7 +85,16 @@ class SimCluster:
     # Who reaches it
 
     def reachable(self, process: Process) -> bool:
-        return not self.away and self.world.network.reachable(process.host.name, HOST)
+        """Whether a process can connect, and gets answers."""
+        return self.hears(process) and self.reaches(process)
+
+    def hears(self, process: Process) -> bool:
+        """Whether what a process sends arrives."""
+        return not self.away and self.world.network.carries(process.host.name, HOST)
+
+    def reaches(self, process: Process) -> bool:
+        """Whether what the cluster sends arrives at a process."""
+        return not self.away and self.world.network.carries(HOST, process.host.name)
 
     def owned(self, name: str) -> bool:
         """Whether a broker serves the topic, or would create it."""

@@ -78,17 +78,7 @@ class SimAdmin:
         self, method: str, place: str, *, content: bytes | None, headers: Any, timeout: float, extensions: Any
     ) -> Response:
         cluster, clock = self._cluster, self._process.clock
-        trace = extensions["trace"]
-        if not self._kept or not cluster.reachable(self._process):
-            trace("connection.connect_tcp.started", None)
-        clock.sleep(cluster.delay())
-        if not cluster.reachable(self._process):
-            self._kept = False
-            if cluster.away:
-                raise httpx.ConnectError("connection refused")
-            clock.sleep(timeout)
-            raise httpx.ConnectTimeout("no answer")
-        self._kept = True
+        self._send(timeout, extensions["trace"])
         fate = cluster.fate_of_request()
         body = None if content is None else json.loads(content)
         if fate == "lost request":
@@ -99,7 +89,8 @@ class SimAdmin:
             return _response(status, {"reason": reason.format("public/default/topic")})
         answer = cluster.answer(method, place.partition("/admin/v2/")[2], body)
         clock.sleep(cluster.delay())
-        if fate == "lost answer" or not cluster.reachable(self._process):
+        if fate == "lost answer" or not cluster.reaches(self._process):
+            self._kept = False
             clock.sleep(timeout)
             raise httpx.ReadTimeout("no answer")
         if fate == "odd answer after the effect":
@@ -108,6 +99,23 @@ class SimAdmin:
             self._kept = False
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
         return _response(*answer)
+
+    def _send(self, timeout: float, trace: Callable[[str, object], None]) -> None:
+        """Let a request arrive. A connection that was kept may have broken: then no answer comes."""
+        cluster, clock = self._cluster, self._process.clock
+        kept, self._kept = self._kept and not cluster.away, False
+        if not kept:
+            trace("connection.connect_tcp.started", None)
+        clock.sleep(cluster.delay())
+        if cluster.away:
+            raise httpx.ConnectError("connection refused")
+        if not (kept or cluster.reachable(self._process)):
+            clock.sleep(timeout)
+            raise httpx.ConnectTimeout("no answer")
+        if not cluster.hears(self._process):
+            clock.sleep(timeout)
+            raise httpx.ReadTimeout("no answer")
+        self._kept = True
 
 
 def _response(status: int, body: Any) -> Response:

@@ -3,6 +3,7 @@
 - A producer that loses its connection attaches again and resends what was not acknowledged: entries may be stored
   twice, and the acknowledged position is that of the second copy. Deduplication drops them and names no position.
 - An exclusive producer holds its topic only while it is attached: after an unload another one may be first.
+- A producer whose acknowledgements do not arrive sends again later, on another connection.
 - Whoever is fenced learns it late; some of its last entries are stored, although it gets no acknowledgement.
 - A reader that loses its connection continues after the last message that was taken, in whatever topic has the name
   then, and from the next message that exists. Sometimes it falls silent for ever, or gets nothing at first, as from a
@@ -31,6 +32,8 @@ DELIVERED = 100
 MAX_ENTRY = 5 * 1024 * 1024
 SLOW_SECONDS = 10.0
 """Seconds for which a slow broker sends nothing to a reader that attaches, at most."""
+GIVE_UP_SECONDS = 30.0
+"""Seconds after which a producer whose acknowledgements do not arrive gives its connection up, at most."""
 KILLED_IN_RESEND = 0.3
 """The probability that a process is killed while its producer sends again what a broken connection left open."""
 CALL_SECONDS = 2e-5
@@ -312,7 +315,7 @@ class SimProducer:
         if connection != self._connection:
             return
         cluster = self._cluster
-        if not cluster.reachable(self.client.process):
+        if not cluster.hears(self.client.process):
             self.disconnect()
             return
         before = self.topic.sequences.get(self._id, 0)
@@ -347,9 +350,16 @@ class SimProducer:
         else:
             ids = [message.message_id() for message in entry.messages]
 
+        def give_up() -> None:
+            if connection == self._connection:
+                self.disconnect()
+
         def arrive() -> None:
             if connection != self._connection or self._dead is not None:
                 cluster.world.count("lost acknowledgement")
+            elif not cluster.reaches(self.client.process):
+                cluster.world.count("lost acknowledgement")
+                self._scheduler.after(cluster.random.uniform(0.0, GIVE_UP_SECONDS), give_up)
             elif self._pending and self._pending[0] is send:
                 self._pending.popleft()
                 self._settled.notify_all()
@@ -495,7 +505,7 @@ class SimReader:
         if connection != self._connection:
             self.pump()
             return
-        if not self._cluster.reachable(self.client.process):
+        if not self._cluster.reaches(self.client.process):
             self.disconnect()
             return
         count = 0

@@ -110,6 +110,7 @@ CLUSTER = {
     "lossy network": 2,
     "slow network": 1,
     "partition": 4,
+    "one-way partition": 4,
     "unload topic": 4,
     "unload namespace": 2,
     "roll ledger": 2,

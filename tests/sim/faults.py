@@ -86,7 +86,7 @@ class Faults:
 
     def _happen(self, kind: str) -> None:
         if not self._calm:
-            fault: Callable[[], None] = getattr(self, f"_{kind.replace(' ', '_')}")
+            fault: Callable[[], None] = getattr(self, f"_{kind.replace(' ', '_').replace('-', '_')}")
             fault()
 
     def _count(self, kind: str, text: str = "") -> None:
@@ -277,11 +277,22 @@ class Faults:
             self._choose.choice(connections).break_off(*seconds)
 
     def _partition(self) -> None:
-        host, others = self._service_host, [*self._world.hosts]
-        other = self._choose.choice([name for name in others if name != host.name])
-        self._count("partition", f"of {host.name} and {other}")
-        self._world.network.partition(host.name, other)
+        one, other = self._pair()
+        self._count("partition", f"of {one} and {other}")
+        self._world.network.partition(one, other)
         self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
+
+    def _one_way_partition(self) -> None:
+        """Hold back, or lose, what a host sends to another one; the other direction goes on."""
+        one, other = self._pair() if self._choose.random() < 0.5 else self._pair()[::-1]
+        self._count("one-way partition", f"from {one} to {other}")
+        self._world.network.partition(one, other, both_ways=False)
+        self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
+
+    def _pair(self) -> tuple[str, str]:
+        """A host of a service, and another one."""
+        host = self._service_host
+        return host.name, self._choose.choice([name for name in self._world.hosts if name != host.name])
 
 
 EMBEDDED = {
@@ -305,5 +316,6 @@ EMBEDDED = {
     "broken connection": 1,
     "slow network": 1,
     "partition": 2,
+    "one-way partition": 2,
 }
 """The faults of an embedded log and their weights."""

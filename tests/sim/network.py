@@ -2,7 +2,8 @@
 
 A connection carries items in both directions, each in order. It breaks for its two ends at different times: an end
 notices when it is reset, or when a keepalive stays without an answer, because the hosts are partitioned or the other
-process does not run. Between break and notice it is half open.
+process does not run. Between break and notice it is half open. A partition may be of one direction: what is sent there
+is held back until it ends, or lost with the connection, and the other direction goes on as long as the connection does.
 """
 
 from __future__ import annotations
@@ -52,15 +53,20 @@ class Connection:
         network.world.scheduler.at(arrival, lambda: self._arrive(to, what, deliver))
 
     def _arrive(self, to: int, what: str, deliver: Callable[[], None]) -> None:
-        if self._held or self.network.partitioned(self):
-            self._held.append((to, lambda: self._deliver(to, what, deliver)))
+        self._pass(to, lambda: self._deliver(to, what, deliver))
+
+    def _pass(self, to: int, deliver: Callable[[], None]) -> None:
+        """Deliver something, unless a partition holds it or something before it back."""
+        if self.network.blocked(self, to) or any(end == to for end, _ in self._held):
+            self._held.append((to, deliver))
         else:
-            self._deliver(to, what, deliver)
+            deliver()
 
     def _deliver(self, to: int, what: str, deliver: Callable[[], None]) -> None:
         if self.lost[to] or self.ends[to].dead:
             if not self.lost[1 - to]:  # the sender is reset
-                self.network.world.scheduler.after(self.network.delay(), lambda: self.lose(1 - to))
+                reset = lambda: self._pass(1 - to, lambda: self.lose(1 - to))  # noqa: E731
+                self.network.world.scheduler.after(self.network.delay(), reset)
             return
         if self.network.echo:
             self.network.world.log("net", f"{self.ends[1 - to].name} > {self.ends[to].name} {what}")
@@ -105,7 +111,8 @@ class Network:
         """The probability that a connection breaks while an item is sent."""
         self.slow = 0.0
         """The probability that an item takes up to a second."""
-        self._partitions: set[frozenset[str]] = set()
+        self._cut: dict[tuple[str, str], None] = {}
+        """Pairs of hosts: what the first one sends does not reach the second one."""
         self._random = world.random("network")
 
     def delay(self) -> float:
@@ -141,29 +148,41 @@ class Network:
     def _died(self, connection: Connection, end: int) -> None:
         connection.lost[end] = True
         if not connection.lost[1 - end]:
-            silent = connection.ends[end].host.silent or self.partitioned(connection)
+            silent = connection.ends[end].host.silent or self.blocked(connection, 1 - end)
             seconds = KEEPALIVE * (0.7 + 0.6 * self._random.random()) if silent else self.delay()
             self.world.scheduler.after(seconds, lambda: connection.lose(1 - end))
         else:
             self.connections.pop(connection, None)
 
-    def partition(self, one: str, other: str) -> None:
-        """Cut two hosts off from each other until `heal`."""
-        self._partitions.add(frozenset((one, other)))
+    def partition(self, one: str, other: str, *, both_ways: bool = True) -> None:
+        """Cut two hosts off from each other until `heal`; or only let nothing that `one` sends reach the other."""
+        self._cut[one, other] = None
+        if both_ways:
+            self._cut[other, one] = None
         self.check_silence()
 
     def heal(self) -> None:
         """End all partitions."""
-        if self._partitions:
+        if self._cut:
             self.world.log("net", "the partitions end")
-            self._partitions.clear()
+            self._cut.clear()
             for connection in [*self.connections]:
                 connection.heal()
 
+    def carries(self, one: str, other: str) -> bool:
+        """Whether what a host sends reaches the other one."""
+        return (one, other) not in self._cut
+
     def reachable(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) not in self._partitions
+        """Whether two hosts can connect, which needs both directions."""
+        return self.carries(one, other) and self.carries(other, one)
+
+    def blocked(self, connection: Connection, to: int) -> bool:
+        """Whether nothing reaches an end of a connection."""
+        return not self.carries(connection.ends[1 - to].host.name, connection.ends[to].host.name)
 
     def partitioned(self, connection: Connection) -> bool:
+        """Whether an end of a connection gets no answers from the other one: they need both directions."""
         return not self.reachable(*(process.host.name for process in connection.ends))
 
     def check_silence(self) -> None:
