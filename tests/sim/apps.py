@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.history import Attempt, Fate, History
+from sim.history import Attempt, Fate, History, Reading
 from sim.world import Host, Process
 
 from broker_io.errors import Error, Fenced
@@ -53,6 +54,11 @@ class Setting:
     """Seconds that writers wait between transactions, at most; faults should meet them while they write."""
 
     @property
+    def logs(self) -> tuple[str, ...]:
+        """The logs of its topics."""
+        return self.history.partitions.logs(*self.topics)
+
+    @property
     def lacks_operations(self) -> bool:
         return self.history.operations < self.least_operations
 
@@ -91,6 +97,10 @@ class App:
     async def work(self, client: Client) -> None:
         raise NotImplementedError
 
+    def _readings(self, topic: str) -> dict[str, Reading]:
+        """What a new reader of a topic shows, by log."""
+        return {log: self.history.reading(self.name, log) for log in self.history.partitions.logs(topic)}
+
     def log(self, text: str) -> None:
         self.setting.log(self.name, text)
 
@@ -107,8 +117,18 @@ class App:
         self._values += 1
         return b"%s.%d" % (self.name.encode(), self._values)
 
-    def _key(self) -> bytes:
-        return b"k%d" % self.choose.randrange(KEYS)
+    def _where(self, topic: str, value: bytes) -> dict[str, Any]:
+        """The key of a value, and sometimes the partition that it is sent to: always the same ones."""
+        digest = zlib.crc32(value)
+        count = self.history.partitions.counts.get(topic)
+        where: dict[str, Any] = {"key": self._key(value)}
+        if count is not None and digest % 5 == 0:
+            where["partition"] = digest // 5 % count
+        return where
+
+    @staticmethod
+    def _key(value: bytes) -> bytes:
+        return b"k%d" % (zlib.crc32(value) % KEYS)
 
 
 class Writer(App):
@@ -136,10 +156,11 @@ class Writer(App):
         attempt = self.history.attempt(self.name, doubles=self.setting.sends_double)
         topic = self.choose.choice(self.setting.topics)
         value = self._value()
-        self.history.sent(attempt, topic, value)
+        where = self._where(topic, value)
+        self.history.sent(attempt, topic, value, **where)
         self.history.asked(attempt)
         try:
-            await client.send(topic, value, key=self._key())
+            await client.send(topic, value, **where)
         except SendUnknown:
             return
         except Error as error:
@@ -185,8 +206,9 @@ class Writer(App):
             attempt.txn = transaction.id
             for topic, values in plan.items():
                 for value in values:
-                    self.history.sent(attempt, topic, value)
-                    await transaction.send(topic, value, key=self._key())
+                    where = self._where(topic, value)
+                    self.history.sent(attempt, topic, value, **where)
+                    await transaction.send(topic, value, **where)
                     if self.choose.random() < 0.2:
                         await asyncio.sleep(self.choose.choice((0.001, 0.05, 0.5)))
             if patient:

@@ -21,7 +21,7 @@ from txnbuffer.coordinator import groups, messages
 from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.streams import client, producer, server, states
 
-OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS)}
+OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS), "partitioned topic"}
 FAULTS = {"embedded": {*EMBEDDED, *ROT}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
 """The kinds of faults of each kind of scenario."""
 LEAST_FAULTS = 1_000

@@ -121,8 +121,9 @@ class Rival(App):
                 async with client.transaction(name=self.NAME, number=number) as transaction:
                     attempt.txn = transaction.id
                     for topic, value in values.items():
-                        self.history.sent(attempt, topic, value)
-                        await transaction.send(topic, value, key=self._key())
+                        where = self._where(topic, value)
+                        self.history.sent(attempt, topic, value, **where)
+                        await transaction.send(topic, value, **where)
                     self.history.asked(attempt)
             except TransactionAborted:
                 self._ended(attempt, Fate.ABORTED)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sim.partitions import Partitions
+
 from txnbuffer.model import EARLIEST, Position, TxnId
 
 NEVER = float("inf")
@@ -34,7 +36,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A transaction, or a send without one. `writes`: values by topic, in the order in which they were sent.
+    """A transaction, or a send without one. `writes`: values by log, in the order in which they were sent.
 
     `producer`: the name and number of a numbered transaction; all attempts of a number have the same values. `doubles`:
     whether its records may be there twice, because a cluster may store what is sent without a transaction again.
@@ -98,9 +100,15 @@ class Following:
 
 
 class History:
-    """All attempts, readings and followings. `report` gets a text for each violation."""
+    """All attempts, readings and followings. `report` gets a text for each violation.
 
-    def __init__(self, now: Callable[[], float], report: Callable[[str], None]) -> None:
+    All of them are of logs: of the partitions of topics that are partitioned.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], report: Callable[[str], None], partitions: Partitions | None = None
+    ) -> None:
+        self.partitions = partitions or Partitions()
         self.attempts: list[Attempt] = []
         self.readings: list[Reading] = []
         self.followings: list[Following] = []
@@ -123,11 +131,13 @@ class History:
         self.attempts.append(found)
         return found
 
-    def sent(self, attempt: Attempt, topic: str, value: bytes) -> None:
-        """A record is about to be sent."""
+    def sent(
+        self, attempt: Attempt, topic: str, value: bytes, key: bytes | None = None, partition: int | None = None
+    ) -> None:
+        """A record is about to be sent, with its key, to a partition if one is named."""
         self.operations += 1
         attempt.first_sent = min(attempt.first_sent, self._now())
-        attempt.writes[topic].append(value)
+        attempt.writes[self.partitions.log(topic, key, partition)].append(value)
         writers = self._writers.setdefault(value, [])
         if attempt not in writers:
             writers.append(attempt)

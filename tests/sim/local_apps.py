@@ -48,14 +48,15 @@ class LocalLog(App):
     async def _commit(self, client: Client) -> None:
         value = self._value()
         async with client.transaction() as transaction:
-            await transaction.send(TOPIC, value, key=self._key())
+            await transaction.send(TOPIC, value, key=self._key(value))
             self._unknown.add(value)
         self._unknown.discard(value)
         self._committed.append(value)
 
     async def _leave(self, client: Client, *, aborts: bool) -> None:
         transaction = await client.transaction().begin()
-        await transaction.send(TOPIC, self._value(), key=self._key())
+        value = self._value()
+        await transaction.send(TOPIC, value, key=self._key(value))
         if aborts:
             await transaction.abort()
 

@@ -12,7 +12,8 @@ from sim.history import Following, Shown
 from sim.world import Host
 
 from txnbuffer.client.client import Client
-from txnbuffer.client.streams import ChangeBatch, Rollback
+from txnbuffer.client.partition_streams import PartitionedStream, stream_partitions
+from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.errors import TopicNotFound
 from txnbuffer.model import Position
@@ -32,8 +33,13 @@ def changes_of(batch: ChangeBatch) -> list[Shown]:
 class TopicApp(App):
     """An application that works on each topic by itself, from the time on at which the topic exists."""
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it works on."""
+        return self.setting.topics
+
     async def work(self, client: Client) -> None:
-        tasks = [asyncio.ensure_future(self._follow(client, topic)) for topic in self.setting.topics]
+        tasks = [asyncio.ensure_future(self._follow(client, topic)) for topic in self.topics]
         try:
             await asyncio.gather(*tasks)
         finally:  # the others must not go on with a client that is closed
@@ -57,17 +63,17 @@ class Reader(TopicApp):
 
     async def take(self, client: Client, topic: str) -> None:
         async with await client.reader(topic) as reader:
-            reading = self.history.reading(self.name, topic)
+            readings = self._readings(topic)
             again = self.choose.random() < 0.02
             while not again:
                 batch = await reader.read(timeout=2.0)
                 if batch is None:
                     continue
-                records = shown(batch)
-                self.history.shown(self.name, topic, records)
+                records, reading = shown(batch), readings[batch.topic]
+                self.history.shown(self.name, batch.topic, records)
                 reading.records += records
                 if self.choose.random() < 0.1:
-                    self.history.decided(reading, (await reader.lag())[topic].decided_position)
+                    self.history.decided(reading, (await reader.lag())[batch.topic].decided_position)
                 again = self.choose.random() < 0.02
 
 
@@ -102,7 +108,7 @@ class LateReader(App):
                 await asyncio.sleep(PAUSE)
 
     async def _read(self, client: Client) -> None:
-        topics = [*self.setting.topics]
+        topics = [*self.setting.logs]
         starts = {topic: self._start(topic) for topic in topics}
         start = {topic: position or "end" for topic, position in starts.items()}
         async with await client.reader(topics, start=start) as reader:
@@ -138,20 +144,30 @@ class Follower(TopicApp):
         return self.followings[topic]
 
     async def take(self, client: Client, topic: str) -> None:
-        following = self.following(topic)
-        tokens = self.tokens.setdefault(topic, [])
-        async with client.stream(topic, from_=tokens[-1] if tokens else "beginning") as stream:
+        logs = self.history.partitions.logs(topic)
+        followings = {log: self.following(log) for log in logs}
+        async with self._stream(client, topic, {log: self.tokens.setdefault(log, []) for log in logs}) as stream:
             while True:
                 try:
                     item = await stream.next(2.0)
                 except TimeoutError:
                     continue
+                if item is not None:
+                    following, tokens = followings[item.topic], self.tokens[item.topic]
                 if isinstance(item, Rollback):
                     following.rolled_back(item.seqno)
                     tokens[:] = [token for token in tokens if token.seqno <= item.seqno]
                 elif item is not None:
                     self.apply(following, item)
                     tokens.append(item.token)
+
+    @staticmethod
+    def _stream(client: Client, topic: str, tokens: dict[str, list[ResumeToken]]) -> ChangeStream | PartitionedStream:
+        """A stream of a topic, or one of all its partitions, that continues at the newest tokens."""
+        newest = {log: of[-1] for log, of in tokens.items() if of}
+        if topic in tokens:
+            return client.stream(topic, from_=newest.get(topic, "beginning"))
+        return stream_partitions(client, topic, from_=newest or "beginning")
 
     def apply(self, following: Following, item: ChangeBatch) -> None:
         """Note a batch."""
@@ -167,6 +183,10 @@ class CursorFollower(Follower):
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
         super().__init__(name, host, setting, choose)
         self.acknowledged: dict[str, int] = {}
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return self.setting.logs
 
     async def take(self, client: Client, topic: str) -> None:
         following, store = self.following(topic), FileTokens(f"/{self.name}.json")
@@ -225,7 +245,7 @@ class Joiner(App):
     async def work(self, client: Client) -> None:
         while True:
             await asyncio.sleep(self.choose.uniform(0.0, 2.0))
-            topic = self.choose.choice(self.setting.topics)
+            topic = self.choose.choice(self.setting.logs)
             try:
                 await self._join(client, topic)
             except TopicNotFound:

@@ -110,13 +110,13 @@ class Group(Role):
         return "reject" if self.plan.on_error == "dead letter" else "skip"
 
     def missing(self) -> Iterator[str]:
-        kinds = [self._kind(record.value) for topic in self.plan.sources for record in self.records(topic)]
+        kinds = [self._kind(record.value) for topic in self.scenario.logs for record in self.records(topic)]
         for kind, topic in (("result", RESULTS), ("reject", REJECTS)):
             if len(self.records(topic)) < kinds.count(kind):
                 yield f"{topic} has {len(self.records(topic))} of {kinds.count(kind)} records"
 
     def wrong(self) -> Iterator[str]:
-        sources = {topic: self.records(topic) for topic in self.plan.sources}
+        sources = {topic: self.records(topic) for topic in self.scenario.logs}
         results, rejects = self.records(RESULTS), self.records(REJECTS)
         yield from processed(sources, results, rejects, self.scenario.history.source, self._kind)
 
@@ -127,7 +127,7 @@ class Relays(Role):
     targets = (RELAYED,)
 
     def begin(self) -> None:
-        self.topic = self.choose.choice(self.scenario.topics)
+        self.topic = self.choose.choice(self.scenario.logs)
         self.releases = self.scenario.on_cluster and self.choose.random() < 0.3
         options = {"cursor": self.choose.random() < 0.5, "release": self.releases}
         self.scenario.add(RelayApp, "relay", self.topic, visits=False, **options)
@@ -153,14 +153,14 @@ class Sinks(Role):
         self.tables: TableApp | None = None
         scenario = self.scenario
         if self.choose.random() < 0.5:
-            self.ledger = scenario.add(LedgerApp, "ledger", self.choose.choice(scenario.topics))
+            self.ledger = scenario.add(LedgerApp, "ledger", self.choose.choice(scenario.logs))
         else:
             directory = scenario.world.enter(files_of_processes(scenario.world))
-            self.tables = scenario.add(TableApp, "tables", scenario.topics, directory / "tables.db")
+            self.tables = scenario.add(TableApp, "tables", scenario.logs, directory / "tables.db")
 
     def missing(self) -> Iterator[str]:
         rows = [self.ledger.ledger.rows] if self.ledger else self.tables.tables() if self.tables else []
-        topics = (self.ledger.ledger.topic,) if self.ledger else self.scenario.topics
+        topics = (self.ledger.ledger.topic,) if self.ledger else self.scenario.logs
         seqnos = {row.topic: row.seqno for row in rows if row.complete}
         for topic in topics:
             if seqnos.get(topic, 0) < len(self.records(topic)):
@@ -185,7 +185,7 @@ class Rivals(Role):
 
     def wrong(self) -> Iterator[str]:
         attempts = [attempt for app in self.apps for attempt in app.attempts]
-        topics = {topic: self.records(topic) for topic in self.scenario.topics}
+        topics = {topic: self.records(topic) for topic in self.scenario.logs}
         yield from fenced(attempts, topics, self.scenario.committed_numbers[Rival.NAME])
 
 

@@ -14,12 +14,13 @@ from sim.apps import PAUSE, App, Setting, Writer
 from sim.bit_rot import BitRot
 from sim.calls import Calls
 from sim.checker import behind, violations
-from sim.cluster import ADDRESS, SimCluster, in_place_of_pulsar
+from sim.cluster import ADDRESS, NAMESPACE, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.coverage import recorded
 from sim.faults import EMBEDDED, RESTARTS, Faults
 from sim.group_apps import Rival
 from sim.history import Attempt, Fate, History, Shown
+from sim.partitions import Partitions
 from sim.readers import shown
 from sim.reduction import Part
 from sim.roles import ROLES, Role, choose_roles
@@ -46,6 +47,8 @@ CHECK_STEPS = 64
 """Steps of the scheduler after which a scenario looks again whether something is done."""
 ROTS = 0.3
 """How many embedded logs are damaged in the end."""
+PARTITIONED = 0.4
+"""How many clusters have a partitioned topic."""
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
 
@@ -121,7 +124,9 @@ class Scenario:
         self.part = part = part or Part()
         self.rots = not self.on_cluster and world.random("rots").random() < ROTS
         """Whether its log is damaged in the end."""
-        self.history = History(lambda: world.now, world.fail)
+        self.history = History(lambda: world.now, world.fail, Partitions(self.choose_partitions()))
+        self.logs = self.history.partitions.logs(*self.topics)
+        """The logs of its topics: the partitions of those that are partitioned."""
         self.choose = world.random("services")
         self.calls = Calls(world)
         world.enter(self.calls.recorded())
@@ -156,6 +161,10 @@ class Scenario:
         """All faults, roles and writers that it has."""
 
     # What differs between kinds of scenarios
+
+    def choose_partitions(self) -> dict[str, int]:
+        """The topics that are partitioned, with their numbers of partitions."""
+        return {}
 
     def make_services(self) -> list[Service]:
         """The services, not started yet."""
@@ -303,7 +312,7 @@ class Scenario:
             attempt.txn = transaction.id
             for topic in self.topics:
                 value = b"final.%d.%s" % (len(self.history.attempts), topic.encode())
-                self.history.sent(attempt, topic, value)
+                self.history.sent(attempt, topic, value, b"final")
                 await transaction.send(topic, value, key=b"final")
             self.history.asked(attempt)
         self.history.ended(attempt, Fate.COMMITTED)
@@ -353,7 +362,7 @@ class Scenario:
 
     @property
     def _all_topics(self) -> list[str]:
-        return [*self.setting.topics, *(topic for role in self.roles for topic in role.targets)]
+        return [*self.setting.logs, *(topic for role in self.roles for topic in role.targets)]
 
     def _missing(self) -> list[str]:
         return [text for role in self.roles for text in role.missing()]
@@ -380,7 +389,7 @@ class Scenario:
         return FileBroker.open(DIRECTORY, read_only=True)
 
     def _compare(self) -> None:
-        compared = {topic: self.final.get(topic, []) for topic in self.setting.topics}
+        compared = {topic: self.final.get(topic, []) for topic in self.setting.logs}
         found = [*violations(self.history, compared), *(text for role in self.roles for text in role.wrong())]
         found += self._late()
         if found:
@@ -396,10 +405,18 @@ class ClusterScenario(Scenario):
         self.make_cluster()
         return [self.on_host(name) for name in ("alpha", "omega")]
 
+    def choose_partitions(self) -> dict[str, int]:
+        choose = self.world.random("partitions")
+        return {self.topics[0]: choose.choice((2, 3))} if choose.random() < PARTITIONED else {}
+
     def make_cluster(self) -> None:
-        """Make the cluster, in place of Pulsar."""
+        """Make the cluster, in place of Pulsar, with the topics that an operator has partitioned."""
         self.cluster = SimCluster(self.world, ledger_entries=self.choose.choice((10, 100, 1000)))
         self.world.enter(in_place_of_pulsar(self.cluster))
+        for topic, count in self.history.partitions.counts.items():
+            self.world.count("partitioned topic")
+            self.world.log("scenario", f"{topic} has {count} partitions")
+            self.cluster.answer("PUT", f"persistent/{NAMESPACE}/{topic}/partitions", count)
 
     def on_host(self, name: str, shard: int = -1, shards: int = 1) -> Service:
         """A service on a host."""

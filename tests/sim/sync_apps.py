@@ -66,8 +66,9 @@ class SyncWriter(App):
             for topic in topics:
                 for _ in range(self.choose.randint(1, 3)):
                     value = self._value()
-                    self.history.sent(attempt, topic, value)
-                    transaction.send(topic, value, key=self._key())
+                    where = self._where(topic, value)
+                    self.history.sent(attempt, topic, value, **where)
+                    transaction.send(topic, value, **where)
             if self.choose.random() < 0.1:
                 transaction.abort()
                 self._ended(attempt, Fate.ABORTED)

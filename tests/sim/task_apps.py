@@ -40,8 +40,9 @@ class TaskWriter(Writer):
         try:
             async with client.transaction(name=name, number=1) as transaction:
                 value = self._value()
-                self.history.sent(attempt, topic, value)
-                await transaction.send(topic, value, key=self._key())
+                where = self._where(topic, value)
+                self.history.sent(attempt, topic, value, **where)
+                await transaction.send(topic, value, **where)
                 self.history.asked(attempt)
         except Fenced as error:
             self.history.report(f"{self.name} was fenced, and nobody else uses the name {name}: {error}")
@@ -62,8 +63,9 @@ class TaskWriter(Writer):
                 for topic in self.setting.topics:
                     for _ in range(4):
                         value = self._value()
-                        self.history.sent(attempt, topic, value)
-                        sends.append(transaction.send(topic, value, key=self._key()))
+                        where = self._where(topic, value)
+                        self.history.sent(attempt, topic, value, **where)
+                        sends.append(transaction.send(topic, value, **where))
                 await asyncio.gather(*sends)
                 self.history.asked(attempt)
         except NOT_COMMITTED:
@@ -86,10 +88,11 @@ class TaskWriter(Writer):
                 attempt.txn = transaction.id
                 for each in self._topics():
                     value = self._value()
-                    self.history.sent(attempt, each, value)
-                    await transaction.send(each, value, key=self._key())
+                    where = self._where(each, value)
+                    self.history.sent(attempt, each, value, **where)
+                    await transaction.send(each, value, **where)
                 for value in values:
-                    self.history.sent(late, topic, value)
+                    self.history.sent(late, topic, value, self._key(value))
                 self.history.asked(attempt, late)
                 sending = asyncio.create_task(self._send_values(transaction, topic, values))
                 try:
@@ -111,7 +114,7 @@ class TaskWriter(Writer):
 
     async def _send_values(self, transaction: Transaction, topic: str, values: list[bytes]) -> None:
         """Send records together, within a time that may be too short."""
-        keys = [self._key() for _ in values]
+        keys = [self._key(value) for value in values]
         async with asyncio.timeout(self.choose.choice((0.002, 5.0))):
             await transaction.send_many(topic, values, keys=keys)
 
@@ -119,10 +122,15 @@ class TaskWriter(Writer):
 class SharingApp(App):
     """Tasks that share what reads a topic, which may not exist yet."""
 
+    @property
+    def topic(self) -> str:
+        """The topic that it reads."""
+        return self.setting.topics[0]
+
     async def work(self, client: Client) -> None:
         while True:
             try:
-                await self._share(client, self.setting.topics[0])
+                await self._share(client, self.topic)
             except TopicNotFound:
                 await asyncio.sleep(PAUSE)
 
@@ -135,21 +143,25 @@ class TaskReader(SharingApp):
 
     async def _share(self, client: Client, topic: str) -> None:
         async with await client.reader(topic) as reader:
-            reading = self.history.reading(self.name, topic)
+            readings = self._readings(topic)
 
             async def take() -> None:
                 while True:
                     batch = await reader.read(limit=3, timeout=0.5)
                     if batch is not None:
                         records = shown(batch)
-                        self.history.shown(self.name, topic, records)
-                        reading.records += records
+                        self.history.shown(self.name, batch.topic, records)
+                        readings[batch.topic].records += records
 
             await _together(take(), take())
 
 
 class TaskFollower(SharingApp):
     """Tasks that share one change stream, with a file of tokens: each batch goes to one of them."""
+
+    @property
+    def topic(self) -> str:
+        return self.setting.logs[0]
 
     async def _share(self, client: Client, topic: str) -> None:
         given: set[int] = set()
