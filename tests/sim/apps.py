@@ -52,6 +52,8 @@ class Setting:
     """Writers go on until there were so many operations of clients."""
     longest_pause: float = 0.0
     """Seconds that writers wait between transactions, at most; faults should meet them while they write."""
+    trims: bool = False
+    """Whether retention drops what nothing holds."""
 
     @property
     def logs(self) -> tuple[str, ...]:

@@ -25,9 +25,9 @@ def violations(history: History, topics: Topics) -> list[str]:
     found += _order(history, topics)
     found += _decided(history, topics)
     for reading in history.readings:
-        found += _reading(reading, topics.get(reading.topic, ()))
+        found += _reading(reading, topics.get(reading.topic, ()), history)
     for following in history.followings:
-        found += _following(following, topics.get(following.topic, ()))
+        found += followed(following, topics.get(following.topic, ()), history)
     transactions, names = dependencies(history, topics)
     found += [f"anomaly {anomaly.named(names)}" for anomaly in judge(transactions)]
     return found
@@ -146,17 +146,36 @@ def _decided(history: History, topics: Topics) -> Iterator[str]:
                 yield f"{record} of {topic} was committed after {who} knew that all up to {position} is decided"
 
 
-def _reading(reading: Reading, records: Sequence[Shown]) -> Iterator[str]:
-    """A reader shows a prefix of what is there in the end, with the same numbers; a topic may get numbers later."""
-    for number, shown in enumerate(reading.records):
+def _skipped(reading: Reading, records: Sequence[Shown]) -> int:
+    """The number of records before the first one that a reader showed."""
+    first = reading.records[0].position if reading.records else None
+    if first is None:
+        return 0
+    return next((at for at, record in enumerate(records) if record.position == first), 0)
+
+
+def _reading(reading: Reading, records: Sequence[Shown], history: History) -> Iterator[str]:
+    """A reader shows everything that retention had left when it began, without gaps, as it is in the end.
+
+    The numbers are the same; a topic may get numbers later.
+    """
+    begin = _skipped(reading, records)
+    kept = [record for record in records[:begin] if not history.dropped(reading.topic, record, reading.began)]
+    if kept:
+        yield f"{reading.reader} began {reading.topic} with {reading.records[0]}, after {kept}, which are still there"
+        return
+    for number, shown in enumerate(reading.records, begin):
         found = records[number] if number < len(records) else None
         if found != shown and (found is None or found._replace(seqno=None) != shown):
             yield f"{reading.reader} was shown {shown} as record {number + 1} of {reading.topic}, and it is {found}"
             return
 
 
-def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
-    """A stream shows changes as they are in the log, and leaves out only what a later change of the key replaced."""
+def followed(following: Following, records: Sequence[Shown], history: History) -> Iterator[str]:
+    """A stream shows changes as they are in the log.
+
+    It leaves out only what a later change of the key replaced, and what retention had dropped when it began.
+    """
     for seqno, change in sorted(following.changes.items()):
         expected = records[seqno - 1] if seqno <= len(records) else None
         if expected is None or (expected.key, expected.value) != (change.key, change.value):
@@ -164,7 +183,12 @@ def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
             return
     if following.complete:
         data = {change.key: change.value for _, change in sorted(following.changes.items())}
-        wanted = {record.key: record.value for record in records[: following.seqno]}
+        newest = {record.key: record for record in records[: following.seqno]}
+        wanted = {
+            key: record.value
+            for key, record in newest.items()
+            if key in data or not history.dropped(following.topic, record, following.began)
+        }
         if data != wanted or following.seqno > len(records):
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}
             yield f"{following.follower} lacks {missing} of {following.topic} at seqno {following.seqno}"
@@ -172,7 +196,10 @@ def _following(following: Following, records: Sequence[Shown]) -> Iterator[str]:
 
 def behind(history: History, topics: Topics) -> Iterator[str]:
     """Readers and followers that were not shown all records yet; only the newest reading of each topic counts."""
-    newest = {(reading.reader, reading.topic): len(reading.records) for reading in history.readings}
+    newest = {
+        (reading.reader, reading.topic): len(reading.records) + _skipped(reading, topics.get(reading.topic, ()))
+        for reading in history.readings
+    }
     newest |= {(following.follower, following.topic): following.seqno for following in history.followings}
     for (who, topic), count in newest.items():
         if count < len(topics.get(topic, ())):

@@ -39,7 +39,7 @@ class ClusterFaults(Faults):
     def _happen(self, kind: str) -> None:
         if kind not in WINDOWS:
             super()._happen(kind)
-        elif not self._calm:
+        elif not self.calm:
             self._count(kind)
             self._set(kind, self._choose.choice(WINDOWS[kind]))
             self._later(self._choose.uniform(1.0, 8.0), lambda: self._set(kind, 0.0))

@@ -12,7 +12,9 @@ from typing import Any
 
 from sim.bit_rot import ROT
 from sim.cluster_faults import CLUSTER, WINDOWS
+from sim.destruction import DESTRUCTIONS
 from sim.faults import EMBEDDED
+from sim.retention import TRIM
 
 from broker_io import errors as broker_errors
 from broker_io.errors import Error
@@ -21,8 +23,8 @@ from txnbuffer.coordinator import groups, messages
 from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.streams import client, producer, server, states
 
-OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS), "partitioned topic"}
-FAULTS = {"embedded": {*EMBEDDED, *ROT}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
+OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS), "partitioned topic", *DESTRUCTIONS, TRIM}
+FAULTS = {"embedded": {*EMBEDDED, *ROT, TRIM}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
 """The kinds of faults of each kind of scenario."""
 LEAST_FAULTS = 1_000
 """How often each kind of fault has to happen in COMPLETE_SEEDS."""
@@ -37,6 +39,13 @@ def _each(reason: str, *names: str) -> dict[str, str]:
 NO_CLUSTER = _each("there is no cluster", "AppendUnknown", "ClusterRefused", "Fenced", "StillHeld")
 NO_DISK = _each(
     "a service of a cluster has no disk", "DiskFailed", "DiskFull", "DiskWatermark", "TooManyFiles", "Locked", "Damaged"
+)
+NO_DELETIONS = _each(
+    "nobody deletes a topic of an embedded log",
+    "StreamTopicDeleted",
+    "stream at the server: asked, Rollback",
+    "stream at the client: requested, Rollback",
+    "stream at the client: rolling back, the data was rolled back",
 )
 NOT_REACHED: dict[str, dict[str, str]] = {
     "every kind": {
@@ -59,8 +68,8 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("simulated processes don't fork", "UsedAfterFork"),
         **_each("services create topics", "TopicNotCreated"),
         **_each("nobody removes a cursor", "UnknownCursor"),
-        **_each("nobody deletes a topic", "StreamTopicDeleted", "LogDeleted"),
-        **_each("nothing is trimmed that somebody reads", "MutationsTrimmed", "PositionTrimmed", "StreamTrimmed"),
+        **_each("nobody deletes the decision log", "LogDeleted"),
+        **_each("relays run without retention, and streams are told StreamTrimmed", "MutationsTrimmed"),
         **_each("each sink has a file that does not fail", "SinkLocked", "SinkFailed", "SinkFull"),
         **_each("the disks of clients do not fail", "TokensFailed"),
         **_each("a defect of the product, which is a finding", "ClientBroken", "OutOfOrder", "SegmentMismatch"),
@@ -68,16 +77,13 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("nothing durable is lost or changed", "DecisionsLost", "LogReplaced", "LogRestored"),
         **_each("nothing durable is lost or changed", "LogTruncated", "RelayBranched", "StreamBranched"),
         **_each(
-            "no history branches",
-            "stream at the server: asked, Rollback",
-            "stream at the client: requested, Rollback",
-            "stream at the client: rolling back, the data was rolled back",
+            "a history branches only where a topic is created again, and its follower rolls back at once",
             "stream at the client: rolling back, the connection is lost",
             "stream at the client: rolling back, the client closes it",
             "stream at the client: rolling back, it fails",
         ),
     },
-    "embedded": {**NO_CLUSTER, **_each("one process at a time opens the directory", "Locked")},
+    "embedded": {**NO_CLUSTER, **NO_DELETIONS, **_each("one process at a time opens the directory", "Locked")},
     "cluster": NO_DISK,
     "shards": NO_DISK,
 }

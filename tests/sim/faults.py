@@ -38,7 +38,8 @@ class Faults:
         self._world = scenario.world
         self._choose = scenario.world.random("faults")
         self._number: int | None = None
-        self._calm = False
+        self.calm = False
+        """Whether all faults have ended."""
         self.happened = 0
         """How many faults did something."""
 
@@ -50,7 +51,7 @@ class Faults:
         for number in numbers:
             choose = self._world.random("fault", number)
             call = partial(self.one, choose, kinds, number)
-            self._world.scheduler.at(choose.uniform(0.1, seconds), call)
+            self._world.scheduler.after(choose.uniform(0.1, seconds), call)
 
     def one(self, choose: random.Random, kinds: dict[str, int], number: int | None = None) -> None:
         """Let a fault happen; try another one if it can do nothing now, for instance because no such process runs.
@@ -59,7 +60,7 @@ class Faults:
         """
         self._choose, self._number = choose, number
         for _ in range(TRIES):
-            if self._calm:
+            if self.calm:
                 return
             (kind,) = choose.choices([*kinds], [*kinds.values()])
             before = self._world.counts.total()
@@ -70,7 +71,7 @@ class Faults:
 
     def calm_down(self) -> None:
         """End all faults."""
-        self._calm = True
+        self.calm = True
         network = self._world.network
         network.loss = network.slow = 0.0
         network.heal()
@@ -85,7 +86,7 @@ class Faults:
                 process.resume()
 
     def _happen(self, kind: str) -> None:
-        if not self._calm:
+        if not self.calm:
             fault: Callable[[], None] = getattr(self, f"_{kind.replace(' ', '_').replace('-', '_')}")
             fault()
 
@@ -144,7 +145,7 @@ class Faults:
     def _forget_client(self, process: Process, choose: random.Random) -> None:
         """Break a connection of a process; its client notices that at once, the process late."""
         connections = [one for one in self._world.network.connections if one.ends[SERVER_END] is process]
-        if connections and not self._calm:
+        if connections and not self.calm:
             choose.choice(connections).break_off(15.0, 0.0)
 
     def _kill_client(self) -> None:

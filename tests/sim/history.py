@@ -74,6 +74,8 @@ class Reading:
     reader: str
     topic: str
     records: list[Shown] = field(default_factory=list)
+    began: float = NEVER
+    """When it showed its first record."""
     decided: Position = EARLIEST
     """The newest position up to which it said that everything is decided."""
 
@@ -91,6 +93,8 @@ class Following:
     complete: bool = True
     changes: dict[int, Shown] = field(default_factory=dict)
     rollbacks: int = 0
+    began: float = NEVER
+    """When it was shown the first changes from its beginning on."""
 
     def rolled_back(self, seqno: int) -> None:
         """Take changes back."""
@@ -119,6 +123,8 @@ class History:
         """The process that took over, by shard and epoch."""
         self.newest_take_over = 0.0
         """When a process took over last."""
+        self.dropped: Callable[[str, Shown, float], bool] = lambda topic, record, time: False
+        """Whether retention had dropped a record of a topic at a time."""
         self._writers: dict[bytes, list[Attempt]] = {}
         self._derived: dict[bytes, bytes] = {}
         self._now = now
@@ -186,6 +192,13 @@ class History:
         found = Reading(reader, topic)
         self.readings.append(found)
         return found
+
+    def read(self, reading: Reading, records: list[Shown]) -> None:
+        """A reader shows more records."""
+        self.shown(reading.reader, reading.topic, records)
+        if records and not reading.records:
+            reading.began = self._now()
+        reading.records += records
 
     def decided(self, reading: Reading, position: Position) -> None:
         """Check a position up to which a reader says that everything is decided."""

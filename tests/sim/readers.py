@@ -15,7 +15,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.partition_streams import PartitionedStream, stream_partitions
 from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.tokens import FileTokens
-from txnbuffer.errors import TopicNotFound
+from txnbuffer.errors import StreamTrimmed, TopicNotFound, UnknownCursor
 from txnbuffer.model import Position
 from txnbuffer.streams.failover import ResumeToken
 
@@ -69,9 +69,8 @@ class Reader(TopicApp):
                 batch = await reader.read(timeout=2.0)
                 if batch is None:
                     continue
-                records, reading = shown(batch), readings[batch.topic]
-                self.history.shown(self.name, batch.topic, records)
-                reading.records += records
+                reading = readings[batch.topic]
+                self.history.read(reading, shown(batch))
                 if self.choose.random() < 0.1:
                     self.history.decided(reading, (await reader.lag())[batch.topic].decided_position)
                 again = self.choose.random() < 0.02
@@ -144,6 +143,17 @@ class Follower(TopicApp):
         return self.followings[topic]
 
     async def take(self, client: Client, topic: str) -> None:
+        try:
+            await self._take(client, topic)
+        except StreamTrimmed:
+            if not self.setting.trims:
+                raise
+            self.host.world.count("trimmed stream")
+            for log in self.history.partitions.logs(topic):
+                del self.followings[log]
+                self.tokens[log].clear()
+
+    async def _take(self, client: Client, topic: str) -> None:
         logs = self.history.partitions.logs(topic)
         followings = {log: self.following(log) for log in logs}
         async with self._stream(client, topic, {log: self.tokens.setdefault(log, []) for log in logs}) as stream:
@@ -173,6 +183,8 @@ class Follower(TopicApp):
         """Note a batch."""
         changes = changes_of(item)
         self.history.shown(self.name, following.topic, changes)
+        if not following.seqno:
+            following.began = self.host.world.now
         following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
         following.seqno, following.complete = item.token.seqno, item.complete
 
@@ -189,6 +201,12 @@ class CursorFollower(Follower):
         return self.setting.logs
 
     async def take(self, client: Client, topic: str) -> None:
+        try:
+            await self._advance(client, topic)
+        except (StreamTrimmed, UnknownCursor) as error:
+            self.host.world.fail(f"{self.name} has a durable cursor on {topic}, and got {error!r}")
+
+    async def _advance(self, client: Client, topic: str) -> None:
         following, store = self.following(topic), FileTokens(f"/{self.name}.json")
         async with client.stream(topic, cursor=f"{self.name}-cursor", store=store) as stream:
             opened = again = False

@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from sim.scenario import Scenario
 
 
+def creating(topic: str) -> bytes:
+    """The value of the record with which an archive creates a topic."""
+    return b"archive.%s" % topic.encode()
+
+
 class Role:
     """A role. `targets`: topics that only its own rules are about, not those of transactions."""
 
     targets: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Topics that `verify` may find damaged."""
 
     def __init__(self, scenario: Scenario, choose: random.Random) -> None:
         self.scenario = scenario
@@ -38,6 +45,12 @@ class Role:
     def records(self, topic: str) -> list[Shown]:
         """The committed records that are there in the end."""
         return self.scenario.final.get(topic, [])
+
+    def prepare(self) -> None:
+        """Do what has to be done before applications start and faults happen."""
+
+    def finish(self) -> None:
+        """Do what has to be done once all faults have ended, before everything is read."""
 
     def missing(self) -> Iterator[str]:
         """What it has not done yet; in the end nothing."""
@@ -110,15 +123,33 @@ class Group(Role):
         return "reject" if self.plan.on_error == "dead letter" else "skip"
 
     def missing(self) -> Iterator[str]:
-        kinds = [self._kind(record.value) for topic in self.scenario.logs for record in self.records(topic)]
+        kinds = [self._kind(record.value) for records in self._sources().values() for record in records]
         for kind, topic in (("result", RESULTS), ("reject", REJECTS)):
-            if len(self.records(topic)) < kinds.count(kind):
-                yield f"{topic} has {len(self.records(topic))} of {kinds.count(kind)} records"
+            if len(self._made(topic)) < kinds.count(kind):
+                yield f"{topic} has {len(self._made(topic))} of {kinds.count(kind)} records"
 
     def wrong(self) -> Iterator[str]:
-        sources = {topic: self.records(topic) for topic in self.scenario.logs}
-        results, rejects = self.records(RESULTS), self.records(REJECTS)
-        yield from processed(sources, results, rejects, self.scenario.history.source, self._kind)
+        results, rejects = self._made(RESULTS), self._made(REJECTS)
+        yield from processed(self._sources(), results, rejects, self.scenario.history.source, self._kind)
+
+    def _made(self, topic: str) -> list[Shown]:
+        """What the group wrote to a topic: all but the record with which an archive creates it."""
+        return [record for record in self.records(topic) if record.value != creating(topic)]
+
+    def _sources(self) -> dict[str, list[Shown]]:
+        """What the group has to process: all but what retention had dropped before it committed a first position."""
+        history, now = self.scenario.history, self.scenario.world.now
+        made = {
+            history.source(record.value) or record.value for topic in (RESULTS, REJECTS) for record in self._made(topic)
+        }
+        found = {}
+        for topic in self.scenario.logs:
+            records = self.records(topic)
+            begin = next((at for at, record in enumerate(records) if record.value in made), 0)
+            found[topic] = [
+                record for at, record in enumerate(records) if at >= begin or not history.dropped(topic, record, now)
+            ]
+        return found
 
 
 class Relays(Role):

@@ -17,12 +17,14 @@ from sim.checker import behind, violations
 from sim.cluster import ADDRESS, NAMESPACE, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
 from sim.coverage import recorded
+from sim.destruction import Destruction
 from sim.faults import EMBEDDED, RESTARTS, Faults
 from sim.group_apps import Rival
 from sim.history import Attempt, Fate, History, Shown
 from sim.partitions import Partitions
 from sim.readers import shown
 from sim.reduction import Part
+from sim.retention import Retention, before, retained
 from sim.roles import ROLES, Role, choose_roles
 from sim.service import DIRECTORY, Service, embedded, on_cluster
 from sim.sizes import small_sizes
@@ -49,6 +51,9 @@ ROTS = 0.3
 """How many embedded logs are damaged in the end."""
 PARTITIONED = 0.4
 """How many clusters have a partitioned topic."""
+RARE_ROLES: dict[str, tuple[type[Role], float]] = {"retention": (Retention, 0.15), "destruction": (Destruction, 0.2)}
+"""Roles that only some seeds have, because other rules hold with them; how many."""
+ALL_ROLES: dict[str, tuple[type[Role], float]] = {**ROLES, **RARE_ROLES}
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault within which all applications have all answers."""
 
@@ -122,9 +127,12 @@ class Scenario:
         self._has_floors = size is None and part is None
         self.size = size = size or Size.of(world.random("size"))
         self.part = part = part or Part()
-        self.rots = not self.on_cluster and world.random("rots").random() < ROTS
+        names = self._choose_roles() if part.roles is None else part.roles
+        trims = "retention" in names
+        self.rots = not self.on_cluster and not trims and world.random("rots").random() < ROTS
         """Whether its log is damaged in the end."""
-        self.history = History(lambda: world.now, world.fail, Partitions(self.choose_partitions()))
+        partitions = {} if trims else self.choose_partitions()  # an archive reads topics that it has created
+        self.history = History(lambda: world.now, world.fail, Partitions(partitions))
         self.logs = self.history.partitions.logs(*self.topics)
         """The logs of its topics: the partitions of those that are partitioned."""
         self.choose = world.random("services")
@@ -145,17 +153,17 @@ class Scenario:
         self.over = False
         """Whether nothing is started again."""
         self.final: dict[str, list[Shown]] = {}
-        """The committed records of each topic that are there in the end."""
+        """The committed records of each topic that are there in the end, and those that retention dropped."""
+        self.archived: dict[str, list[Shown]] = {}
+        """Records that retention may have dropped in the end."""
         self.committed_numbers: dict[str, int] = {}
         self.apps: list[App] = []
         writers = range(size.writers) if part.writers is None else part.writers
         transactions = size.transactions if part.transactions is None else part.transactions
         self._add_writers(writers, transactions)
-        names = choose_roles(world.random("roles")) if part.roles is None else part.roles
-        self.roles: list[Role] = [ROLES[name][0](self, world.random("role", name)) for name in names]
+        self.roles: list[Role] = [ALL_ROLES[name][0](self, world.random("role", name)) for name in names]
         faults = range(size.faults) if part.faults is None else part.faults
         self.faults = self.make_faults()
-        self.faults.plan(faults, size.seconds, kinds)
         seconds = size.seconds if part.seconds is None else part.seconds
         self.whole = Part(tuple(faults), tuple(names), tuple(writers), transactions, seconds)
         """All faults, roles and writers that it has."""
@@ -199,6 +207,13 @@ class Scenario:
     def address(self) -> str:
         return f"txnbuf://{self.services[0].address}"
 
+    def _choose_roles(self) -> list[str]:
+        names = choose_roles(self.world.random("roles"))
+        retains, destroys = (self.world.random("rare role", rare).random() < RARE_ROLES[rare][1] for rare in RARE_ROLES)
+        if retains:
+            return retained(names, self.world.random("holder"))
+        return [*names, "destruction"] if destroys and self.on_cluster else names
+
     # Running it
 
     def _add_writers(self, numbers: Iterable[int], transactions: int) -> None:
@@ -221,8 +236,12 @@ class Scenario:
 
     def run(self) -> None:
         """Run it to its end. Raises Finding."""
+        assert self.whole.faults is not None
         for service in self.services:
             service.start()
+        for role in self.roles:
+            role.prepare()
+        self.faults.plan(self.whole.faults, self.size.seconds, self._kinds)
         for app in self.apps:
             app.start()
         self.world.scheduler.after(CHECK_SECONDS, self._supervise)
@@ -233,10 +252,12 @@ class Scenario:
         self.faults.calm_down()
         self.calm = self.world.now
         writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
-        self._wait(lambda: all(app.done for app in writers), "the writers have not ended")
+        self.wait(lambda: all(app.done for app in writers), "the writers have not ended")
         self._check_floors()
+        for role in self.roles:
+            role.finish()
         self._read_all()
-        self._wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
+        self.wait(lambda: not self._behind(), lambda: f"not everything was shown: {self._behind()}")
         self._compare()
         self._verify()
         if self.rots:
@@ -260,7 +281,7 @@ class Scenario:
         if self._has_floors and (self.history.operations < LEAST_OPERATIONS or len(topics) < 2):
             raise Finding(f"the seed has only {self.history.operations} operations on {len(topics)} topics")
 
-    def _wait(self, done: Any, problem: Any) -> None:
+    def wait(self, done: Any, problem: Any) -> None:
         if not self.world.run(CALM_SECONDS, done, every=CHECK_STEPS):
             text = problem if isinstance(problem, str) else problem()
             raise Finding("\n".join([f"{CALM_SECONDS:g} s after the last fault {text}", *self._late()]))
@@ -303,7 +324,7 @@ class Scenario:
                     await asyncio.sleep(PAUSE)
 
         self.world.host("delta").start("final", main)
-        self._wait(lambda: bool(read), lambda: f"not everything was read: {self._missing()}")
+        self.wait(lambda: bool(read), lambda: f"not everything was read: {self._missing()}")
 
     async def _commit_one(self, client: Any) -> None:
         """Commit a transaction on all topics, now that nothing is wrong."""
@@ -332,7 +353,7 @@ class Scenario:
 
     async def _read_on(self, client: Any, stack: AsyncExitStack, readers: dict[str, Any]) -> None:
         """Read what the topics have more; `readers` has the reader of each topic that exists."""
-        for topic in self._all_topics:
+        for topic in self.all_topics:
             if topic not in readers:
                 try:
                     readers[topic] = await stack.enter_async_context(await client.reader(topic))
@@ -340,7 +361,10 @@ class Scenario:
                     continue
             reader, found = readers[topic], self.final.setdefault(topic, [])
             while (batch := await reader.read(timeout=0.2)) is not None or (await reader.lag())[topic].behind:
-                found += shown(batch or ())
+                records = shown(batch or ())
+                if records and not found:
+                    found += before(self.archived.get(topic, ()), records[0])
+                found += records
 
     async def _ask_outcomes(self, client: Any) -> None:
         """Learn the outcomes that the writers do not know, and compare the others with what they were told."""
@@ -361,7 +385,7 @@ class Scenario:
             self.world.fail(f"{attempt} has the outcome {outcome.name} in the end")
 
     @property
-    def _all_topics(self) -> list[str]:
+    def all_topics(self) -> list[str]:
         return [*self.setting.logs, *(topic for role in self.roles for topic in role.targets)]
 
     def _missing(self) -> list[str]:
@@ -373,14 +397,15 @@ class Scenario:
     def _verify(self) -> None:
         """Verify the stored state against the logs, as `txnbuf verify` does."""
         verified: list[list[str]] = []
+        damaged = {topic for role in self.roles for topic in role.damaged}
 
         def main() -> None:
             with self.open_log() as broker:
                 findings = verify(broker)
-            verified.append([str(finding) for finding in findings if finding.level is Level.ERROR])
+            verified.append([str(one) for one in findings if one.level is Level.ERROR and one.topic not in damaged])
 
         self.services[0].host.spawn("verify", main)
-        self._wait(lambda: bool(verified), "the log is not verified")
+        self.wait(lambda: bool(verified), "the log is not verified")
         if verified[0]:
             raise Finding("verify found " + "\n".join(verified[0]))
 

@@ -30,8 +30,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from sim import coverage  # noqa: E402
 from sim.reduction import TRIES, Part, reduced, rules  # noqa: E402
-from sim.roles import ROLES  # noqa: E402
-from sim.scenario import SCENARIOS, Outcome, Size, run_seed  # noqa: E402
+from sim.scenario import ALL_ROLES, SCENARIOS, Outcome, Size, run_seed  # noqa: E402
 from sim.watch import Watch  # noqa: E402
 
 SEED_SECONDS = 300.0
@@ -201,8 +200,8 @@ def part_of(text: str) -> Part:
         part = Part.of(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if unknown := [name for name in part.roles or () if name not in ROLES]:
-        raise argparse.ArgumentTypeError(f"no role is named {unknown[0]!r}; the roles are {', '.join(ROLES)}")
+    if unknown := [name for name in part.roles or () if name not in ALL_ROLES]:
+        raise argparse.ArgumentTypeError(f"no role is named {unknown[0]!r}; the roles are {', '.join(ALL_ROLES)}")
     return part
 
 

@@ -149,9 +149,7 @@ class TaskReader(SharingApp):
                 while True:
                     batch = await reader.read(limit=3, timeout=0.5)
                     if batch is not None:
-                        records = shown(batch)
-                        self.history.shown(self.name, batch.topic, records)
-                        readings[batch.topic].records += records
+                        self.history.read(readings[batch.topic], shown(batch))
 
             await _together(take(), take())
 
