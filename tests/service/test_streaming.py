@@ -29,6 +29,7 @@ from txnbuffer.rpc.frames import Abort
 from txnbuffer.service import streams
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.http_server import metrics
 from txnbuffer.streams.client import ClientConfig
 from txnbuffer.streams.messages import Grant, StreamHello, StreamMutations, StreamRequest
 
@@ -311,6 +312,33 @@ async def test_a_stream_that_takes_nothing_loses_its_turn(broker, monkeypatch):
             frame = await connection.next()
             received += sum(len(one.mutations) for one in frame if isinstance(one, StreamMutations))
         connection.lost()
+
+
+@on_a_loop
+async def test_streams_that_wait_for_a_turn_are_counted(broker, monkeypatch):
+    monkeypatch.setattr(streams, "TICK", 3600.0)
+    async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
+        for number in range(10):
+            await write(client, "t", {f"{number}-{at}": "x" * 500 for at in range(40)})
+        connection = engine.streams.connect()
+        for stream in (1, 2):
+            hello = [StreamHello("", 10.0)] if stream == 1 else []
+            connection.receive([*hello, StreamRequest(stream, "t", 0, 2**62, (), 0, 0), Grant(stream, 1, 2**62)])
+            sending = asyncio.ensure_future(drained(connection))
+            await eventually(lambda: engine.streams.budget.backfill_memory.turns)
+            await eventually(lambda done=stream: pending_reads(engine) == done - 1)
+            sending.cancel()
+        connection.lost()
+        assert pending_reads(engine) == 0
+
+
+async def drained(connection):
+    while await connection.next() is not None:
+        pass
+
+
+def pending_reads(engine):
+    return next(one.value for one in metrics(engine) if one.name == "streams_reads_pending")
 
 
 @on_a_loop

@@ -114,11 +114,12 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_durable_cursors_dropped", why, given_up, "counter")
     unacked = sum(connection.unacked_bytes for connection in connections)
     replaced = sum(manager.deduplicated for manager in managers)
-    reading, waiting = streams.backfills.active, streams.backfills.pending
+    reading = streams.backfills.active
+    waiting = streams.backfills.pending + len(streams.budget.backfill_memory.waiting)
     yield Metric("streams_unacked_bytes", "Bytes of sent mutations that readers have not acknowledged.", unacked)
     yield Metric("streams_deduplicated", "Mutations left out because a newer one has the same key.", replaced)
     yield Metric("streams_reads_active", "Reads of the log in progress.", reading)
-    yield Metric("streams_reads_pending", "Reads of the log that wait for a free reader.", waiting)
+    yield Metric("streams_reads_pending", "Reads of the log that wait for a free reader or a turn.", waiting)
     yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
 
 
