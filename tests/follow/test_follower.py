@@ -8,10 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from writing import TopicWriter
 
+from broker_io.batch import PlacedBatch
 from broker_io.memory import MemoryBroker
 from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.state import Effect
 from txnbuffer.buffer.visibility import Sequencer
-from txnbuffer.follow import DecidedFollower, RecordFollower, SequencedFollower
+from txnbuffer.follow import DecidedFollower, LogFollower, RecordFollower, SequencedFollower
 from txnbuffer.model import EARLIEST, Position
 
 T = "orders"
@@ -80,6 +82,32 @@ def test_decided_messages_come_in_order_and_once(
             taken += found.positions
         assert taken == positions
         assert not log.lagging
+
+
+class OneByOne(LogFollower):
+    """Applies each message by itself; `seen` has the position up to which all were visible after each."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, T, TransactionBuffer(), EARLIEST)
+        self.seen: list[Position | None] = []
+
+    def apply(self, placed: PlacedBatch) -> list[Effect]:
+        effects: list[Effect] = []
+        for row in range(len(placed)):
+            effects += super().apply(placed.take(slice(row, row + 1)))
+            self.seen.append(self.buffer.max_read_position)
+        return effects
+
+
+def test_nothing_is_visible_before_the_end_of_a_replay() -> None:
+    broker = MemoryBroker()
+    writer = TopicWriter(broker, T)
+    writer.plain("p", "q")
+    writer.records(1, "r")
+    end = writer.commit(1)
+    with OneByOne(broker) as log:
+        log.replay()
+        assert log.seen == [None, None, None, end]
 
 
 def test_messages_that_are_read_again_get_the_same_numbers() -> None:

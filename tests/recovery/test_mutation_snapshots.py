@@ -43,6 +43,7 @@ from snapshots.format import (
 from snapshots.scan import scan
 from snapshots.writer import acquire
 from txnbuffer.mutations.index import SnapshotIndex, SnapshotIndexEntry
+from txnbuffer.recovery.codec import MutationsPayload, decode_mutations
 from txnbuffer.recovery.rebuild import compare, fold_log, write
 from txnbuffer.recovery.restore import read_index, read_snapshot, restore
 from txnbuffer.recovery.verify import Level, verify
@@ -225,6 +226,17 @@ def test_damaged_bounds_are_named_and_a_new_owner_continues_with_the_others(*, m
     owner.snapshot(T)
     assert bounds_of(manager_on(broker), T) == [*left, (12, 13)]
     assert [one.level for one in verify(broker, T)] == [Level.OK]
+
+
+def test_bounds_of_another_chain_are_not_taken() -> None:
+    broker, owner, _ = streamed(*range(1, 12))
+    segment = decode_mutations(T, 3, entries(broker, T).numbered[MUTATIONS][3]).segment
+    other = MutationsPayload(segment).encode(T, owner.epoch, chain_before=bytes(16))
+    put(broker, message(EntryKey(T, MUTATIONS, 3), owner.epoch, other))
+    assert [one.entry for one in verify(broker, T) if one.level is Level.ERROR] == ["t-m3"]
+    owner = manager_on(broker)
+    assert "t-m3" in str(owner.notes)
+    assert bounds_of(owner, T) == [(n, n) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)]
 
 
 def test_damage_of_bounds_hides_no_other_difference() -> None:
