@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sim.network import SERVER_END
+from sim.network import KEEPALIVE, SERVER_END
 from sim.world import Host, Process
 
 from broker_io.testing import Unsynced
@@ -284,11 +284,14 @@ class Faults:
         self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
 
     def _one_way_partition(self) -> None:
-        """Hold back, or lose, what a host sends to another one; the other direction goes on."""
+        """Hold back, or lose, what a host sends to another one; the other direction goes on.
+
+        If it ends after KEEPALIVE seconds, one end of a connection may have noticed it, and the other one not.
+        """
         one, other = self._pair() if self._choose.random() < 0.5 else self._pair()[::-1]
         self._count("one-way partition", f"from {one} to {other}")
         self._world.network.partition(one, other, both_ways=False)
-        self._later(self._choose.choice((1.0, 8.0, 30.0)), self._world.network.heal)
+        self._later(self._choose.choice((1.0, 8.0, KEEPALIVE, 30.0)), self._world.network.heal)
 
     def _pair(self) -> tuple[str, str]:
         """A host of a service, and another one."""
