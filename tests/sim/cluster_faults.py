@@ -31,6 +31,7 @@ class ClusterFaults(Faults):
 
     def calm_down(self) -> None:
         super().calm_down()
+        self.cluster.away = False
         for kind in WINDOWS:
             self._set(kind, 0.0)
         for name in [*self.cluster.topics]:

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 import pytest
 from cluster_contract import ClusterBase
 from sim.cluster import ADDRESS, HOST, SimCluster, in_place_of_pulsar
+from sim.cluster_faults import CLUSTER
+from sim.reduction import Part
+from sim.scenario import ClusterScenario, Size
 from sim.stage import Semaphore, SimulatedThreading, SimulatedTime, Stage
 from sim.world import World
 
@@ -63,3 +66,13 @@ class TestDataTopics(OnSimulatedCluster, DataTopicsContract):
 
 class TestSmallLedgers(TestDataTopics):
     ledger_entries = 5
+
+
+def test_a_restart_of_the_cluster_ends_with_the_faults() -> None:
+    with World(1) as world:
+        scenario = ClusterScenario(world, CLUSTER, Size(1, 1, 0, 1.0), Part(roles=()))
+        process = world.host("beta").spawn("app", lambda: None)
+        scenario.cluster.restart(20.0)
+        assert not scenario.cluster.reachable(process)
+        scenario.faults.calm_down()
+        assert scenario.cluster.reachable(process)
