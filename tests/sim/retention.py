@@ -101,7 +101,13 @@ class Archive(App):
     async def work(self, client: Client) -> None:
         if not self.held:
             await self._begin(client)
-        await asyncio.gather(*(self._archive(client, topic) for topic in self.records))
+        tasks = [asyncio.ensure_future(self._archive(client, topic)) for topic in self.records]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # the others must not go on next to those of the next client
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self, client: Client) -> None:
         """Create all topics and a cursor at the beginning of each, before anything else happens."""
