@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SYNC_SECONDS = 0.002
 """Virtual time of a sync; each takes up to twice as long."""
+LONGEST_SYNC_SECONDS = 10.0
+"""Seconds that a sync takes, at most: one that began on a slow disk must not end long after the faults."""
 
 
 class ProcessFile:
@@ -90,7 +92,8 @@ class ProcessDisk:
         if self._scheduler.current is not None:
             slow = self._random.random() < 0.01
             seconds = SYNC_SECONDS * self.process.host.sync_factor
-            self._scheduler.park(seconds * self._random.uniform(0.1, 2.0) * (100 if slow else 1))
+            seconds *= self._random.uniform(0.1, 2.0) * (100 if slow else 1)
+            self._scheduler.park(min(seconds, LONGEST_SYNC_SECONDS))
 
     def release(self) -> None:
         """The process has ended: its locks and descriptors end too."""

@@ -201,6 +201,23 @@ def test_a_power_loss_keeps_what_was_synced(unsynced: Unsynced) -> None:
     assert (found == b"synced and not") >= (unsynced is Unsynced.KEPT)
 
 
+def test_a_sync_on_a_slow_disk_ends() -> None:
+    async def main() -> None:
+        file = current().disk.open("/file", write=True, create=True)
+        for _ in range(400):
+            began = world.now
+            file.sync()
+            took.append(world.now - began)
+
+    took: list[float] = []
+    with World(1) as world:
+        world.host("alpha").sync_factor = 100.0
+        world.host("alpha").start("main", main)
+        world.run(1000.0)
+    assert len(took) == 400
+    assert 5.0 < max(took) < 10.1
+
+
 def test_descriptors_run_out() -> None:
     async def work() -> int | None:
         disk: Any = current().disk
