@@ -20,7 +20,7 @@ from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
 from txnbuffer.recovery.codec import TopicState
 from txnbuffer.recovery.manager import SnapshotManager
-from txnbuffer.recovery.restore import read_snapshot
+from txnbuffer.recovery.restore import load, read_snapshot
 from txnbuffer.service.cluster import ClusterTopics
 
 
@@ -127,6 +127,18 @@ async def test_a_snapshot_that_applied_nothing_of_a_log_with_records_stays_unusa
     with SnapshotManager(cluster.connect()) as manager:
         manager.recover()
         assert isinstance(manager.problems["a"], AppliedPositionTrimmed)
+
+
+def test_others_than_the_owner_do_not_miss_messages_of_a_ledger_that_was_replaced(cluster: Cluster) -> None:
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
+    cluster.load("a")
+    assert load(cluster, "a").first_ledger == cluster.ledgers("a")[0].ledger
+    with cluster.writer("a") as writer:
+        writer.append(Batch.of([Message(None, b"first")])).result()
+    with pytest.raises(AppliedPositionTrimmed):
+        load(cluster, "a")
 
 
 @on_a_loop

@@ -226,6 +226,7 @@ def restore(
     """Restore one topic from a scan; the log is not read yet.
 
     `owned`: for its owner, with the index of mutation snapshots, and falling back if the newest end entry is unusable.
+    Others fall back only from that of an empty log whose ledger the cluster replaced, until its owner writes another.
 
     Raises SnapshotMissing (also if the topic was re-created since), SnapshotDamaged, UnsupportedSnapshot,
     AppliedPositionTrimmed, TopicNotFound.
@@ -237,16 +238,19 @@ def restore(
         restored = _restored(topic, incarnation, entries, ledgers)
         return _with_index(restored, entries) if owned else restored
     except (SnapshotDamaged, AppliedPositionTrimmed) as error:
-        if not owned:
-            raise
-        try:
-            history = scan(broker, snapshot_topic, topic, raw=True).history or {}
-        except PositionTrimmed:
-            history = {}
-        older = list(reversed(history.get(topic, ())))
-        fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
         unused = partial(holds_only_epoch_markers, broker, topic)
-        fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries, unused)
+        if owned:
+            try:
+                history = scan(broker, snapshot_topic, topic, raw=True).history or {}
+            except PositionTrimmed:
+                history = {}
+            older = list(reversed(history.get(topic, ())))
+            fallen_back = _from_older(topic, incarnation, older, ledgers, entries)
+            fallen_back = fallen_back or _from_start(topic, incarnation, older, ledgers, entries, unused)
+        elif isinstance(error, AppliedPositionTrimmed):
+            fallen_back = _from_start(topic, incarnation, [entries], ledgers, entries, unused)
+        else:
+            raise
         if fallen_back is None:
             raise
         fallen_back.notes.insert(0, str(error))
