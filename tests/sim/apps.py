@@ -16,7 +16,8 @@ from typing import Any
 from sim.history import Attempt, Fate, History, Reading
 from sim.world import Host, Process
 
-from broker_io.errors import Error, Fenced
+from broker_io.errors import Error, Fenced, PositionTrimmed
+from snapshots.errors import AppliedPositionTrimmed
 from txnbuffer import connect
 from txnbuffer.client.client import Client
 from txnbuffer.client.transaction import Transaction
@@ -35,6 +36,16 @@ PAUSE = 0.5
 KEYS = 8
 NOT_COMMITTED = (TransactionAborted, Fenced, PositionConflict)
 """Errors of a commit after which the transaction has no effect."""
+
+
+TRIMMED = (PositionTrimmed, AppliedPositionTrimmed)
+"""Errors of a topic whose messages were trimmed. Without retention no fault does that to the topics of applications."""
+LEAVES = 0.6
+"""How often a writer closes its client while it has transactions open."""
+
+
+class Leaves(Exception):
+    """An application closes its client, and goes on with another one."""
 
 
 @dataclass(slots=True)
@@ -92,8 +103,12 @@ class App:
                 async with connect(self.setting.address, **self.setting.options) as client:
                     await self.work(client)
                     self.done = True
+            except Leaves:
+                self.log("closed its client")
             except Error as error:
                 self.log(f"connects again after {error!r:.200}")
+                if isinstance(error, TRIMMED) and not self.setting.trims:
+                    self.history.report(f"{self.name} got an error about lost messages, and none were lost: {error}")
                 await asyncio.sleep(PAUSE)
 
     async def work(self, client: Client) -> None:
@@ -143,7 +158,14 @@ class Writer(App):
 
     async def work(self, client: Client) -> None:
         lanes = self.choose.choice((1, 2, 4))
-        await asyncio.gather(self._named(client), *(self._lane(client) for _ in range(lanes)))
+        stays = self.choose.uniform(0.5, 5.0) if self.choose.random() < LEAVES else None
+        try:
+            async with asyncio.timeout(stays) as limit:
+                await asyncio.gather(self._named(client), *(self._lane(client) for _ in range(lanes)))
+        except TimeoutError:
+            if limit.expired():
+                raise Leaves from None
+            raise
 
     async def _lane(self, client: Client) -> None:
         while self.left > 0 or self.setting.lacks_operations:

@@ -1,12 +1,14 @@
 """The calls of a client that the service answers, and its sessions: how long each took, and which have no answer yet.
 
+A session that closes, too, waits for the service only for some seconds.
+
 Each is recorded by wrapping the method for as long as a world runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -31,6 +33,8 @@ ANSWER_SECONDS = 20.0
 A session that opens, or that has lost its connection, is welcomed in this time, too. Without a welcome, a call fails
 after `max_unavailable`, which may be shorter, and the next one waits again.
 """
+CLOSE_SECONDS = 7.0
+"""Virtual seconds within which a session is closed, whatever the service does: 5 s of a clock that may be slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +78,7 @@ class Calls:
             stack.enter_context(mock.patch.object(Transaction, "commit", self._commit(Transaction.commit)))
             for name, wrap in (("_run", self._running), ("_talk", self._talking), ("_connected", self._welcomed)):
                 stack.enter_context(mock.patch.object(ClientSession, name, wrap(getattr(ClientSession, name))))
+            stack.enter_context(mock.patch.object(ClientSession, "close", self._close(ClientSession.close)))
             yield
 
     @property
@@ -130,6 +135,18 @@ class Calls:
                 return await method(*arguments, **named)
             finally:
                 found.ended = self._world.now
+
+        return call
+
+    def _close(self, close: Callable[[ClientSession], Awaitable[None]]) -> Callable[[ClientSession], Awaitable[None]]:
+        """A close that is checked at once: the process may end next. Nobody expects it of a process that is paused."""
+
+        async def call(session: ClientSession) -> None:
+            process, began = self._process, self._world.now
+            await close(session)
+            waited = self._world.now - max(began, process.resumed_at)
+            if waited > CLOSE_SECONDS:
+                self._world.fail(f"{process.name} waited {waited:.1f} s until its session was closed")
 
         return call
 

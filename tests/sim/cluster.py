@@ -29,6 +29,8 @@ NAMESPACE = "public/default"
 ADDRESS = f"pulsar://{HOST}:{PORT}/{NAMESPACE}"
 DELAY = 0.001
 CHECK_SECONDS = 5.0
+MOVED_WITHIN = 0.06
+"""Seconds after its creation within which a new topic moves to another broker, if it does: while it is registered."""
 KEEPALIVE = 30.0
 """Seconds without an answer after which the cluster gives up a connection."""
 
@@ -58,6 +60,8 @@ class SimCluster:
         """The probability that a reader falls silent for ever when its topic is unloaded."""
         self.slow_readers = 0.0
         """The probability that a reader which attaches gets nothing for some seconds."""
+        self.moved_new_topics = 0.0
+        """The probability that a topic moves to another broker just after its creation."""
         self.slow_compaction = 0.0
         """Seconds that a compaction takes, at most."""
         self.random = world.random("cluster")
@@ -134,8 +138,15 @@ class SimCluster:
         """The topic of a name; it is created if there is none, as Pulsar does by default."""
         if name not in self.topics:
             now = self.clock.now_ms() / 1000
-            self.topics[name] = StoredTopic(name, now, self.new_ledger, self.ledger_entries)
+            created = self.topics[name] = StoredTopic(name, now, self.new_ledger, self.ledger_entries)
+            if self.moved_new_topics and self.random.random() < self.moved_new_topics:
+                self.world.scheduler.after(self.random.uniform(0.0, MOVED_WITHIN), lambda: self._move(created))
         return self.topics[name]
+
+    def _move(self, topic: StoredTopic) -> None:
+        if not topic.deleted:
+            self.world.count("moved new topic")
+            self.unload(topic.name)
 
     def store(self, topic: StoredTopic, messages: list[Any], *, batched: bool, compressed: bool) -> Entry:
         """Store an entry of a producer."""

@@ -32,6 +32,7 @@ class ClusterFaults(Faults):
     def calm_down(self) -> None:
         super().calm_down()
         self.cluster.away = False
+        self.cluster.moved_new_topics = 0.0
         for kind in WINDOWS:
             self._set(kind, 0.0)
         for name in [*self.cluster.topics]:
@@ -72,7 +73,7 @@ class ClusterFaults(Faults):
             ledger = self._choose.choice(self.cluster.topics[name].ledgers)
             self._count("unreadable ledger", f"{ledger.number} of {name}")
             ledger.unreadable = True
-            self._later(self._choose.choice((0.5, 5.0, 20.0)), lambda: self._read_again(name))
+            self._later(self._choose.choice((0.5, 5.0, 20.0, 40.0)), lambda: self._read_again(name))
 
     def _read_again(self, name: str) -> None:
         topic = self.cluster.topics.get(name)

@@ -55,8 +55,10 @@ class Member(App):
     async def work(self, client: Client) -> None:
         while True:
             stays = self.choose.uniform(0.5, 6.0) if self._plan.leaves and self.choose.random() < 0.7 else None
+            # Some are cancelled once more while they leave.
+            again = None if stays is None else stays + self.choose.choice((0.0005, 0.005, 1.0))
             try:
-                async with asyncio.timeout(stays):
+                async with asyncio.timeout(again), asyncio.timeout(stays):
                     await self._process(client)
             except TimeoutError:
                 await asyncio.sleep(self.choose.uniform(0.0, 2.0))

@@ -8,7 +8,7 @@ import random
 from sim.apps import PAUSE, App, Setting
 from sim.world import Host
 
-from broker_io.errors import Error
+from broker_io.errors import Error, Locked
 from txnbuffer import connect
 from txnbuffer.client.client import Client
 
@@ -16,7 +16,10 @@ TOPIC = "local"
 
 
 class LocalLog(App):
-    """Commits, aborts and leaves transactions in its log; those open when it closed the log block no later reader."""
+    """Commits, aborts and leaves transactions in its log; those open when it closed the log block no later reader.
+
+    Whoever is cancelled while a log is opened or closed leaves it closed.
+    """
 
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random) -> None:
         super().__init__(name, host, setting, choose)
@@ -29,12 +32,20 @@ class LocalLog(App):
         while True:
             try:
                 closed, self._closed = self._closed, False
-                async with connect(f"file:/{self.name}") as client:
+                async with asyncio.timeout(self._patience()), connect(f"file:/{self.name}") as client:
                     await self._use(client, closed=closed)
                 self._closed = True
+            except TimeoutError:
+                self.log("was cancelled")
+            except Locked as error:
+                self.history.report(f"{self.name} has left its own log open: {error}")
             except Error as error:
                 self.log(f"opens its log again after {error!r:.200}")
             await asyncio.sleep(self.choose.uniform(0.0, 2 * PAUSE))
+
+    def _patience(self) -> float | None:
+        """The seconds after which it is cancelled, also while it opens or closes its log."""
+        return self.choose.choice((None, None, *(self.choose.uniform(0.0, most) for most in (0.005, 0.05, 1.0))))
 
     async def _use(self, client: Client, *, closed: bool) -> None:
         await self._commit(client)

@@ -41,6 +41,7 @@ from txnbuffer.coordinator.messages import SMALLEST_LIMIT
 from txnbuffer.errors import OutcomeForgotten, TopicNotFound, UnknownTransaction
 from txnbuffer.model import Outcome as TransactionOutcome
 from txnbuffer.recovery.verify import Level, verify
+from txnbuffer.service import connection
 
 TOPICS = ("orders", "payments")
 CLIENT_HOSTS = ("beta", "gamma")
@@ -83,7 +84,7 @@ class Size:
     def of(cls, choose: random.Random) -> Self:
         """A size that a seed chooses; most are as the defaults."""
         writers = choose.choice((2, 2, 3))
-        faults, seconds = choose.choice(((8, 10.0), (8, 10.0), (12, 10.0), (8, 6.0), (8, 14.0), (16, 20.0)))
+        faults, seconds = choose.choice(((8, 10.0), (8, 10.0), (12, 10.0), (8, 6.0), (8, 14.0), (16, 20.0), (8, 50.0)))
         return cls(writers, 30 // writers, faults, seconds)
 
 
@@ -195,9 +196,9 @@ class Scenario:
         streams = replace(config.streams, memory_bytes=choose.choice((4000, 1 << 28)))
         log = replace(config.log, max_message_bytes=choose.choice((SMALLEST_LIMIT, MAX_MESSAGE_BYTES)))
         retention = replace(config.retention, check_seconds=choose.choice((1.0, 30.0)))
-        return replace(
-            config, log=log, transactions=transactions, snapshots=snapshots, streams=streams, retention=retention
-        )
+        service = replace(config.service, client_bytes=connection.SMALLEST_CREDIT)  # which a seed may make small
+        parts = {"log": log, "transactions": transactions, "snapshots": snapshots, "streams": streams}
+        return replace(config, **parts, retention=retention, service=service)
 
     def make_faults(self) -> Faults:
         """What can go wrong."""
@@ -437,6 +438,7 @@ class ClusterScenario(Scenario):
     def make_cluster(self) -> None:
         """Make the cluster, in place of Pulsar, with the topics that an operator has partitioned."""
         self.cluster = SimCluster(self.world, ledger_entries=self.choose.choice((10, 100, 1000)))
+        self.cluster.moved_new_topics = self.world.random("moves").choice((0.0, 0.0, 0.5))
         self.world.enter(in_place_of_pulsar(self.cluster))
         for topic, count in self.history.partitions.counts.items():
             self.world.count("partitioned topic")

@@ -10,6 +10,7 @@ from sim.cluster import ADDRESS
 from sim.world import Host, Process
 
 from broker_io import open_broker
+from broker_io.errors import PeerError
 from broker_io.file import FileBroker
 from broker_io.port import Broker
 from txnbuffer.config import Config
@@ -21,7 +22,11 @@ PORT = 7711
 
 @dataclass(slots=True)
 class Service:
-    """How a service is started on a host; `start` starts it once more."""
+    """How a service is started on a host; `start` starts it once more.
+
+    A service of an embedded log has its host to itself: it must not end with an error that sends its supervisor to look
+    for another owner. A failed disk, for instance, is an error of the storage.
+    """
 
     host: Host
     config: Config
@@ -59,6 +64,8 @@ class Service:
             except Exception as error:
                 self.error = error
                 log("ends", error=repr(error))
+            if isinstance(self.error, PeerError) and not self.cluster_mode:
+                world.fail(f"{process.name} ended with {self.error!r}, and no other process can have its log")
 
         self.error = None
         process = self.host.start("service", main)

@@ -17,6 +17,9 @@ from txnbuffer.client.tokens import FileTokens
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, Fenced, NotVisible, TopicNotFound
 
+PADDING = b"." * 100
+"""Makes the records of one send so large that it waits in the middle, where clients may send only few bytes ahead."""
+
 
 class TaskWriter(Writer):
     """Tasks of one client that commit what another one still sends, and share a name."""
@@ -82,7 +85,7 @@ class TaskWriter(Writer):
         """Commit a transaction while another task sends records of it, all or none of which are committed."""
         attempt, late = self.history.attempt(self.name), self.history.attempt(self.name)
         topic = self.choose.choice(self.setting.topics)
-        values = [self._value() for _ in range(6)]
+        values = [self._value() + PADDING for _ in range(6)]
         try:
             async with client.transaction() as transaction:
                 attempt.txn = transaction.id

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sim.calls import ANSWER_SECONDS, Calls
-from sim.world import Process, World
+from sim.calls import ANSWER_SECONDS, CLOSE_SECONDS, Calls
+from sim.world import Finding, Process, World
 
 from broker_io.errors import ServiceUnavailable
 from txnbuffer.client.client import Client
@@ -149,3 +149,35 @@ def test_a_session_that_was_closed_waits_for_no_welcome() -> None:
         world.host("beta").start("app", main)
         world.run(100.0)
         assert [*calls.late(0.0)] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "paused", "found"),
+    [(CLOSE_SECONDS - 1.0, 0.0, ""), (CLOSE_SECONDS + 1.0, 0.0, "waited 8.0 s"), (30.0, 24.0, "")],
+    ids=["in time", "late", "paused meanwhile"],
+)
+def test_a_session_that_closes_late_is_found(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, paused: float, found: str
+) -> None:
+    async def closed_after(_: ClientSession) -> None:
+        await asyncio.sleep(seconds)
+
+    async def connect() -> SilentLink:
+        return SilentLink(300.0, 300.0)
+
+    async def main() -> None:
+        await ClientSession(connect, 500.0).close()
+
+    monkeypatch.setattr(ClientSession, "close", closed_after)
+    with World(seed=1) as world:
+        world.enter(Calls(world).recorded())
+        process = world.host("beta").start("app", main)
+        world.run(1.0)
+        if paused:
+            process.pause()
+            world.scheduler.after(paused, process.resume)
+        if found:
+            with pytest.raises(Finding, match=found):
+                world.run(100.0)
+        else:
+            world.run(100.0)

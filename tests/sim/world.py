@@ -88,6 +88,8 @@ class Process:
         self.name = f"{name}#{number}"
         self.dead = False
         self.paused = False
+        self.resumed_at = 0.0
+        """When a pause of it ended last."""
         self.ended = False
         self.signalled = False
         self.stalls = 0.0
@@ -144,6 +146,7 @@ class Process:
         if self.paused and not self.dead:
             self.world.log(self.name, "resumed")
             self.paused = False
+            self.resumed_at = self.world.now
             self.world.scheduler.release(self.stopped)
 
     def finished(self) -> None:
