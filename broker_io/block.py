@@ -258,10 +258,7 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
 
     Raises BadBlock, or UnsupportedFormat for a section of a newer release.
     """
-    start = at + HEADER_BYTES
-    part = data[start : start + header.keys_size]
-    if len(part) < header.keys_size or google_crc32c.value(part) != header.keys_crc:
-        raise BadBlock("the checksum of the keys part of a block is wrong")
+    part = _stored_keys(data, at, header)
     if header.flags & KEYS_ZSTD:
         part = _decompressed(part, header.keys_raw)
     if len(part) < header.sections * 8:
@@ -272,13 +269,34 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
         raise BadBlock(f"a block of {header.rows} messages has offsets of another number of values")
     if not values:
         return RawBlock(header, part, sections, properties, b"")
-    start += header.keys_size + (-header.keys_size % 8)
-    content = data[start : start + header.values_size]
-    if len(content) < header.values_size or google_crc32c.value(content) != header.values_crc:
-        raise BadBlock("the checksum of the values part of a block is wrong")
+    content = _stored_values(data, at, header)
     if header.flags & VALUES_ZSTD:
         content = _decompressed(content, header.values_raw)
     return RawBlock(header, part, sections, properties, content)
+
+
+def move_block(data: bytes, at: int, header: Header, place: int) -> list[bytes]:
+    """The chunks of a block for another file, as it is stored, once its checksums were verified. Raises BadBlock."""
+    _stored_keys(data, at, header)
+    _stored_values(data, at, header)
+    fields = data[at : at + HEADER_BYTES - 8] + _CRC.pack(place)
+    return [fields + _CRC.pack(google_crc32c.value(fields)), data[at + HEADER_BYTES : at + header.length]]
+
+
+def _stored_keys(data: bytes, at: int, header: Header) -> bytes:
+    start = at + HEADER_BYTES
+    part = data[start : start + header.keys_size]
+    if len(part) < header.keys_size or google_crc32c.value(part) != header.keys_crc:
+        raise BadBlock("the checksum of the keys part of a block is wrong")
+    return part
+
+
+def _stored_values(data: bytes, at: int, header: Header) -> bytes:
+    start = at + HEADER_BYTES + header.keys_size + (-header.keys_size % 8)
+    content = data[start : start + header.values_size]
+    if len(content) < header.values_size or google_crc32c.value(content) != header.values_crc:
+        raise BadBlock("the checksum of the values part of a block is wrong")
+    return content
 
 
 def _decompressed(content: bytes, size: int) -> bytes:
@@ -389,19 +407,15 @@ def decode_keys(blocks: Sequence[RawBlock], counts: list[int]) -> Blobs:
 
 
 @_of_columns
-def decode_hashes(block: RawBlock) -> NDArray[np.uint64]:
-    """uint64[n, 2]: the key hashes of one block as two halves; zeros where there is no key. Raises BadBlock."""
-    where = block.sections.get(HASHES)
-    count = block.header.rows
-    if where is None:
-        return np.zeros((count, 2), np.uint64)
-    return np.frombuffer(block.part[where], ">u8").reshape(count, 2).astype(np.uint64)
+def decode_hashes(blocks: Sequence[RawBlock]) -> NDArray[np.uint64]:
+    """uint64[n]: the first halves of the key hashes of blocks; zeros where there is no key. Raises BadBlock."""
+    return np.frombuffer(_section(blocks, HASHES, 16), ">u8")[::2].astype(np.uint64)
 
 
 @_of_columns
-def absent_values(block: RawBlock) -> NDArray[np.bool_]:
-    """bool[n]: which messages of one block have no value. Raises BadBlock."""
-    return _absent([block], [block.header.rows], VALUE_OFFSETS, VALUE_ABSENT)
+def absent_values(blocks: Sequence[RawBlock], counts: list[int]) -> NDArray[np.bool_]:
+    """bool[n]: which messages of blocks with these numbers of messages have no value. Raises BadBlock."""
+    return _absent(blocks, counts, VALUE_OFFSETS, VALUE_ABSENT)
 
 
 @_of_columns

@@ -19,7 +19,7 @@ from broker_io.environment import Environment, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
-from broker_io.file.compaction import compact_ledgers
+from broker_io.file.compaction import Compaction, compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
 from broker_io.file.reader import ReadingBroker
@@ -94,6 +94,8 @@ class FileBroker(ReadingBroker):
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         super().__init__(environment, directory, options.max_message_bytes)
         self._log, self.report = open_log(environment, directory, options)
+        self.last_compaction = Compaction()
+        """What the last compaction of any topic did."""
         self._options = options
         threads = environment.threads
         self._grew = threads.condition()
@@ -126,6 +128,7 @@ class FileBroker(ReadingBroker):
         watermark_bytes: int = ...,
         max_message_bytes: int = ...,
         compacted_prefix: str = ...,
+        compaction_bytes: int = ...,
     ) -> FileBroker: ...
 
     @staticmethod
@@ -141,14 +144,15 @@ class FileBroker(ReadingBroker):
         watermark_bytes: int = 256 * MIB,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         compacted_prefix: str = OWN_PREFIX,
+        compaction_bytes: int = 128 * MIB,
     ) -> FileBroker | FollowingBroker:
         """Open a log, creating it if it is missing; sizes are in bytes, `compression` is "zstd" or None.
 
         `read_only` follows a log that another process may own, and writes nothing. Without `committer` there is no
         thread: each append is written before it returns. Topics whose names begin with `compacted_prefix` may be
-        compacted. `report` of the broker lists the repairs of recovery, a sentence each. Raises
-        Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and CallerError for an invalid
-        option.
+        compacted, which remembers keys in `compaction_bytes` at most. `report` of the broker lists the repairs of
+        recovery, a sentence each. Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed,
+        and CallerError for an invalid option.
         """
         environment = environment or current()
         if read_only:
@@ -156,7 +160,15 @@ class FileBroker(ReadingBroker):
         if compression not in (None, "zstd"):
             raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
         compress = compression == "zstd"
-        options = Options(segment_bytes, journal_bytes, compress, watermark_bytes, max_message_bytes, compacted_prefix)
+        options = Options(
+            segment_bytes,
+            journal_bytes,
+            compress,
+            watermark_bytes,
+            max_message_bytes,
+            compacted_prefix,
+            compaction_bytes,
+        )
         options.check()
         return FileBroker(environment, directory, options, committer=committer)
 
@@ -230,17 +242,18 @@ class FileBroker(ReadingBroker):
             self.roll(topic)
             compacted = self.named(topic)
             try:
-                rewrites = compact_ledgers(
+                done = self.last_compaction = compact_ledgers(
                     self.environment.disk,
                     self.directory,
                     compacted,
                     seed=self._log.seed,
                     compress=self._options.compress,
+                    map_bytes=self._options.compaction_bytes,
                 )
             except OSError as error:
                 what = f"topic {topic!r} was not compacted; nothing changed"
                 raise disk_error(error, self.directory, what) from error
-            news = {rewrite.old: rewrite.new for rewrite in rewrites}  # none was trimmed meanwhile
+            news = {rewrite.old: rewrite.new for rewrite in done.rewrites}  # none was trimmed meanwhile
             if news:
                 with self._work:
                     found = self._log.topic(topic)

@@ -1,41 +1,39 @@
 """Key compaction of the closed ledgers of a topic.
 
-First every block is read once and its checksums are verified; the column of key hashes shows the newest message of
-each key. A message is dropped only if the newest one of the same hash has the very same key, so two keys with one
-hash can't hide each other: the older message then stays. Messages without a key are dropped too, and so is the
-newest message of a key if it has no value (nothing older of that key is left then).
+First the keys of all messages are read, and met from the newest to the oldest: a message whose key was met before is
+superseded. The map of keys has a fixed size. If there are more keys it is filled with those of a range of hashes, and
+the keys are met again for each other range. Keys are compared, so two keys with one hash can't hide each other: the
+messages of the one that was met later stay. Messages without a key are dropped, and so is the newest message of a key
+if it has no value (nothing older of that key is left then).
 
 Ledgers that lose messages are rewritten under the next generation, every message with its entry number and publish
-time. The manifest that names the new files is the swap; the old files are removed after it.
+time. A large block that loses nothing is copied as it is stored, once its checksums were verified; others are merged.
+The manifest that names the new files is the swap; the old files are removed after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from broker_io.batch import Batch, Blobs
-from broker_io.block import (
-    Decoded,
-    EncodedBlock,
-    absent_values,
-    decode_blocks,
-    decode_hashes,
-    decode_keys,
-    encode_block,
-)
-from broker_io.environment import Disk
+from broker_io.batch import Batch, Width
+from broker_io.block import Decoded, RawBlock, decode_blocks, encode_block, move_block, open_block, property_names
+from broker_io.environment import Disk, File
 from broker_io.file import layout
 from broker_io.file.commit import BLOCK_BYTES
+from broker_io.file.key_columns import KeyColumns, bits
+from broker_io.file.keymap import ALL_HASHES, Bytes, KeyMap, Mask
 from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import open_segment
-from broker_io.file.segment import SparseIndex, headers, read_block
+from broker_io.file.segment import SegmentScan, SparseIndex
 
-Mask = NDArray[np.bool_]
+DECODED_BYTES = 4 * 1024 * 1024
+"""Bytes of blocks that are decoded together."""
 
 
 class Rewrite(NamedTuple):
@@ -45,40 +43,38 @@ class Rewrite(NamedTuple):
     new: LedgerEntry
 
 
-class _Keys(NamedTuple):
-    """The key columns of all closed ledgers, n messages in log order; `counts` has the messages per ledger."""
+@dataclass(slots=True)
+class Compaction:
+    """What a compaction did: `passes` over the keys, `bytes_read` in all."""
 
-    hashes: NDArray[np.uint64]
-    keys: Blobs
-    deleted: Mask
-    counts: list[int]
+    rewrites: list[Rewrite] = field(default_factory=list)
+    passes: int = 0
+    bytes_read: int = 0
 
 
-def compact_ledgers(disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool) -> list[Rewrite]:
+def compact_ledgers(
+    disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool, map_bytes: int
+) -> Compaction:
     """Rewrite every closed ledger that loses messages; the files are durable when this returns.
 
-    Raises Damaged for an invalid block, or OSError; what was written by then is removed.
+    The map of keys has at most `map_bytes`. Raises Damaged for an invalid block, or OSError; what was written by then
+    is removed.
     """
-    columns = _key_columns(disk, directory, topic)
-    if columns is None:
-        return []
-    keep = _survivors(columns)
-    rewrites: list[Rewrite] = []
-    start = 0
+    done = Compaction()
+    survivors = _survivors(disk, directory, topic, map_bytes, done)
     try:
-        for ledger, count in zip(topic.ledgers[:-1], columns.counts, strict=True):
-            mask = keep[start : start + count]
-            start += count
-            if not mask.all():
-                rewrites.append(Rewrite(ledger, ledger._replace(generation=ledger.generation + 1)))
-                new = _rewrite(disk, directory, topic, ledger, mask, seed=seed, compress=compress)
-                rewrites[-1] = Rewrite(ledger, new)
-        if rewrites:
+        for ledger, keep in zip(topic.ledgers[:-1], survivors, strict=True):
+            if not keep.all():
+                done.rewrites.append(Rewrite(ledger, ledger._replace(generation=ledger.generation + 1)))
+                with closing(_Rewriting(disk, directory, topic, ledger, seed=seed, compress=compress)) as rewriting:
+                    done.rewrites[-1] = Rewrite(ledger, rewriting.run(keep))
+                    done.bytes_read += rewriting.bytes_read
+        if done.rewrites:
             disk.sync_directory(layout.topic_path(directory, topic.number))
     except Exception:
-        discard(disk, directory, topic, rewrites)
+        discard(disk, directory, topic, done.rewrites)
         raise
-    return rewrites
+    return done
 
 
 def discard(disk: Disk, directory: str, topic: TopicEntry, rewrites: list[Rewrite]) -> None:
@@ -90,117 +86,126 @@ def discard(disk: Disk, directory: str, topic: TopicEntry, rewrites: list[Rewrit
             disk.remove(layout.index_path(path))
 
 
-def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
-    hashes: list[NDArray[np.uint64]] = []
-    keys: list[Blobs] = []
-    deleted: list[Mask] = []
-    counts: list[int] = []
-    for ledger in topic.ledgers[:-1]:
-        counts.append(0)
-        path = layout.segment_path(directory, topic, ledger)
-        file = open_segment(disk, path)
-        try:
-            for found in headers(file, path, 0, ledger.bytes, topic.place(ledger)):
-                block = read_block(file, path, found)
-                with damage_at(path, found.offset):
-                    hashes.append(decode_hashes(block))
-                    keys.append(decode_keys([block], [found.header.rows]))
-                    deleted.append(absent_values(block))
-                counts[-1] += found.header.rows
-        finally:
-            file.close()
-    if not hashes:
-        return None
-    return _Keys(np.concatenate(hashes), Blobs.concat(keys), np.concatenate(deleted), counts)
+def _survivors(disk: Disk, directory: str, topic: TopicEntry, map_bytes: int, done: Compaction) -> Iterator[Mask]:
+    """Which messages of each ledger stay; kept as bitmaps."""
+    with KeyColumns(disk, directory, topic) as columns:
+        for ledger in topic.ledgers[:-1]:
+            columns.add(ledger)
+        kept = [[np.packbits(np.ones(chunk.rows, np.bool_)) for chunk in chunks] for chunks in columns.chunks]
+        begin = 0
+        while begin < ALL_HASHES:
+            begin = _meet(columns, kept, begin, map_bytes)
+            done.passes += 1
+        done.bytes_read += columns.bytes_read
+    for chunks, bitmaps in zip(columns.chunks, kept, strict=True):
+        masks = [bits(bitmap, chunk.rows) for chunk, bitmap in zip(chunks, bitmaps, strict=True)]
+        yield np.concatenate([np.zeros(0, np.bool_), *masks])
 
 
-def _survivors(columns: _Keys) -> Mask:
-    """The messages that stay."""
-    count = len(columns.deleted)
-    keep = ~columns.keys.absent_mask()
-    order = np.lexsort((np.arange(count), columns.hashes[:, 1], columns.hashes[:, 0]))
-    order = order[keep[order]]
-    if not len(order):
-        return keep
-    sorted_hashes = columns.hashes[order]
-    last = np.ones(len(order), np.bool_)
-    last[:-1] = (sorted_hashes[1:] != sorted_hashes[:-1]).any(axis=1)
-    group_ends = np.flatnonzero(last)
-    newest = order[np.repeat(group_ends, np.diff(group_ends, prepend=-1))]
-    older = ~last
-    same = _same_keys(columns.keys, order[older], newest[older])
-    keep[order[older][same]] = False
-    winners = order[last]
-    keep[winners[columns.deleted[winners]]] = False
-    return keep
+def _meet(columns: KeyColumns, kept: list[list[Bytes]], begin: int, map_bytes: int) -> int:
+    """Clear the bits of the messages that don't stay, for a range of hashes from `begin` on; return its end."""
+    rows = sum(chunk.rows for chunks in columns.chunks for chunk in chunks)
+    size = sum(chunk.size for chunks in columns.chunks for chunk in chunks)
+    keys = KeyMap.for_rows(rows, size, map_bytes, begin)
+    for chunks, bitmaps in zip(reversed(columns.chunks), reversed(kept), strict=True):
+        for at in reversed(range(len(chunks))):
+            found = columns.read(chunks[at])
+            newest, superseded = keys.meet(found.hashes, found.keys)
+            dropped = superseded | (newest & found.deleted) | (found.keys.lengths < 0)
+            bitmaps[at] &= ~np.packbits(dropped)
+    return keys.end
 
 
-def _same_keys(keys: Blobs, some: NDArray[np.intp], others: NDArray[np.intp]) -> Mask:
-    """The pairs of messages with the same key."""
-    data, offsets = bytes(keys.data), keys.offsets.tolist()
-    pairs = zip(some.tolist(), others.tolist(), strict=True)
-    equal = (data[offsets[a] : offsets[a + 1]] == data[offsets[b] : offsets[b + 1]] for a, b in pairs)
-    return np.fromiter(equal, np.bool_, len(some))
+class _Rewriting:
+    """The rewrite of one ledger: blocks in order, from its old file to the next one."""
 
+    def __init__(
+        self, disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, *, seed: int, compress: bool
+    ) -> None:
+        self.bytes_read = 0
+        self._old, self._new = old, old._replace(generation=old.generation + 1, bytes=0)
+        self._disk, self._directory, self._topic = disk, directory, topic
+        self._place = topic.place(self._new)
+        self._seed, self._compress = seed, compress
+        self._path = layout.segment_path(directory, topic, self._new)
+        self._index = SparseIndex()
+        self._blocks: list[RawBlock] = []
+        self._masks: list[Mask] = []
+        self._undecoded = 0
+        self._width = Width()
+        self._parts: list[Decoded] = []
+        self._size = 0
+        self._file: File = disk.open(self._path, write=True, create=True)
 
-def _rewrite(
-    disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask, *, seed: int, compress: bool
-) -> LedgerEntry:
-    new = old._replace(generation=old.generation + 1)
-    path = layout.segment_path(directory, topic, new)
-    index = SparseIndex()
-    offset = 0
-    file = disk.open(path, write=True, create=True)
-    try:
-        file.truncate(0)
-        for block in _encoded(_groups(disk, directory, topic, old, keep), seed, topic.place(new), compress):
-            file.write(offset, block.chunks)
-            index.add(block.first_entry, offset, block.publish_time)
-            offset += block.length
-        file.sync()
-    finally:
-        file.close()
-    if len(index):
-        index.save(disk, layout.index_path(path))
-    return new._replace(bytes=offset)
+    def close(self) -> None:
+        self._file.close()
 
+    def run(self, keep: Mask) -> LedgerEntry:
+        """Write and sync the file, and its index; return the new ledger. Raises Damaged, OSError."""
+        self._file.truncate(0)
+        path = layout.segment_path(self._directory, self._topic, self._old)
+        with closing(open_segment(self._disk, path)) as source:
+            scan = SegmentScan(source, path, self._old.bytes, self._topic.place(self._old))
+            start = 0
+            for offset, header in scan:
+                mask = keep[start : start + header.rows]
+                start += header.rows
+                if not mask.any():
+                    continue
+                with damage_at(path, offset):
+                    stored = scan.stored(offset, header.length)
+                    if mask.all() and header.length >= BLOCK_BYTES // 2:
+                        self._flush()
+                        self._write(move_block(*stored, header, self._place), header.first_entry, header.publish_time)
+                    else:
+                        self._add(open_block(*stored, header), mask)
+            with damage_at(path, 0):
+                self._flush()
+            self.bytes_read = scan.bytes_read
+        self._file.sync()
+        if len(self._index):
+            self._index.save(self._disk, layout.index_path(self._path))
+        return self._new
 
-def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask) -> Iterator[list[Decoded]]:
-    """The messages that stay, in groups of about one block."""
-    path = layout.segment_path(directory, topic, old)
-    file = open_segment(disk, path)
-    try:
-        group: list[Decoded] = []
-        at, size = 0, 0
-        for found in headers(file, path, 0, old.bytes, topic.place(old)):
-            mask = keep[at : at + found.header.rows]
-            at += found.header.rows
-            if not mask.any():
-                continue
-            with damage_at(path, found.offset):
-                entries, times, messages = decode_blocks([read_block(file, path, found)])
-            group.append(Decoded(entries[mask], times[mask], messages.take(mask)))
-            size += found.header.length * int(mask.sum()) // len(mask)
-            if size >= BLOCK_BYTES:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
-    finally:
-        file.close()
+    def _add(self, block: RawBlock, mask: Mask) -> None:
+        self._blocks.append(block)
+        self._masks.append(mask)
+        self._width.add(property_names(block), int(mask.sum()))
+        self._size += block.header.length * int(mask.sum()) // len(mask)
+        self._undecoded += len(block.part) + len(block.values)
+        if self._size >= BLOCK_BYTES or self._width.full:
+            self._flush()
+        elif self._undecoded >= DECODED_BYTES:
+            self._drop()
 
+    def _drop(self) -> None:
+        mask = np.concatenate(self._masks)
+        entries, times, messages = decode_blocks(self._blocks)
+        self._parts.append(Decoded(entries[mask], times[mask], messages.take(mask)))
+        self._blocks, self._masks, self._undecoded = [], [], 0
 
-def _encoded(groups: Iterator[list[Decoded]], seed: int, place: int, compress: bool) -> Iterator[EncodedBlock]:
-    for group in groups:
-        entries = np.concatenate([part.entries for part in group])
-        times = np.concatenate([part.publish_times for part in group])
-        yield encode_block(
-            Batch.concat([part.messages for part in group]),
+    def _flush(self) -> None:
+        """Write the messages that were added as one block."""
+        if self._blocks:
+            self._drop()
+        if not self._parts:
+            return
+        entries = np.concatenate([part.entries for part in self._parts])
+        times = np.concatenate([part.publish_times for part in self._parts])
+        block = encode_block(
+            Batch.concat([part.messages for part in self._parts]),
             first_entry=int(entries[0]),
             publish_time=int(times[0]),
-            seed=seed,
-            place=place,
-            compress=compress,
+            seed=self._seed,
+            place=self._place,
+            compress=self._compress,
             entries=entries,
             publish_times=None if (times == times[0]).all() else times,
         )
+        self._write(block.chunks, block.first_entry, block.publish_time)
+        self._parts, self._size, self._width = [], 0, Width()
+
+    def _write(self, chunks: list[bytes], first_entry: int, publish_time: int) -> None:
+        self._file.write(self._new.bytes, chunks)
+        self._index.add(first_entry, self._new.bytes, publish_time)
+        self._new = self._new._replace(bytes=self._new.bytes + sum(map(len, chunks)))

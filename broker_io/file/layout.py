@@ -6,6 +6,7 @@
     DIR/journal-<n>                               what was appended since the last checkpoint (journal.py)
     DIR/topics/<topic>/<ledger>-<generation>.log    one ledger of a topic: blocks, nothing else (segment.py)
     DIR/topics/<topic>/<ledger>-<generation>.index  sparse index of it, may be missing (segment.py)
+    DIR/topics/<topic>/keys                         scratch of a compaction that runs (key_columns.py)
 
 Topic directories are named by number; topic names are in the manifest only, so any name suits any file system. Files
 that the manifest does not name are leftovers of an unfinished change; the next owner removes them.
@@ -60,6 +61,7 @@ from broker_io.errors import (
     TooManyFiles,
     UnsupportedFormat,
 )
+from broker_io.file.keymap import SMALLEST_BYTES
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
 
 MIB = 1024 * 1024
@@ -67,7 +69,10 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a log; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted."""
+    """Options of a log; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted.
+
+    A compaction remembers keys in `compaction_bytes` at most.
+    """
 
     segment_bytes: int = 64 * MIB
     journal_bytes: int = 64 * MIB
@@ -75,6 +80,7 @@ class Options:
     watermark_bytes: int = 256 * MIB
     max_message_bytes: int = MAX_MESSAGE_BYTES
     compacted_prefix: str = OWN_PREFIX
+    compaction_bytes: int = 128 * MIB
 
     def check(self) -> None:
         """Raises CallerError that names the invalid option."""
@@ -89,6 +95,7 @@ _BOUNDS = (
     ("journal_bytes", 1, 2**32),
     ("watermark_bytes", 0, 2**60),
     ("max_message_bytes", 1, 2**30),
+    ("compaction_bytes", SMALLEST_BYTES, 2**40),
 )
 """A journal is read into memory as a whole; the offsets in a block have 31 bits."""
 
@@ -124,6 +131,7 @@ LOCK = "lock"
 MANIFEST = "manifest"
 NEW_MANIFEST = "manifest.new"
 TOPICS = "topics"
+KEY_COLUMNS = "keys"
 
 _JOURNAL = re.compile(r"journal-(0|[1-9]\d*)")
 

@@ -149,6 +149,46 @@ def headers(file: ReadableFile, path: str, start: int, end: int, place: int | No
         at += header.length
 
 
+LARGE_BLOCK = 64 * 1024
+"""Of blocks from this size on a scan reads only what it is asked for."""
+SCAN_BYTES = 256 * 1024
+
+
+class SegmentScan:
+    """The headers of the blocks of a closed segment, in order; `bytes_read` so far.
+
+    Iterating raises Damaged, UnsupportedFormat, OSError.
+    """
+
+    def __init__(self, file: ReadableFile, path: str, end: int, place: int) -> None:
+        self.path = path
+        self.bytes_read = 0
+        self._file, self._end, self._place = file, end, place
+        self._data, self._base = b"", 0
+        self._ahead = SCAN_BYTES
+
+    def __iter__(self) -> Iterator[FoundBlock]:
+        at = 0
+        while at < self._end:
+            with damage_at(self.path, at):
+                header = parse_header(*self.stored(at, HEADER_BYTES), self._place)
+            if at + header.length > self._end:
+                raise Damaged(self.path, at, f"a block of {header.length} bytes does not end before {self._end}")
+            self._ahead = 0 if header.length >= LARGE_BLOCK else SCAN_BYTES
+            yield FoundBlock(at, header)
+            at += header.length
+
+    def stored(self, offset: int, size: int) -> tuple[bytes, int]:
+        """Bytes that hold those from an offset on, at the returned index; of one block after the other."""
+        if offset + size > self._base + len(self._data):
+            kept = self._data[offset - self._base :] if offset >= self._base else b""
+            wanted = min(max(size, self._ahead), self._end - offset) - len(kept)
+            read = self._file.read(offset + len(kept), wanted)
+            self.bytes_read += len(read)
+            self._data, self._base = kept + read, offset
+        return self._data, offset - self._base
+
+
 def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
     """The block of a header. Raises Damaged, UnsupportedFormat."""
     with damage_at(path, found.offset):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from broker_io import block
 from broker_io.batch import Blobs, Message, PlacedMessage
 from broker_io.errors import Damaged, DiskFull
-from broker_io.file import FileBroker
+from broker_io.file import FileBroker, key_columns
+from broker_io.file.commit import BLOCK_BYTES
 from broker_io.testing import Crash, Unsynced
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"\x00"])
@@ -206,13 +207,73 @@ def test_a_crash_at_any_step_leaves_the_log_before_or_after(unsynced: Unsynced) 
     assert outcomes == {12, 5}
 
 
-def test_many_keys_have_distinct_hashes() -> None:
+def random_appends(broker: FileBroker, count: int, keys: int) -> None:
+    choose = np.random.default_rng(3).integers(0, keys, count).tolist()
+    for start in range(0, count, 500):
+        append(broker, "t", [Message(b"key %d" % key, b"%d" % key or None) for key in choose[start : start + 500]])
+        if start % 1500 == 0:
+            broker.roll("t")
+
+
+@pytest.mark.parametrize("memory", [0, 30_000, 1_000_000])
+def test_more_keys_than_the_memory_holds_take_several_passes(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_columns, "MEMORY_BYTES", memory)
+    monkeypatch.setattr(key_columns, "CHUNK_ROWS", 400)
     world = World()
-    count = 3000
-    with world.own() as broker:
+    with world.own(compaction_bytes=65_536) as broker:
         broker.create_topic("t")
-        choose = np.random.default_rng(3).integers(0, 500, count)
-        append(broker, "t", [Message(b"key %d" % key, b"%d" % number) for number, key in enumerate(choose.tolist())])
+        random_appends(broker, 20_000, 6000)
+        append(broker, "t", [Message(b"key 7", None), Message(b"long" * 20_000, b"1")])
         before = rows(broker, "t")
         broker.compact("t")
         assert rows(broker, "t") == survivors(before)
+        assert not [path for path in world.disk.files() if path.endswith("/keys")]
+
+
+def test_temporary_file_of_a_compaction_that_crashed_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_columns, "MEMORY_BYTES", 0)
+    world = World()
+    broker = world.own()
+    broker.create_topic("t")
+    append(broker, "t", numbered(10))
+    broker.roll("t")
+    world.disk.stop_at(3)
+    with pytest.raises(Crash):
+        broker.compact("t")
+    disk = world.disk.kill()
+    assert [path for path in disk.files() if path.endswith("/keys")]
+    with World(disk).own() as again:
+        assert messages(again, "t") == numbered(10)
+        assert not [path for path in disk.files() if path.endswith("/keys")]
+
+
+def test_large_block_that_loses_nothing_is_copied_as_it_is() -> None:
+    world = World()
+    large = [Message(b"large %d" % number, bytes(BLOCK_BYTES // 8)) for number in range(8)]
+    with world.own(compression="zstd") as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(b"a", b"1")] * 2)
+        append(broker, "t", numbered(3))
+    with world.own() as broker:
+        append(broker, "t", large)
+        append(broker, "t", [Message(b"b", b"2")])
+        broker.roll("t")
+        before = rows(broker, "t")
+        stored = world.disk.files()[f"{DIRECTORY}/topics/1/1-0.log"]
+        broker.compact("t")
+        assert rows(broker, "t") == survivors(before)
+        assert world.disk.files()[f"{DIRECTORY}/topics/1/1-1.log"] < stored
+        broker.check_stored("t", 1)
+
+
+def test_damaged_values_are_not_copied() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(b"a", b"1")] * 2)
+        append(broker, "t", [Message(b"large", bytes(BLOCK_BYTES))])
+        broker.roll("t")
+        path = f"{DIRECTORY}/topics/1/1-0.log"
+        world.disk.flip(path, (world.disk.files()[path] - 20) * 8)
+        with pytest.raises(Damaged, match=r"1-0.log.*values part"):
+            broker.compact("t")

@@ -89,8 +89,8 @@ def _block(data: bytes) -> None:
     raw = block.open_block(data, 0, header)
     block.property_names(raw)
     block.decode_keys([raw], [header.rows])
-    block.decode_hashes(raw)
-    block.absent_values(raw)
+    block.decode_hashes([raw])
+    block.absent_values([raw], [raw.header.rows])
     block.decode_blocks([raw, raw])
 
 

@@ -77,6 +77,7 @@ class LogAddress(NamedTuple):
             compression=None if log.compression == "none" else log.compression,
             watermark_bytes=log.watermark_bytes,
             max_message_bytes=log.max_message_bytes,
+            compaction_bytes=log.compaction_bytes,
         )
 
     def connect_options(self, max_unavailable: float | None = None) -> dict[str, Any]:
