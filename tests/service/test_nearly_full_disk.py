@@ -15,7 +15,7 @@ import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on
 
-from broker_io.errors import DiskFailed, DiskWatermark
+from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles
 from broker_io.file.layout import MIB
 from broker_io.memory import MemoryBroker
 from broker_io.system import SystemDisk
@@ -145,4 +145,16 @@ async def test_an_engine_whose_disk_failed_ends_with_the_error_of_the_disk(topic
         broker.faults.fail_append(DiskFailed("journal-1: Read-only file system"))
         session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, ids[0]), tuple(topics), (1,) * len(topics)),)))
         assert isinstance(await asyncio.wait_for(asyncio.shield(engine.ended), 60), DiskFailed)
+        await engine.stop()
+
+
+@on_a_loop
+async def test_an_engine_without_a_file_descriptor_for_a_decision_ends_with_that_error() -> None:
+    with MemoryBroker() as broker:
+        engine = await Engine.start(broker)
+        session, ids = await session_on(engine, "t", "u")
+        await session.write(*((topic, transactional(ids[:1])) for topic in "tu"))
+        broker.faults.fail_append(TooManyFiles("7-0.log: Too many open files"))
+        session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, ids[0]), ("t", "u"), (1, 1)),)))
+        assert isinstance(await asyncio.wait_for(asyncio.shield(engine.ended), 60), TooManyFiles)
         await engine.stop()

@@ -7,7 +7,7 @@ from functools import partial
 from pyroaring import BitMap64
 
 from broker_io.batch import Batch
-from broker_io.errors import DiskWatermark, Error, TopicNotFound
+from broker_io.errors import DiskWatermark, Error, TooManyFiles, TopicNotFound
 from txnbuffer.buffer.state import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import (
@@ -36,8 +36,9 @@ MAX_WAITING = 100
 class EffectExecutor:
     """Executes the coordinator's effects on topics, the decision log and connections.
 
-    `committed`, `aborted`, `suppressed`, `damaged`: counters since the start of the process. `deleted`: the error that
-    says that the decision log was deleted; nothing can be decided after it.
+    `committed`, `aborted`, `suppressed`, `damaged`: counters since the start of the process. `obstacle`: why
+    nothing can be decided any more, if no other service has taken over: the decision log was deleted, or could not be
+    opened for want of file descriptors.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class EffectExecutor:
         self.committed = self.aborted = self.suppressed = self.damaged = 0
         self.remote_topics = RemoteTopics(loop, topics.broker, coordinator, appends)
         self.shard_messages = ShardMessages(loop, coordinator, topics, self.remote_topics, appends)
-        self.deleted: TopicNotFound | None = None
+        self.obstacle: TopicNotFound | TooManyFiles | None = None
         self._refused_epoch_markers: list[WriteEpochMarker] = []
         self._loop = loop
         self._now = loop.now
@@ -235,7 +236,7 @@ class EffectExecutor:
             self._topics.look_up(topic.name)
 
     def _stop(self, reason: str) -> None:
-        self._loop.fail(self.deleted or self._appends.failure or CoordinatorStopped(reason))
+        self._loop.fail(self.obstacle or self._appends.failure or CoordinatorStopped(reason))
 
     def _marker_durable(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())
@@ -251,7 +252,7 @@ class EffectExecutor:
         self._coordinator.decisions_durable(token, self._now())
 
     def _decisions_failed(self, error: Error) -> None:
-        self.deleted = error if isinstance(error, TopicNotFound) else None
+        self.obstacle = error if isinstance(error, TopicNotFound | TooManyFiles) else None
         self._coordinator.decisions_failed(str(error))
 
     def _write_epoch_marker(self, effect: WriteEpochMarker) -> None:
