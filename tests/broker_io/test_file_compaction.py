@@ -222,7 +222,7 @@ def test_more_keys_than_the_memory_holds_take_several_passes(memory: int, monkey
     world = World()
     with world.own(compaction_bytes=65_536) as broker:
         broker.create_topic("t")
-        random_appends(broker, 20_000, 6000)
+        random_appends(broker, 8_000, 4000)
         append(broker, "t", [Message(b"key 7", None), Message(b"long" * 20_000, b"1")])
         before = rows(broker, "t")
         broker.compact("t")
