@@ -158,3 +158,14 @@ async def test_an_engine_without_a_file_descriptor_for_a_decision_ends_with_that
         session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, ids[0]), ("t", "u"), (1, 1)),)))
         assert isinstance(await asyncio.wait_for(asyncio.shield(engine.ended), 60), TooManyFiles)
         await engine.stop()
+
+
+@on_a_loop
+async def test_an_engine_without_a_file_descriptor_for_an_epoch_marker_ends_with_that_error() -> None:
+    with MemoryBroker() as broker:
+        async with engine_on(broker) as engine:
+            await session_on(engine, "t")
+        broker.faults.fail_append(TooManyFiles("7-0.log: Too many open files"), topic="t")
+        engine = await Engine.start(broker)
+        assert isinstance(await asyncio.wait_for(asyncio.shield(engine.ended), 60), TooManyFiles)
+        await engine.stop()

@@ -37,8 +37,8 @@ class EffectExecutor:
     """Executes the coordinator's effects on topics, the decision log and connections.
 
     `committed`, `aborted`, `suppressed`, `damaged`: counters since the start of the process. `obstacle`: why
-    nothing can be decided any more, if no other service has taken over: the decision log was deleted, or could not be
-    opened for want of file descriptors.
+    nothing can be decided any more, if no other service has taken over: the decision log was deleted, or there was no
+    file descriptor for a decision or an epoch marker.
     """
 
     def __init__(
@@ -276,4 +276,6 @@ class EffectExecutor:
         if isinstance(error, DiskWatermark):
             self._refused_epoch_markers.append(effect)
             return
+        if isinstance(error, TooManyFiles):
+            self.obstacle = error
         self._stop(f"writing an epoch marker failed: {error}")
