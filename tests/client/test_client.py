@@ -75,6 +75,22 @@ def test_block_may_commit_or_abort_explicitly() -> None:
     in_world(test)
 
 
+def test_a_commit_behind_an_older_open_transaction_is_visible_once_that_has_ended() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as older:
+            await older.send("orders", b"older")
+            await until(lambda: "orders" in world.broker.topics() and world.broker.last_position("orders") is not None)
+            async with client.transaction() as txn:
+                await txn.send("orders", b"newer")
+                await txn.commit(wait_visible=True)
+            assert values(world.broker, "orders") == []
+            await older.abort()
+        await until(lambda: values(world.broker, "orders") == [b"newer"])
+
+    in_world(test)
+
+
 def test_a_transaction_without_records_commits() -> None:
     async def test(world: World) -> None:
         client = await world.client()

@@ -445,7 +445,8 @@ class Transaction:
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; return when all records and the commit are durable.
 
-        - `wait_visible`: also wait, for up to two minutes, until all readers can see the records.
+        - `wait_visible`: also wait, for up to two minutes, until all readers can see the records as soon as no older
+          transaction is open on their topics.
         - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`.
 
         If the call is cancelled after the commit was requested, the transaction may commit; the exception has a note
