@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Self
 
 import pytest
@@ -75,3 +76,40 @@ def test_an_error_that_no_application_must_get_is_found(
                 world.run(5.0)
         else:
             world.run(5.0)
+
+
+class OpenClient:
+    """A client that is opened and closed at once."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_local_log_need_not_show_what_is_behind_the_transactions_of_a_killed_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[bool] = []
+
+    async def use(_: LocalLog, __: OpenClient, *, whole: bool) -> None:
+        checked.append(whole)
+        if len(checked) == 2:
+            await asyncio.sleep(100.0)
+
+    monkeypatch.setattr(LocalLog, "_use", use)
+    monkeypatch.setattr(LocalLog, "_patience", lambda _: None)
+    monkeypatch.setattr(local_apps, "connect", lambda _: OpenClient())
+    with World(seed=1) as world:
+        history = History(lambda: world.now, world.fail)
+        app = LocalLog("app", world.host("beta"), Setting("", history, (), world.log), world.random("app"))
+        app.start()
+        world.run(3.0)
+        assert checked == [True, True]
+        assert app.process is not None
+        app.process.kill()
+        app.start()
+        world.run(5.0)
+    assert len(checked) > 4
+    assert not any(checked[2:])
