@@ -41,6 +41,8 @@ def dependencies(history: History, topics: Topics) -> tuple[Columns, list[str]]:
     A topic is a key without an order of versions, which the last transaction reads. Each record that a consumer group
     handled is a key to which its writer appends, and a second key, with an order, for its handling: the group reads
     that key as empty and appends to it. So a record that is handled twice is a lost update.
+
+    Writers read nothing, and a handling reads one record. So of Adya's classes only G1a and G-single can be found.
     """
     numbers = {id(attempt): number for number, attempt in enumerate(history.attempts)}
     aborted = [not attempt.fate.may_be_visible for attempt in history.attempts]
