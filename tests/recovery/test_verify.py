@@ -5,7 +5,7 @@ from snapshot_driver import abort_some, entries, manager_on, put
 from writing import TopicWriter
 
 from broker_io.batch import Message
-from broker_io.errors import TopicNotFound
+from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EndEntry, EntryKey, gone, message
@@ -144,6 +144,22 @@ def test_leftovers_zombies_and_foreign_keys_are_warnings():
     warned = " ".join(finding.what for finding in findings if finding.level is Level.WARNING)
     for text in ("does not name it", "not those of an entry", "fenced owners are ignored"):
         assert text in warned
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_log_that_is_trimmed_while_it_is_verified_is_not_compared(monkeypatch, before):
+    broker, _, _ = stored()
+
+    def trim_meanwhile(broker, topic, **options):
+        broker.trim(T, broker.ledgers(T)[1].ledger)
+        if before:
+            return rebuild(broker, topic, **options)
+        raise PositionTrimmed("messages were trimmed")
+
+    monkeypatch.setattr("txnbuffer.recovery.verify.rebuild", trim_meanwhile)
+    finding = only(verify(broker))
+    assert finding.level is Level.OK
+    assert "first ledgers were trimmed" in finding.what
 
 
 def test_where_the_log_is_trimmed_the_snapshot_is_checked_in_itself():

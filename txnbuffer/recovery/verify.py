@@ -249,16 +249,21 @@ def _against_log(
         f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.digests)} segments, {len(index)} mutation snapshots, "
         f"applied to {state.buffer.applied}"
     )
-    if broker.ledgers(topic)[0].ledger != state.origin_ledger:
+    rebuilt: tuple[TransactionBuffer, Sequencer] | Error | None = None
+    bounds = BoundsCheck(index)
+    if not _is_trimmed(broker, topic, state):
+        try:
+            rebuilt = rebuild(
+                broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied, bounds=bounds
+            )
+        except Error as error:
+            rebuilt = error
+    if rebuilt is None or _is_trimmed(broker, topic, state):  # also if it was trimmed meanwhile
         what = f"{numbers}: consistent; not compared with the log, whose first ledgers were trimmed"
         return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
-    bounds = BoundsCheck(index)
-    try:
-        buffer, sequencer = rebuild(
-            broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied, bounds=bounds
-        )
-    except Error as error:
-        return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
+    if isinstance(rebuilt, Error):
+        return [Finding(Level.ERROR, topic, f"the log can't be read again: {rebuilt}", end, place)]
+    buffer, sequencer = rebuilt
     buffer.trim(state.buffer.first_ledger)
     differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer) + bounds.index()[1]
     damage = _damage(broker, topic, snapshot)
@@ -266,6 +271,11 @@ def _against_log(
         found = [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
         return found + damage
     return [Finding(Level.OK, topic, f"{numbers}: equal to the log", end, place), *damage]
+
+
+def _is_trimmed(broker: Broker, topic: str, state: TopicState) -> bool:
+    """Whether the first ledgers that a snapshot covers are gone."""
+    return broker.ledgers(topic)[0].ledger != state.origin_ledger
 
 
 def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Finding]:
