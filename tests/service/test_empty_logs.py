@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 
 import pytest
 from cluster_app import app_on
@@ -154,6 +156,30 @@ async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(clus
         await app.write("a", [txn])
         assert await app.commit(txn, "a") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+
+
+@on_a_loop
+async def test_a_cursor_that_is_added_during_the_registration_is_kept(cluster, monkeypatch):
+    """The registration follows the topic anew once its ledger was replaced."""
+    append, go = once_loaded(cluster), threading.Event()
+
+    def append_later(self, followed, epoch_marker, new):
+        go.wait(30)
+        return append(self, followed, epoch_marker, new)
+
+    async with cluster_engine(cluster) as (engine, _):
+        monkeypatch.setattr(ClusterTopics, "_append_if_empty", append_later)
+        opening = asyncio.create_task(app_on(engine, cluster, "a"))
+        await eventually(lambda: (topic := engine.topics.get("a")) is not None and topic.followed is not None)
+        async with engine.topics.snapshot_lock:
+            go.set()
+            await eventually(lambda: epoch_markers(cluster, "a"))
+            await asyncio.sleep(0.1)
+            adding = asyncio.create_task(engine.cursors.add("a", "mine", "beginning"))
+            await asyncio.sleep(0.1)
+        assert await adding == 0
+        await opening
+        assert engine.topics.get("a").followed.cursors == {"mine": 0}
 
 
 @on_a_loop

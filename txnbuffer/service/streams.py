@@ -542,6 +542,9 @@ class Streams:
                 raise await self._missing(name)
             await self._topics.register(name)
             topic = self._topics.get(name)
+        elif topic.lock.locked():  # until its registration ends, it may be followed anew
+            async with topic.lock:
+                topic = self._topics.get(name)
         if topic is None or topic.followed is None:
             problem = None if topic is None else topic.problem
             raise problem or RegistrationFailed(f"topic {name!r} could not be registered for streaming: try again")
