@@ -160,7 +160,7 @@ async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(clus
 
 @on_a_loop
 async def test_a_cursor_that_is_added_during_the_registration_is_kept(cluster, monkeypatch):
-    """The registration follows the topic anew once its ledger was replaced."""
+    """The registration follows the topic again once its ledger was replaced."""
     append, go = once_loaded(cluster), threading.Event()
 
     def append_later(self, followed, epoch_marker, new):

@@ -542,7 +542,7 @@ class Streams:
                 raise await self._missing(name)
             await self._topics.register(name)
             topic = self._topics.get(name)
-        elif topic.lock.locked():  # until its registration ends, it may be followed anew
+        elif topic.lock.locked():  # its registration may still replace what is followed
             async with topic.lock:
                 topic = self._topics.get(name)
         if topic is None or topic.followed is None:
