@@ -170,8 +170,9 @@ class _Rewriting:
     def _add(self, block: RawBlock, mask: Mask) -> None:
         self._blocks.append(block)
         self._masks.append(mask)
-        self._width.add(property_names(block), int(mask.sum()))
-        self._size += block.header.length * int(mask.sum()) // len(mask)
+        kept = int(mask.sum())
+        self._width.add(property_names(block), kept)
+        self._size += block.header.length * kept // len(mask)
         self._undecoded += len(block.part) + len(block.values)
         if self._size >= BLOCK_BYTES or self._width.full:
             self._flush()

@@ -134,41 +134,26 @@ class FoundBlock(NamedTuple):
     header: Header
 
 
-def headers(file: ReadableFile, path: str, start: int, end: int, place: int | None = None) -> Iterator[FoundBlock]:
-    """The headers of the blocks between two offsets. Raises Damaged, UnsupportedFormat."""
-    at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
-    while at < end:
-        if at + HEADER_BYTES > base + len(data):
-            base, data = at, file.read(at, min(size, end - at))
-            size = min(2 * size, CHUNK_BYTES)
-        with damage_at(path, at):
-            header = parse_header(data, at - base, place)
-        if at + header.length > end:
-            raise Damaged(path, at, f"a block of {header.length} bytes does not end before {end}")
-        yield FoundBlock(at, header)
-        at += header.length
-
-
 LARGE_BLOCK = 64 * 1024
 """Of blocks from this size on a scan reads only what it is asked for."""
 SCAN_BYTES = 256 * 1024
 
 
 class SegmentScan:
-    """The headers of the blocks of a closed segment, in order; `bytes_read` so far.
+    """The headers of the blocks between two offsets of a segment, in order; `bytes_read` so far.
 
     Iterating raises Damaged, UnsupportedFormat, OSError.
     """
 
-    def __init__(self, file: ReadableFile, path: str, end: int, place: int) -> None:
+    def __init__(self, file: ReadableFile, path: str, end: int, place: int | None = None, start: int = 0) -> None:
         self.path = path
         self.bytes_read = 0
-        self._file, self._end, self._place = file, end, place
+        self._file, self._start, self._end, self._place = file, start, end, place
         self._data, self._base = b"", 0
         self._ahead = SCAN_BYTES
 
     def __iter__(self) -> Iterator[FoundBlock]:
-        at = 0
+        at = self._start
         while at < self._end:
             with damage_at(self.path, at):
                 header = parse_header(*self.stored(at, HEADER_BYTES), self._place)
@@ -189,6 +174,11 @@ class SegmentScan:
         return self._data, offset - self._base
 
 
+def headers(file: ReadableFile, path: str, start: int, end: int, place: int | None = None) -> Iterator[FoundBlock]:
+    """The headers of the blocks between two offsets. Raises Damaged, UnsupportedFormat."""
+    return iter(SegmentScan(file, path, end, place, start))
+
+
 def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
     """The block of a header. Raises Damaged, UnsupportedFormat."""
     with damage_at(path, found.offset):
@@ -198,8 +188,10 @@ def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool
 def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
     """Read every block up to an offset. Raises Damaged, UnsupportedFormat, OSError."""
     with closing(disk.open(path)) as file:
-        for found in headers(file, path, 0, end, place):
-            read_block(file, path, found)
+        scan = SegmentScan(file, path, end, place)
+        for offset, header in scan:
+            with damage_at(path, offset):
+                open_block(*scan.stored(offset, header.length), header)
 
 
 def whole_blocks(
