@@ -279,13 +279,17 @@ async def test_many_streams_that_nobody_reads_share_the_memory(broker, count):
         assert budget.backfill_memory.active <= 1
 
 
+async def write_400_large(client, *topics):
+    for number in range(10):
+        for topic in topics:
+            await write(client, topic, {f"{number}-{at}": "x" * 500 for at in range(40)})
+
+
 @on_a_loop
 async def test_streams_that_take_turns_do_not_wait_for_ticks(broker, monkeypatch):
     monkeypatch.setattr(streams, "TICK", 3600.0)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
-        for number in range(10):
-            for topic in ("t", "u"):
-                await write(client, topic, {f"{number}-{at}": "x" * 500 for at in range(40)})
+        await write_400_large(client, "t", "u")
         followers = [Follower(client.stream(topic)) for topic in ("t", "u", "t", "u")]
         await asyncio.gather(*(follower.until(400) for follower in followers))
         assert engine.streams.budget.backfill_memory.most_turns == 1
@@ -297,8 +301,7 @@ async def test_streams_that_take_turns_do_not_wait_for_ticks(broker, monkeypatch
 async def test_a_stream_that_takes_nothing_loses_its_turn(broker, monkeypatch):
     monkeypatch.setattr(streams, "TICK", 0.02)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
-        for number in range(10):
-            await write(client, "t", {f"{number}-{at}": "x" * 500 for at in range(40)})
+        await write_400_large(client, "t")
         connection = engine.streams.connect()
         connection.receive([StreamHello("", 10.0), StreamRequest(1, "t", 0, 2**62, (), 0, 0), Grant(1, 1, 2**62)])
         memory = engine.streams.budget.backfill_memory
@@ -319,8 +322,7 @@ async def test_a_stream_that_takes_nothing_loses_its_turn(broker, monkeypatch):
 async def test_streams_that_wait_for_a_turn_are_counted(broker, monkeypatch):
     monkeypatch.setattr(streams, "TICK", 3600.0)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
-        for number in range(10):
-            await write(client, "t", {f"{number}-{at}": "x" * 500 for at in range(40)})
+        await write_400_large(client, "t")
         connection = engine.streams.connect()
         for stream in (1, 2):
             hello = [StreamHello("", 10.0)] if stream == 1 else []

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 from unittest import mock
 
 from sim.world import Process, World
@@ -38,23 +38,32 @@ CLOSE_SECONDS = 7.0
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A call of a process. `ended` is None while it has no answer."""
+class Wait:
+    """A time in which a process waited for what the service gives. `ended` is None while it waits."""
 
+    awaited: ClassVar[str]
     process: Process
-    name: str
     began: float
-    ended: float | None = None
+    ended: float | None = field(default=None, init=False)
 
 
 @dataclass(slots=True, eq=False)
-class Unwelcomed:
-    """A time in which a session had no welcome. `ended` is None while it has none."""
+class Call(Wait):
+    """A call without an answer."""
 
-    process: Process
+    awaited = "answer"
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(slots=True, eq=False)
+class Unwelcomed(Wait):
+    """A session without a welcome."""
+
+    awaited = "welcome"
     session: ClientSession
-    began: float
-    ended: float | None = None
 
     def __str__(self) -> str:
         return f"session {self.session.core.session or 'without a name'}{self.session._of_shard()}"
@@ -119,7 +128,7 @@ class Calls:
 
     def _lost(self, session: ClientSession) -> None:
         if session not in self._unwelcomed:
-            self._unwelcomed[session] = Unwelcomed(self._process, session, self._world.now)
+            self._unwelcomed[session] = Unwelcomed(self._process, self._world.now, session)
 
     def _had_answer(self, session: ClientSession) -> None:
         found = self._unwelcomed.pop(session, None)
@@ -129,7 +138,7 @@ class Calls:
 
     def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*arguments: Any, **named: Any) -> Any:
-            found = Call(self._process, method.__qualname__, self._world.now)
+            found = Call(self._process, self._world.now, method.__qualname__)
             self._calls.append(found)
             try:
                 return await method(*arguments, **named)
@@ -162,16 +171,12 @@ class Calls:
 
     def late(self, calm: float) -> Iterator[str]:
         """The calls and the sessions of processes that still run which waited too long after everything was calm."""
-        for call in self._calls:
-            if (seconds := self._too_long(call, calm)) is not None:
-                answer = "no answer" if call.ended is None else "its answer"
-                yield f"{call.name} of {call.process.name} had {answer} {seconds:.1f} s after everything was calm"
-        for one in (*self._long_unwelcomed, *self._unwelcomed.values()):
-            if (seconds := self._too_long(one, calm)) is not None:
-                welcome = "no welcome" if one.ended is None else "its welcome"
-                yield f"{one} of {one.process.name} had {welcome} {seconds:.1f} s after everything was calm"
+        for wait in (*self._calls, *self._long_unwelcomed, *self._unwelcomed.values()):
+            if (seconds := self._too_long(wait, calm)) is not None:
+                awaited = f"{'no' if wait.ended is None else 'its'} {wait.awaited}"
+                yield f"{wait} of {wait.process.name} had {awaited} {seconds:.1f} s after everything was calm"
 
-    def _too_long(self, wait: Call | Unwelcomed, calm: float) -> float | None:
+    def _too_long(self, wait: Wait, calm: float) -> float | None:
         """The seconds of a wait after everything was calm, if they are too many."""
         seconds = (self._world.now if wait.ended is None else wait.ended) - max(wait.began, calm)
         return seconds if seconds > ANSWER_SECONDS and not wait.process.dead else None

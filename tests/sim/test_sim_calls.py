@@ -27,6 +27,11 @@ def calls_of(
     """What is late when a process has used a client for 100 s."""
     for owner, name in ((Client, "outcome"), (Transaction, "commit")):
         monkeypatch.setattr(owner, name, staticmethod(answered_after))
+    return late_in(use, calm, end)
+
+
+def late_in(use: Callable[[], Any], calm: float, end: Callable[[Process], None] | None = None) -> list[str]:
+    """What is late when a process has run for 100 s, if everything was calm from a time on."""
     with World(seed=1) as world:
         calls = Calls(world)
         world.enter(calls.recorded())
@@ -122,12 +127,7 @@ def test_a_session_without_a_welcome_is_found(times: list[tuple[float, float]], 
         ClientSession(connect, 500.0).begin()
         await asyncio.Event().wait()
 
-    with World(seed=1) as world:
-        calls = Calls(world)
-        world.enter(calls.recorded())
-        world.host("beta").start("app", main)
-        world.run(100.0)
-        late = [*calls.late(calm)]
+    late = late_in(main, calm)
     assert len(late) == bool(found)
     assert found in "".join(late)
 
@@ -143,12 +143,7 @@ def test_a_session_that_was_closed_waits_for_no_welcome() -> None:
         await session.close()
         await asyncio.Event().wait()
 
-    with World(seed=1) as world:
-        calls = Calls(world)
-        world.enter(calls.recorded())
-        world.host("beta").start("app", main)
-        world.run(100.0)
-        assert [*calls.late(0.0)] == []
+    assert late_in(main, calm=0.0) == []
 
 
 @pytest.mark.parametrize(
