@@ -1,10 +1,10 @@
 """Key compaction of the closed ledgers of a topic.
 
-First the keys of all messages are read, and met from the newest to the oldest: a message whose key was met before is
-superseded. The map of keys has a fixed size. If there are more keys it is filled with those of a range of hashes, and
-the keys are met again for each other range. Keys are compared, so two keys with one hash can't hide each other: the
-messages of the one that was met later stay. Messages without a key are dropped, and so is the newest message of a key
-if it has no value (nothing older of that key is left then).
+First the keys of all messages are read, and looked at from the newest to the oldest: a message whose key was seen
+before is superseded. The map of keys has a fixed size. If there are more keys, it is filled with those of a range of
+hashes, and the keys are looked at again for each other range. Keys are compared, so two keys with one hash can't hide
+each other: the messages of the one that was seen later stay. Messages without a key are dropped, and so is the newest
+message of a key if it has no value (nothing older of that key is left then).
 
 Ledgers that lose messages are rewritten under the next generation, every message with its entry number and publish
 time. A large block that loses nothing is copied as it is stored, once its checksums were verified; others are merged.
@@ -94,7 +94,7 @@ def _survivors(disk: Disk, directory: str, topic: TopicEntry, map_bytes: int, do
         kept = [[np.packbits(np.ones(chunk.rows, np.bool_)) for chunk in chunks] for chunks in columns.chunks]
         begin = 0
         while begin < ALL_HASHES:
-            begin = _meet(columns, kept, begin, map_bytes)
+            begin = _drop_superseded(columns, kept, begin, map_bytes)
             done.passes += 1
         done.bytes_read += columns.bytes_read
     for chunks, bitmaps in zip(columns.chunks, kept, strict=True):
@@ -102,7 +102,7 @@ def _survivors(disk: Disk, directory: str, topic: TopicEntry, map_bytes: int, do
         yield np.concatenate([np.zeros(0, np.bool_), *masks])
 
 
-def _meet(columns: KeyColumns, kept: list[list[Bytes]], begin: int, map_bytes: int) -> int:
+def _drop_superseded(columns: KeyColumns, kept: list[list[Bytes]], begin: int, map_bytes: int) -> int:
     """Clear the bits of the messages that don't stay, for a range of hashes from `begin` on; return its end."""
     rows = sum(chunk.rows for chunks in columns.chunks for chunk in chunks)
     size = sum(chunk.size for chunks in columns.chunks for chunk in chunks)
@@ -110,7 +110,7 @@ def _meet(columns: KeyColumns, kept: list[list[Bytes]], begin: int, map_bytes: i
     for chunks, bitmaps in zip(reversed(columns.chunks), reversed(kept), strict=True):
         for at in reversed(range(len(chunks))):
             found = columns.read(chunks[at])
-            newest, superseded = keys.meet(found.hashes, found.keys)
+            newest, superseded = keys.add(found.hashes, found.keys)
             dropped = superseded | (newest & found.deleted) | (found.keys.lengths < 0)
             bitmaps[at] &= ~np.packbits(dropped)
     return keys.end

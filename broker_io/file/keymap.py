@@ -1,14 +1,14 @@
-"""Which keys of a log were met already, in a fixed amount of memory
+"""Which keys of a log were seen already, in a fixed amount of memory
 
-A log is cleaned from its newest messages to its oldest: a message whose key was met before is superseded. `KeyMap` is
-a hash table that remembers the keys it met, of all hashes below a bound. When it is full it forgets those of the upper
+A log is cleaned from its newest messages to its oldest: a message whose key was seen before is superseded. `KeyMap` is
+a hash table of the keys that were seen, of all hashes below a bound. When it is full it forgets those of the upper
 eighth of its hashes and lowers the bound; another pass over the log, from the bound on, decides about the rest. So a
-table of any size cleans a log of any size, and each pass meets fewer keys.
+table of any size cleans a log of any size, and each pass sees fewer keys.
 
 A hash only finds the message that may have the same key. The keys are compared, so that two keys with one hash can
 never hide each other: then both stay.
 
-Many rows are met at once. All look at their slots in the same round; of those that find the same empty slot the last
+Many rows are added at once. All look at their slots in the same round; of those that find the same empty slot the last
 one written owns it, which is the newest. The others look again; those that find another hash go on to the next slot.
 """
 
@@ -48,7 +48,7 @@ class KeyColumn(NamedTuple):
         return KeyColumn(self.data, self.starts[rows], self.lengths[rows])
 
 
-class Met(NamedTuple):
+class Added(NamedTuple):
     """Which of n rows are the newest of their key, and which are older ones."""
 
     newest: Mask
@@ -56,9 +56,9 @@ class Met(NamedTuple):
 
 
 class KeyMap:
-    """The keys met so far whose hashes are from `begin` to below `end`.
+    """The keys seen so far whose hashes are from `begin` to below `end`.
 
-    `memory_bytes` is for slots and keys together. `end` falls when they are full. `met`: the number of keys.
+    `memory_bytes` is for slots and keys together. `end` falls when they are full. `count`: the number of keys.
     """
 
     def __init__(self, memory_bytes: int, begin: int = 0, end: int = ALL_HASHES) -> None:
@@ -66,7 +66,7 @@ class KeyMap:
             raise ValueError(f"a key map needs at least {SMALLEST_BYTES} bytes, got {memory_bytes}")
         self._slots = slots = memory_bytes * 3 // 4 // SLOT_BYTES
         self.begin, self.end = begin, end
-        self.met = 0
+        self.count = 0
         self._most = int(slots * LOAD)
         self._hashes = np.zeros(slots, np.uint64)
         self._starts = np.zeros(slots, np.int64)
@@ -82,11 +82,11 @@ class KeyMap:
         needed = max(slot_bytes * 4 // 3, key_bytes * 4, SMALLEST_BYTES)
         return cls(min(needed, most_bytes), begin)
 
-    def meet(self, hashes: Hashes, keys: KeyColumn) -> Met:
-        """Meet the keys of n rows in the order of the log, all older than those met before.
+    def add(self, hashes: Hashes, keys: KeyColumn) -> Added:
+        """Add the keys of n rows in the order of the log, all older than those added before.
 
         Neither newest nor superseded are rows without a key, with a hash out of the range, with the hash of another
-        key that was met, or with a key longer than a quarter of the memory for keys.
+        key that was seen, or with a key longer than a quarter of the memory for keys.
         """
         newest, superseded = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         usable = (keys.lengths >= 0) & (keys.lengths <= len(self._keys) // 4)
@@ -98,8 +98,8 @@ class KeyMap:
                 rows = self._in_range(hashes, rows)
                 continue
             rows, last = rows[: len(rows) - room], rows[len(rows) - room :]
-            newest[last], superseded[last] = self._meet(hashes[last], keys.take(last))
-        return Met(newest, superseded)
+            newest[last], superseded[last] = self._add(hashes[last], keys.take(last))
+        return Added(newest, superseded)
 
     def _in_range(self, hashes: Hashes, rows: Int64s) -> Int64s:
         if (self.begin, self.end) == (0, ALL_HASHES):
@@ -109,13 +109,13 @@ class KeyMap:
 
     def _room_for(self, lengths: Int64s) -> int:
         """How many of the newest rows fit, if all their keys are new."""
-        most = min(self._most - self.met, len(lengths))
+        most = min(self._most - self.count, len(lengths))
         if most == 0:
             return 0
         ends = np.cumsum(lengths[: -most - 1 : -1])
         return int(np.searchsorted(ends, len(self._keys) - self._keys_end, side="right"))
 
-    def _meet(self, hashes: Hashes, keys: KeyColumn) -> Met:
+    def _add(self, hashes: Hashes, keys: KeyColumn) -> Added:
         newest, superseded = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         rows = np.arange(len(hashes))
         slots = ((hashes & _LOWER_HALF) * np.uint64(self._slots) >> np.uint64(32)).astype(np.int64)
@@ -129,7 +129,7 @@ class KeyMap:
             mine = KeyColumn(self._keys, self._starts[found], self._lengths[found])
             superseded[twins] = equal_keys(mine, keys.take(twins))
             slots, rows = (slots[~same] + 1) % self._slots, rows[~same]
-        return Met(newest, superseded)
+        return Added(newest, superseded)
 
     def _take_slots(self, slots: Int64s, rows: Int64s) -> Mask:
         """Which rows take the empty slots among theirs: of those at the same one the last."""
@@ -143,7 +143,7 @@ class KeyMap:
         self._hashes[slots] = hashes
         self._lengths[slots] = keys.lengths
         self._starts[slots] = ends - keys.lengths
-        self.met += len(slots)
+        self.count += len(slots)
         if len(slots):
             self._keys[self._keys_end : ends[-1]] = gathered(keys)
             self._keys_end = int(ends[-1])
@@ -157,8 +157,8 @@ class KeyMap:
         lengths = self._lengths[kept].astype(np.int64)
         keys = KeyColumn(gathered(KeyColumn(self._keys, starts, lengths)), np.cumsum(lengths) - lengths, lengths)
         self._lengths.fill(-1)
-        self._keys_end = self.met = 0
-        self._meet(hashes, keys)
+        self._keys_end = self.count = 0
+        self._add(hashes, keys)
 
 
 def gathered(keys: KeyColumn) -> Bytes:

@@ -26,14 +26,14 @@ def superseded(batches: list[list[tuple[int, bytes]]], memory: int) -> tuple[lis
         passes += 1
         for marked, batch in zip(reversed(marks), reversed(batches), strict=True):
             hashes = np.array([number for number, _ in batch], np.uint64)
-            met = found.meet(hashes, column([key for _, key in batch])).superseded
-            marked[:] = [before or now for before, now in zip(marked, met.tolist(), strict=True)]
+            older = found.add(hashes, column([key for _, key in batch])).superseded
+            marked[:] = [before or now for before, now in zip(marked, older.tolist(), strict=True)]
         begin = found.end
     return marks, passes
 
 
 def naive(batches: list[list[tuple[int, bytes]]]) -> list[list[bool]]:
-    """The first key that is met of each hash supersedes its older occurrences; other keys of the hash stay."""
+    """The first key that is seen of each hash supersedes its older occurrences; other keys of the hash stay."""
     owners: dict[int, tuple[bytes, tuple[int, int]]] = {}
     marks = [[False] * len(batch) for batch in batches]
     for at in reversed(range(len(batches))):
@@ -68,12 +68,12 @@ def test_passes_with_little_memory_decide_about_all_keys(seed: int, repeats: int
 def test_keys_too_long_for_the_memory_stay() -> None:
     found = KeyMap(SMALLEST_BYTES)
     long = b"x" * SMALLEST_BYTES
-    assert found.meet(np.array([7, 7, 8], np.uint64), column([long, long, b"a"])).newest.tolist() == [
+    assert found.add(np.array([7, 7, 8], np.uint64), column([long, long, b"a"])).newest.tolist() == [
         False,
         False,
         True,
     ]
-    assert found.meet(np.array([7, 8], np.uint64), column([long, b"a"])).superseded.tolist() == [False, True]
+    assert found.add(np.array([7, 8], np.uint64), column([long, b"a"])).superseded.tolist() == [False, True]
 
 
 def test_a_full_map_still_takes_many_rows_of_known_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def test_a_full_map_still_takes_many_rows_of_known_keys(monkeypatch: pytest.Monk
     found = KeyMap(SMALLEST_BYTES)
     numbers = np.arange(700, dtype=np.uint64)
     names = column([b"%d" % number for number in range(700)])
-    assert found.meet(numbers, names).newest.all()
+    assert found.add(numbers, names).newest.all()
     for _ in range(5):
-        assert found.meet(numbers, names).superseded.all()
-    assert (found.met, found.end) == (700, ALL_HASHES)
+        assert found.add(numbers, names).superseded.all()
+    assert (found.count, found.end) == (700, ALL_HASHES)
 
 
 def test_memory_below_the_least_is_refused() -> None:
