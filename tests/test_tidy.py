@@ -21,9 +21,9 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 PURE = (
-    "broker_io.batch", "broker_io.block", "broker_io.errors", "broker_io.partitions", "broker_io.position",
-    "broker_io.rpc.encoding", "broker_io.rpc.log_pb2", "broker_io.varint", "snapshots.errors", "snapshots.format",
-    "snapshots.shards",
+    "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors", "broker_io.partitions",
+    "broker_io.position", "broker_io.rpc.encoding", "broker_io.rpc.log_pb2", "broker_io.varint",
+    "snapshots.errors", "snapshots.format", "snapshots.shards",
     "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors",
     "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.pipeline.ranges", "txnbuffer.protocol",
     "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2",
@@ -42,7 +42,7 @@ SHELLS = (
 ORDER = (
     ("broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
     ("broker_io.batch", "broker_io.environment", "broker_io.partitions"),
-    ("broker_io.block", "broker_io.port", "broker_io.waits"),
+    ("broker_io.block", "broker_io.compaction", "broker_io.port", "broker_io.waits"),
     ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
     ("broker_io",),
@@ -140,6 +140,7 @@ BLANK = r"\s+(?:#\s+)?"
 PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words in PRIVATE_WORDS) + r")(?!\w)")
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
+    "txnbuffer.buffer.compaction": "the rules of a protocol by themselves, tested against the buffer",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

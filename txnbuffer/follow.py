@@ -9,7 +9,8 @@ on the messages that it appended, with their columns.
 `DecidedFollower` holds applied messages in memory until they are decided. If too many are held, they are dropped, and
 read from the log again once they are decided. Reading again stops when it has caught up with the applied messages.
 
-`visible_records` are the records of decided messages: record sets unpacked, suppressed records left out.
+`visible_records` are the records of decided messages: record sets unpacked, suppressed records left out. Those that
+compaction has emptied are among them, because they keep their seqnos; they are left out last (`removed_rows`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import Effect
 from txnbuffer.buffer.visibility import Sequenced, Sequencer, Visibility, decided_rows, end_of, visible_counts
 from txnbuffer.errors import ProtocolStopped, ReplayStalled, SeqnoGap, UndecodableRecordSet
+from txnbuffer.protocol import removed_rows
 from txnbuffer.recordset import expand, rows_within
 
 REPLAY_TIMEOUT = 30.0
@@ -349,7 +351,7 @@ class SequencedFollower(DecidedFollower):
 
 
 class VisibleRecords(NamedTuple):
-    """The visible records of decided messages, of which `last` is the last one.
+    """The visible records of decided messages, of which `last` is the last one, without emptied ones.
 
     `seqnos`: int64[n], None if they are not known. `broken`: the error of the first record set that cannot be unpacked;
     these are the records before it.
@@ -377,6 +379,9 @@ class RecordFollower(DecidedFollower):
         if self.next_seqno is not None:
             seqnos = np.arange(self.next_seqno, self.next_seqno + len(records), dtype=np.int64)
             self.next_seqno += int(counts.sum())
+        removed = removed_rows(records.messages)
+        if removed is not None:
+            records, seqnos = records.take(~removed), None if seqnos is None else seqnos[~removed]
         return VisibleRecords(records, seqnos, placed.positions.last, broken)
 
     def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:
@@ -433,7 +438,7 @@ def stalled(topic: str, end: Position, at: Position, timeout: float) -> ReplaySt
 
 
 def visible_records(placed: PlacedBatch, visibility: Visibility, counts: Int64s | None = None) -> PlacedBatch:
-    """The visible records of messages. `counts`: int64[n], how many each message has, if that is known.
+    """The visible records of messages, emptied ones included. `counts`: int64[n], how many each has, if that is known.
 
     Raises UndecodableRecordSet, and SeqnoGap if a record set contains another number of records than it declares.
     """

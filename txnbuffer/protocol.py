@@ -12,6 +12,9 @@ They are texts; integers are decimal:
                 `txnbuffer.recordset`). The records have the positions `(ledger, entry, 0 ... n - 1)` and
                 consecutive seqs. A record set is never in a batch of the broker.
 - `tb.marker`   `1`: the message is a marker. Readers ignore its other properties, except `tb.v`.
+- `tb.removed`  `1`: compaction has emptied the record, or record set. Its key, its value and the properties of the
+                application are gone. It counts as before, with its transaction, seq and seqno, but no reader shows it.
+                It needs no `tb.v`.
 
 A record without `tb.txn` and `tb.seq` is ordinary. A record with properties that contradict these rules (`tb.v`,
 `tb.txn`, `tb.seq` or `tb.records` is missing or cannot be read) is *undecodable*: it is counted and never visible.
@@ -53,6 +56,7 @@ TXN = "tb.txn"
 SEQ = "tb.seq"
 RECORDS = "tb.records"
 MARKER = "tb.marker"
+REMOVED = "tb.removed"
 
 MARKER_TEXT = "1"
 MAX_SET_RECORDS = 2**31 - 1
@@ -189,6 +193,14 @@ def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
     if isinstance(column, Numbers):
         return np.ones(count, np.bool_) if column.present is None else column.present
     return _labels(column).codes >= 0
+
+
+def removed_rows(messages: Batch) -> NDArray[np.bool_] | None:
+    """Return bool[n]: which records compaction has emptied; None if it has emptied none."""
+    if REMOVED not in messages.properties:
+        return None
+    removed = present(messages.properties[REMOVED], len(messages))
+    return removed if removed.any() else None
 
 
 def any_transactional(messages: Batch) -> bool:

@@ -26,6 +26,7 @@ from txnbuffer.protocol import (
     MARKER,
     MAX_SET_RECORDS,
     RECORDS,
+    REMOVED,
     SEQ,
     TXN,
     VERSION,
@@ -164,13 +165,19 @@ def _rows_within_memory(placed: PlacedBatch) -> int:
 
 
 def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
-    """Return the rows of a batch that are record sets."""
+    """Return the rows of a batch that are record sets, and not emptied."""
     properties = placed.messages.properties
     if RECORDS not in properties:
         return np.zeros(0, np.intp)
     count = len(placed)
     sound = (numbers(properties[RECORDS], count, MAX_SET_RECORDS) > 0) & (placed.positions.indexes == NO_INDEX)
-    return np.flatnonzero(sound & ~present(properties.get(MARKER), count))
+    return np.flatnonzero(sound & ~without_content(placed))
+
+
+def without_content(placed: PlacedBatch) -> NDArray[np.bool_]:
+    """Return bool[n]: which messages are markers or emptied, so that they have no record to show."""
+    properties, count = placed.messages.properties, len(placed)
+    return present(properties.get(MARKER), count) | present(properties.get(REMOVED), count)
 
 
 def _slim(records: Batch) -> Batch:

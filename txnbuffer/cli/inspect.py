@@ -31,7 +31,7 @@ from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import start_point
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
-from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
+from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, decode_marker
 from txnbuffer.recovery.codec import decode_state
 from txnbuffer.recovery.restore import LoadedTopic, load
 
@@ -89,6 +89,8 @@ def _message_row(placed: PlacedMessage) -> Row:
     detail: str | bytes = "(deleted)" if value is None else value
     if MARKER in properties:
         kind, detail = "marker", _marker_text(value)
+    elif REMOVED in properties:
+        kind, detail = "emptied", "(by compaction)"
     elif RECORDS in properties:
         kind, detail = "set", f"{properties[RECORDS]} records in {len(value or b''):,} bytes"
     return {

@@ -34,8 +34,8 @@ from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, ReplayStalled
 from txnbuffer.follow import LogFollower, RecordFollower, VisibleRecords, unpacked
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.protocol import MARKER, any_transactional, present
-from txnbuffer.recordset import TOGETHER, rows_within
+from txnbuffer.protocol import any_transactional
+from txnbuffer.recordset import TOGETHER, rows_within, without_content
 from txnbuffer.recovery.restore import LOST, LoadedTopic, load
 
 Start: TypeAlias = "Position | datetime | str"
@@ -315,7 +315,7 @@ class UncommittedFollower:
             if placed is None:
                 return False
             self._read_to = placed.positions.last
-            self._messages = placed.take(~present(placed.messages.properties.get(MARKER), len(placed)))
+            self._messages = placed.take(~without_content(placed))
         self._unpack(self._messages)
         return True
 

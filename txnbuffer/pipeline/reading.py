@@ -20,8 +20,8 @@ from txnbuffer.errors import LogTruncated, ReplayStalled
 from txnbuffer.follow import visible_records
 from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_log_end, check_same
 from txnbuffer.pipeline.ranges import RecordRange, after
-from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, transaction_codes
-from txnbuffer.recordset import batch_slices, expand
+from txnbuffer.protocol import MARKER, RECORDS, TXN, any_transactional, present, removed_rows, transaction_codes
+from txnbuffer.recordset import batch_slices, expand, without_content
 from txnbuffer.recovery.restore import LOST
 
 BATCH_ROWS = 16_384
@@ -152,9 +152,9 @@ def _next(broker: Broker, reader: Reader, one: RecordRange, at: Position) -> Pla
 
 
 def _filtered(placed: PlacedBatch, record_filter: RecordFilter, seqno: int | None) -> tuple[RecordRows, int]:
-    """The records of messages, without markers, and how many of them are visible."""
+    """The records of messages, without markers, and how many of them are visible, emptied ones included."""
     if not record_filter.isolated:
-        records = expand(_without_markers(placed))
+        records = expand(placed.take(~without_content(placed)))
         return RecordRows(record_filter.topic, records, None, None, None), len(records)
     if not record_filter.registered and any_transactional(placed.messages):
         raise SnapshotMissing(record_filter.topic, LOST)
@@ -168,10 +168,13 @@ def _filtered(placed: PlacedBatch, record_filter: RecordFilter, seqno: int | Non
         visible = np.ones(len(records), np.bool_)
     else:
         records, visible = placed, visible_counts(placed, record_filter.visibility) > 0
-    count = int(np.count_nonzero(visible))
     seqnos = None if seqno is None else np.where(visible, seqno - 1 + np.cumsum(visible), 0)
-    mask = None if record_filter.keep_hidden or count == len(records) else visible
-    return RecordRows(record_filter.topic, records, mask, seqnos, outcomes), count
+    removed = removed_rows(records.messages)
+    shown = np.ones(len(records), np.bool_) if record_filter.keep_hidden else visible
+    if removed is not None:
+        shown = shown & ~removed
+    mask = None if shown.all() else shown
+    return RecordRows(record_filter.topic, records, mask, seqnos, outcomes), int(np.count_nonzero(visible))
 
 
 def _without_markers(placed: PlacedBatch) -> PlacedBatch:

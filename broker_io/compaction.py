@@ -1,0 +1,107 @@
+"""Compaction of data topics: what a broker asks of its caller, who alone knows which records are committed
+
+A compaction empties messages: their positions, publish times and the properties of the log protocol stay, so that the
+log says of transactions what it said before. It looks at the closed ledgers up to one whose messages are all decided.
+The caller says of each message by its properties whether it is retained (`RecordRetention`).
+
+A deletion that is the newest message of its key may be purged: emptied, too, because nothing older of its key is left.
+Readers that had read something older and have not read the deletion would keep it. So the caller says which deletions
+all readers have read, and the log stores the newest ledger that had a purged one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.batch import Batch, PlacedBatch
+
+
+class RecordRetention(enum.IntEnum):
+    """How compaction treats a message."""
+
+    RETAIN = 0
+    """It stays: a marker, a message without a key, or one that is empty already."""
+    LATEST = 1
+    """It stays if it is the newest of its key."""
+    RECORD_SET = 2
+    """It stays, and contains records with unknown keys: no later deletion is purged."""
+    EMPTY = 3
+    """It is emptied."""
+
+
+Retentions: TypeAlias = NDArray[np.int8]
+
+
+class CompactionRules(Protocol):
+    """What the caller knows of the messages of a topic. It is called in the order of the log."""
+
+    def retentions(self, placed: PlacedBatch) -> Retentions:
+        """int8[n]: a `RecordRetention` for each message of one ledger. The values of the messages are left out.
+
+        Raises the error with which the compaction ends; nothing has changed then.
+        """
+
+    def emptied(self, messages: Batch, which: NDArray[np.bool_]) -> Batch:
+        """The same messages, those of the mask without key, value and properties of the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRequest:
+    """`upto`: the last ledger to look at; all its messages are decided.
+
+    Deletions are purged in ledgers up to `purge_upto` if they were published before `purge_before_ms` (since 1970).
+    A ledger is rewritten if its messages to empty are at least `least_dead` of those with content. `progress` is called
+    with the bytes read and written since its last call; it may wait, and end the compaction by raising an error.
+    """
+
+    upto: int
+    rules: CompactionRules
+    purge_upto: int = 0
+    purge_before_ms: int = 0
+    least_dead: float = 0.0
+    progress: Callable[[int], object] = int
+
+
+class CompactionState(NamedTuple):
+    """Compaction has looked at all ledgers up to `cleaned`, and purged no deletion above `purged`; 0: at none."""
+
+    cleaned: int = 0
+    purged: int = 0
+
+
+@dataclass(slots=True)
+class CompactionReport:
+    """What a compaction did. `records`: messages with content before it; `emptied` of them were superseded or aborted,
+    `purged` were deletions. `ledgers` were looked at, `rewritten` of them written again. `passes` over the keys.
+    `bytes_before` and `bytes_after` of the ledgers; `bytes_read` and `bytes_written` in all.
+    """
+
+    records: int = 0
+    emptied: int = 0
+    purged: int = 0
+    ledgers: int = 0
+    rewritten: int = 0
+    passes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+@runtime_checkable
+class CompactingBroker(Protocol):
+    """A broker that compacts data topics."""
+
+    def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
+        """Compact a topic while it is read and appended to. Either all of it happens or, if it fails, nothing.
+
+        Raises Damaged that names the file, errors of the disk, and what `request` raises.
+        """
+
+    def compaction(self, topic: str) -> CompactionState: ...
