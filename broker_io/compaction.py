@@ -68,11 +68,29 @@ class CompactionRequest:
     progress: Callable[[int], object] = int
 
 
+class CompactionPolicy(NamedTuple):
+    """When a topic is compacted; it is stored with the topic. Times in milliseconds.
+
+    `dirty_ratio`: the bytes of ledgers that no compaction has looked at, to those of all closed ledgers, above 0 to 1.
+    Messages younger than `least_lag_ms` are left alone; a topic that has unseen messages older than `most_lag_ms` is
+    compacted whatever its ratio (0: no limit). Deletions stay for `grace_ms`.
+    """
+
+    dirty_ratio: float = 0.5
+    least_lag_ms: int = 0
+    most_lag_ms: int = 0
+    grace_ms: int = 24 * 3600 * 1000
+
+
 class CompactionState(NamedTuple):
-    """Compaction has looked at all ledgers up to `cleaned`, and purged no deletion above `purged`; 0: at none."""
+    """Compaction has looked at all ledgers up to `cleaned`, and purged no deletion above `purged`; 0: at none.
+
+    Without a `policy` the topic is compacted on request only.
+    """
 
     cleaned: int = 0
     purged: int = 0
+    policy: CompactionPolicy | None = None
 
 
 @dataclass(slots=True)
@@ -105,3 +123,6 @@ class CompactingBroker(Protocol):
         """
 
     def compaction(self, topic: str) -> CompactionState: ...
+
+    def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
+        """Store a policy with the topic, or remove it; durable when this returns."""
