@@ -147,6 +147,7 @@ def encode_block(
     seed: int = 0,
     place: int = 0,
     compress: bool = False,
+    compress_keys: bool = False,
     hashed: bool = True,
     entries: Int64s | None = None,
     publish_times: Int64s | None = None,
@@ -155,6 +156,7 @@ def encode_block(
 
     `entries` (int64[n], ascending, the first equal to `first_entry`) is for messages with gaps between them,
     `publish_times` (int64[n]) for messages that were published at different times. `hashed` adds key hashes.
+    `compress_keys` compresses the keys part, `compress` both parts.
     """
     count = len(batch)
     span = count if entries is None else int(entries[-1]) - first_entry + 1
@@ -164,8 +166,11 @@ def encode_block(
         pieces += (content, _PADDING[-len(content) % 8])
     part, values = b"".join(pieces), bytes(batch.values.packed().data)
     flags, keys_raw, values_raw = 0, len(part), len(values)
+    if compress or compress_keys:
+        part, flags = _compressed(part, KEYS_ZSTD)
     if compress:
-        flags, part, values = _compressed(part, values)
+        values, more = _compressed(values, VALUES_ZSTD)
+        flags |= more
     fields = _HEADER.pack(
         *(MAGIC, VERSION, flags, len(sections), count, span, first_entry, publish_time),
         *(len(part), len(values), keys_raw, values_raw),
@@ -176,16 +181,10 @@ def encode_block(
     return EncodedBlock(chunks, len(chunks[0]) + len(chunks[1]), count, first_entry, publish_time)
 
 
-def _compressed(part: bytes, values: bytes) -> tuple[int, bytes, bytes]:
-    """Flags and the two parts, each compressed if that makes it smaller."""
-    compressor = zstandard.ZstdCompressor(level=1)
-    flags = 0
-    small_part, small_values = compressor.compress(part), compressor.compress(values)
-    if len(small_part) < len(part):
-        flags, part = flags | KEYS_ZSTD, small_part
-    if len(small_values) < len(values):
-        flags, values = flags | VALUES_ZSTD, small_values
-    return flags, part, values
+def _compressed(part: bytes, flag: int) -> tuple[bytes, int]:
+    """A part compressed, and its flag, if that makes it smaller; else as it is, and 0."""
+    small = zstandard.ZstdCompressor(level=1).compress(part)
+    return (small, flag) if len(small) < len(part) else (part, 0)
 
 
 def _sections(batch: Batch, seed: int | None, entries: Int64s | None, times: Int64s | None) -> list[tuple[int, bytes]]:
@@ -371,6 +370,14 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
     return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), messages)
 
 
+@_of_columns
+def decode_keys_parts(blocks: Sequence[RawBlock]) -> Decoded:
+    """All messages of at least one block that was opened without values; they have none. Raises BadBlock."""
+    counts = [*map(_ROWS, blocks)]
+    messages = Batch(decode_keys(blocks, counts), Blobs.none(sum(counts)), _properties(blocks, counts))
+    return Decoded(decode_entries(blocks, counts), decode_publish_times(blocks, counts), messages)
+
+
 def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
     """The messages of a block from an untrusted peer, and the offset of its end.
 
@@ -408,7 +415,7 @@ def decode_keys(blocks: Sequence[RawBlock], counts: list[int]) -> Blobs:
 
 @_of_columns
 def decode_hashes(blocks: Sequence[RawBlock]) -> NDArray[np.uint64]:
-    """uint64[n]: the first halves of the key hashes of blocks; zeros where there is no key. Raises BadBlock."""
+    """uint64[n]: the first halves of the key hashes of blocks; zeros where there is none. Raises BadBlock."""
     return np.frombuffer(_section(blocks, HASHES, 16), ">u8")[::2].astype(np.uint64)
 
 

@@ -321,6 +321,12 @@ def check_compaction(topic: str, prefix: str) -> None:
         )
 
 
+def check_data_topic(topic: str, prefix: str) -> None:
+    """Raises NotSupported for a topic without transactions."""
+    if topic.startswith(prefix):
+        raise NotSupported(f"topic {topic!r} has no transactions, and is compacted when it needs it: name a data topic")
+
+
 def check_batch(batch: Batch, limit: int) -> int:
     """Check a batch before anything of it is appended, and return its approximate bytes.
 

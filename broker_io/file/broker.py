@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, overload
 
 from broker_io.batch import Batch
-from broker_io.environment import Environment, Thread, current
+from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest, CompactionState
+from broker_io.environment import Environment, Mutex, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
-from broker_io.file.compaction import Compaction, compact_ledgers
+from broker_io.file.compaction import Compaction, Compactor
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Resource, check_compaction, check_topic_name
+from broker_io.port import (
+    MAX_MESSAGE_BYTES,
+    OWN_PREFIX,
+    Resource,
+    check_compaction,
+    check_data_topic,
+    check_topic_name,
+)
 from broker_io.position import Positions
 
 CHECK_SECONDS = 0.5
@@ -94,14 +102,14 @@ class FileBroker(ReadingBroker):
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         super().__init__(environment, directory, options.max_message_bytes)
         self._log, self.report = open_log(environment, directory, options)
-        self.last_compaction = Compaction()
-        """What the last compaction of any topic did."""
+        self.last_compaction = CompactionReport()
+        """What the last compaction of a topic without transactions did."""
         self._options = options
         threads = environment.threads
         self._grew = threads.condition()
         self._work = threads.reentrant_lock()
         self._queue = threads.condition()
-        self._compacting = threads.lock()
+        self._compacting: defaultdict[str, Mutex] = defaultdict(threads.lock)
         self._fences: defaultdict[int, Fence] = defaultdict(Fence)
         self._idle = False
         self._closing = False
@@ -212,7 +220,7 @@ class FileBroker(ReadingBroker):
             self._log.create_topics(names)
 
     def delete_topic(self, topic: str) -> None:
-        with self._compacting, self._work:
+        with self._unchanged(topic), self._work:
             self.check()
             self._flush()
             self._log.delete_topic(topic)
@@ -226,7 +234,7 @@ class FileBroker(ReadingBroker):
         self._notify()
 
     def trim(self, topic: str, first_ledger: int) -> None:
-        with self._compacting, self._work:
+        with self._unchanged(topic), self._work:
             self.check()
             self._log.trim(self._log.topic(topic), first_ledger)
         self._notify()
@@ -236,30 +244,76 @@ class FileBroker(ReadingBroker):
 
         A delete that is the newest message of its key is dropped at once.
         """
-        with self._compacting:
-            self.named(topic)
-            check_compaction(topic, self._options.compacted_prefix)
-            self.roll(topic)
-            compacted = self.named(topic)
+        self.named(topic)
+        check_compaction(topic, self._options.compacted_prefix)
+        self.roll(topic)
+        self.last_compaction = self._compact(topic, None)
+
+    def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
+        """As `CompactingBroker` says."""
+        check_data_topic(topic, self._options.compacted_prefix)
+        return self._compact(topic, request)
+
+    def compaction(self, topic: str) -> CompactionState:
+        """As `CompactingBroker` says."""
+        return self.named(topic).compaction
+
+    def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
+        """As `CompactingBroker` says."""
+        check_data_topic(topic, self._options.compacted_prefix)
+        with self._work:
+            self.check()
+            found = self._log.topic(topic)
+            state = found.entry.compaction._replace(policy=policy)
+            self._log.change(found, found.entry._replace(compaction=state), ())
+
+    def _compact(self, topic: str, request: CompactionRequest | None) -> CompactionReport:
+        with self._unchanged(topic):
+            entry = self.named(topic)
+            compactor = Compactor(
+                self.environment.disk,
+                self.directory,
+                entry,
+                request,
+                seed=self._log.seed,
+                compress=self._options.compress,
+                map_bytes=self._options.compaction_bytes,
+            )
             try:
-                done = self.last_compaction = compact_ledgers(
-                    self.environment.disk,
-                    self.directory,
-                    compacted,
-                    seed=self._log.seed,
-                    compress=self._options.compress,
-                    map_bytes=self._options.compaction_bytes,
-                )
+                done = compactor.run()
             except OSError as error:
                 what = f"topic {topic!r} was not compacted; nothing changed"
                 raise disk_error(error, self.directory, what) from error
-            news = {rewrite.old: rewrite.new for rewrite in done.rewrites}  # none was trimmed meanwhile
-            if news:
-                with self._work:
-                    found = self._log.topic(topic)
-                    ledgers = tuple(news.get(ledger, ledger) for ledger in found.entry.ledgers)
-                    self._log.change(found, found.entry._replace(ledgers=ledgers), news)
-                self._notify()
+            self._swap(topic, compactor, done)
+        return done.report
+
+    def _swap(self, topic: str, compactor: Compactor, done: Compaction) -> None:
+        """Replace the rewritten ledgers, of which none was trimmed meanwhile."""
+        news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
+        with self._work:
+            self.check()
+            found = self._log.topic(topic)
+            state = found.entry.compaction
+            if compactor.request is not None and compactor.ledgers:
+                cleaned = max(state.cleaned, compactor.ledgers[-1].ledger)
+                state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
+            ledgers = tuple(news.get(ledger, ledger) for ledger in found.entry.ledgers)
+            entry = found.entry._replace(ledgers=ledgers, compaction=state)
+            if entry != found.entry:
+                self._log.change(found, entry, news)
+        if news:
+            self._notify()
+
+    @contextlib.contextmanager
+    def _unchanged(self, topic: str) -> Iterator[None]:
+        """No ledger of the topic is trimmed or compacted meanwhile. Raises Closed."""
+        with self._queue:
+            self.check()
+            if self._closing:
+                raise Closed(f"the log {self.directory} is being closed: open it again")
+            lock = self._compacting[topic]
+        with lock:
+            yield
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""
@@ -379,7 +433,12 @@ class FileBroker(ReadingBroker):
             self._queue.notify_all()
         if self._committer is not None:
             self._committer.join()
-        with self._compacting, self._work:
+        with self._queue:
+            running = [*self._compacting.values()]
+        for lock in running:
+            with lock:  # until the compaction has ended
+                pass
+        with self._work:
             self.closed = True
             try:
                 self._log.close()

@@ -1,7 +1,7 @@
 """The key columns of the closed ledgers of a topic: what a compaction needs to decide which messages stay.
 
-Each ledger is read once, oldest first, and only the keys parts of its large blocks. Their hashes, keys and whether
-there is a value are kept in chunks of columns: the first in memory, those beyond `MEMORY_BYTES` in a temporary file,
+Each ledger is read once, oldest first, and only the keys parts of its large blocks. Their hashes, keys and what the
+rules say of them are kept in chunks of columns: the first in memory, those beyond `MEMORY_BYTES` in a temporary file,
 so that several passes over the keys need not read the ledgers again.
 """
 
@@ -15,13 +15,27 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from broker_io.block import HEADER_BYTES, RawBlock, absent_values, decode_hashes, decode_keys, open_block
+from broker_io.batch import Blobs, PlacedBatch
+from broker_io.block import (
+    HASHES,
+    HEADER_BYTES,
+    KEYS,
+    RawBlock,
+    absent_values,
+    decode_hashes,
+    decode_keys,
+    decode_keys_parts,
+    hash_keys,
+    open_block,
+)
+from broker_io.compaction import CompactionRequest, RecordRetention
 from broker_io.environment import Disk, File
 from broker_io.file import layout
 from broker_io.file.keymap import Bytes, Hashes, KeyColumn, Mask
 from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SegmentScan
+from broker_io.position import NO_INDEX, Positions
 
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -30,11 +44,14 @@ MEMORY_BYTES = 32 * 1024 * 1024
 
 
 class Columns(NamedTuple):
-    """The key columns of n messages; a message without a key has one of length -1. `deleted`: there is no value."""
+    """The key columns of n messages. A key of length -1: the message competes with no other, and stays if it is not
+    `unwanted`. `purgeable`: it is a deletion, and need not stay if it is the newest message of its key.
+    """
 
     hashes: Hashes
     keys: KeyColumn
-    deleted: Mask
+    purgeable: Mask
+    unwanted: Mask
 
 
 class KeyChunk(NamedTuple):
@@ -47,12 +64,21 @@ class KeyChunk(NamedTuple):
 
 
 class KeyColumns:
-    """The chunks of each ledger that was added; `bytes_read` of the ledgers and of the temporary file."""
+    """The chunks of each ledger that was added, and `contents`, the number of its messages with a key or a value.
 
-    def __init__(self, disk: Disk, directory: str, topic: TopicEntry) -> None:
+    Without a `request` the topic has no transactions: messages without a key are unwanted, and all deletions can be
+    purged. `bytes_read` of the ledgers and of the temporary file.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: str, topic: TopicEntry, seed: int, request: CompactionRequest | None
+    ) -> None:
         self.chunks: list[list[KeyChunk]] = []
+        self.contents: list[int] = []
         self.bytes_read = 0
         self._disk, self._directory, self._topic = disk, directory, topic
+        self._seed, self._request = seed, request
+        self._hidden_keys = False
         self._path = layout.join(layout.topic_path(directory, topic.number), layout.KEY_COLUMNS)
         self._file: File | None = None
         self._in_memory = self._in_file = 0
@@ -69,19 +95,35 @@ class KeyColumns:
                 self._disk.remove(self._path)
 
     def add(self, ledger: LedgerEntry) -> None:
-        """Read the keys of a closed ledger. Raises Damaged, UnsupportedFormat, OSError."""
+        """Read the keys of a closed ledger. Raises Damaged, UnsupportedFormat, OSError, and what the request raises."""
         chunks: list[KeyChunk] = []
+        self.contents.append(0)
+        read = 0
         path = layout.segment_path(self._directory, self._topic, ledger)
         with closing(open_segment(self._disk, path)) as file:
             scan = SegmentScan(file, path, ledger.bytes, self._topic.place(ledger))
             for offset, blocks in _grouped(scan):
                 with damage_at(path, offset):
-                    chunks.append(self._store(blocks))
+                    chunks.append(self._store(ledger, blocks))
+                if self._request is not None:
+                    self._request.progress(scan.bytes_read - read)
+                    read = scan.bytes_read
             self.bytes_read += scan.bytes_read
         self.chunks.append(chunks)
 
-    def _store(self, blocks: list[RawBlock]) -> KeyChunk:
-        rows, packed = _packed(blocks)
+    def _store(self, ledger: LedgerEntry, blocks: list[RawBlock]) -> KeyChunk:
+        counts = [block.header.rows for block in blocks]
+        keys = decode_keys(blocks, counts)
+        deleted, rows = absent_values(blocks, counts), len(keys)
+        if self._request is None:
+            unwanted = keys.absent_mask()
+            competes, purgeable = ~unwanted, deleted
+            self.contents[-1] += rows
+        else:
+            competes, purgeable, unwanted = self._retained(self._request, ledger, blocks, deleted)
+        hashes = _hashes(blocks, keys, self._seed)
+        bitmaps = [np.packbits(mask).tobytes() for mask in (competes, purgeable, unwanted)]
+        packed = b"".join([hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
         if self._in_memory + len(packed) <= MEMORY_BYTES:
             self._in_memory += len(packed)
             return KeyChunk(rows, len(packed), packed)
@@ -92,6 +134,20 @@ class KeyColumns:
         self._in_file += len(packed)
         return KeyChunk(rows, len(packed), self._file, self._in_file - len(packed))
 
+    def _retained(
+        self, request: CompactionRequest, ledger: LedgerEntry, blocks: list[RawBlock], deleted: Mask
+    ) -> tuple[Mask, Mask, Mask]:
+        """Which messages compete for their keys, which may be purged, and which are unwanted."""
+        entries, times, messages = decode_keys_parts(blocks)
+        columns = np.full(len(entries), ledger.ledger, np.int64), entries, np.full(len(entries), NO_INDEX, np.int64)
+        found = request.rules.retentions(PlacedBatch(Positions(*columns), times, messages))
+        self._hidden_keys |= bool((found == RecordRetention.RECORD_SET).any())
+        competes = found == RecordRetention.LATEST
+        self.contents[-1] += int(np.count_nonzero((found != RecordRetention.RETAIN) | ~deleted))
+        if self._hidden_keys or ledger.ledger > request.purge_upto:
+            return competes, np.zeros(len(found), np.bool_), found == RecordRetention.EMPTY
+        return competes, competes & deleted & (times < request.purge_before_ms), found == RecordRetention.EMPTY
+
     def read(self, chunk: KeyChunk) -> Columns:
         """The columns of a chunk. Raises OSError."""
         if isinstance(chunk.packed, bytes):
@@ -100,22 +156,21 @@ class KeyColumns:
         return _columns(chunk.packed.read(chunk.offset, chunk.size), chunk.rows)
 
 
-def _packed(blocks: list[RawBlock]) -> tuple[int, bytes]:
-    counts = [block.header.rows for block in blocks]
-    keys = decode_keys(blocks, counts)
-    lengths = keys.lengths()
-    lengths[keys.absent_mask()] = -1
-    deleted = np.packbits(absent_values(blocks, counts))
-    return len(keys), b"".join([decode_hashes(blocks).tobytes(), lengths.tobytes(), deleted.tobytes(), keys.data])
+def _hashes(blocks: list[RawBlock], keys: Blobs, seed: int) -> Hashes:
+    """The first halves of the key hashes; those of blocks that have none are computed."""
+    if all(HASHES in block.sections or KEYS not in block.sections for block in blocks):
+        return decode_hashes(blocks)
+    return np.frombuffer(hash_keys(keys, seed), ">u8")[::2].astype(np.uint64)
 
 
 def _columns(packed: bytes, rows: int) -> Columns:
     hashes = np.frombuffer(packed, np.uint64, rows)
     lengths = np.frombuffer(packed, np.int32, rows, 8 * rows).astype(np.int64)
-    deleted = np.frombuffer(packed, np.uint8, -(-rows // 8), 12 * rows)
-    data = np.frombuffer(packed, np.uint8, offset=12 * rows + len(deleted))
-    ends = np.cumsum(np.maximum(lengths, 0))
-    return Columns(hashes, KeyColumn(data, ends - np.maximum(lengths, 0), lengths), bits(deleted, rows))
+    size = -(-rows // 8)
+    masks = [bits(np.frombuffer(packed, np.uint8, size, 12 * rows + number * size), rows) for number in range(3)]
+    data = np.frombuffer(packed, np.uint8, offset=12 * rows + 3 * size)
+    keys = KeyColumn(data, np.cumsum(lengths) - lengths, np.where(masks[0], lengths, -1))
+    return Columns(hashes, keys, masks[1], masks[2])
 
 
 def bits(bitmap: Bytes, rows: int) -> Mask:

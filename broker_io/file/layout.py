@@ -29,10 +29,12 @@ and the rest is one JSON document:
                 a deleted topic exists in no later topic of its name; missing in older manifests: 1
     topics      one object per topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
 
-`floor` is `[ledger, entry]`: nothing below it exists any more. Each of `ledgers`, ascending, is an object with ledger,
-generation (how often compaction rewrote it), entries (next entry number), bytes (all durable), first_time and
-last_time (no message of it was published before the former, none of the topic so far after the latter; milliseconds, 0
-for an empty topic). All but the last ledger are closed. Appends in the journal extend the last one.
+`floor` is `[ledger, entry]`: nothing below it exists any more. A data topic that was compacted has `cleaned` and
+`purged`, one with a policy has `policy`, an object; `broker_io.compaction` describes them. Each of `ledgers`, in order,
+is an object with ledger, generation (how often compaction rewrote it), entries (next entry number), bytes (all
+durable), first_time and last_time (no message of it was published before the former, none of the topic so far after the
+latter; milliseconds, 0 for an empty topic). All but the last ledger are closed. Appends in the journal extend the last
+one.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from typing import Any, NamedTuple, TypeAlias
 import google_crc32c
 
 from broker_io.block import BadBlock
+from broker_io.compaction import CompactionPolicy, CompactionState
 from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import (
     CallerError,
@@ -256,6 +259,7 @@ class TopicEntry(NamedTuple):
     incarnation: str
     floor: tuple[int, int]
     ledgers: tuple[LedgerEntry, ...]
+    compaction: CompactionState = CompactionState()
 
     def find(self, ledger: int) -> LedgerEntry | None:
         """The first ledger at or above a number."""
@@ -316,13 +320,19 @@ def _json(document: dict[str, Any]) -> bytes:
 
 
 def _topic_document(topic: TopicEntry) -> dict[str, Any]:
-    return {
+    document = {
         "number": topic.number,
         "name": topic.name,
         "incarnation": topic.incarnation,
         "floor": list(topic.floor),
         "ledgers": [ledger._asdict() for ledger in topic.ledgers],
     }
+    cleaned, purged, policy = topic.compaction
+    if cleaned:
+        document |= {"cleaned": cleaned, "purged": purged}
+    if policy is not None:
+        document["policy"] = policy._asdict()
+    return document
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
@@ -352,7 +362,9 @@ def _read_topic(document: dict[str, Any]) -> TopicEntry:
     if not ledgers:
         raise ValueError(f"topic {document['number']} has no ledger")
     ledger, entry = document["floor"]
-    return TopicEntry(document["number"], document["name"], document["incarnation"], (ledger, entry), ledgers)
+    policy = CompactionPolicy(**document["policy"]) if "policy" in document else None
+    state = CompactionState(document.get("cleaned", 0), document.get("purged", 0), policy)
+    return TopicEntry(document["number"], document["name"], document["incarnation"], (ledger, entry), ledgers, state)
 
 
 def load_manifest(disk: Disk, directory: str) -> Manifest | None:

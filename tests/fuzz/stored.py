@@ -89,6 +89,7 @@ def _block(data: bytes) -> None:
     raw = block.open_block(data, 0, header)
     block.property_names(raw)
     block.decode_keys([raw], [header.rows])
+    block.decode_keys_parts([raw])
     block.decode_hashes([raw])
     block.absent_values([raw], [raw.header.rows])
     block.decode_blocks([raw, raw])
@@ -310,6 +311,7 @@ STORED = (
             "broker_io.block.open_block",
             "broker_io.block.decode_blocks",
             "broker_io.block.decode_keys",
+            "broker_io.block.decode_keys_parts",
             "broker_io.block.decode_hashes",
             "broker_io.block.decode_entries",
             "broker_io.block.decode_publish_times",

@@ -1,0 +1,499 @@
+"""Data topics of an embedded log that are compacted, against a model that knows all that was ever written.
+
+A compaction empties aborted records and those whose key has a newer visible one. The state of the transaction buffer,
+positions and seqnos stay; every reader that has the state of some seqno reaches the state of the end, unless deletions
+above that seqno were purged.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+from file_logs import DIRECTORY, World, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest, CompactionState
+from broker_io.errors import Damaged, DiskFull, NotSupported
+from broker_io.file import key_columns
+from broker_io.port import Broker
+from broker_io.position import EARLIEST, Position
+from broker_io.testing import Crash, Unsynced
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.compaction import TransactionRules
+from txnbuffer.buffer.state import BufferState
+from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.follow import LogFollower, RecordFollower, SequencedFollower
+from txnbuffer.model import TxnId
+from txnbuffer.recordset import pack_all
+
+T = "orders"
+KEYS = ["a", "b", "c", "d", None]
+
+
+class Written(NamedTuple):
+    """A record as it was written."""
+
+    position: Position
+    key: bytes | None
+    value: bytes | None
+    txn: int | None
+
+
+class Shown(NamedTuple):
+    """A visible record with its seqno."""
+
+    seqno: int
+    key: bytes | None
+    value: bytes | None
+
+
+def applied(state: dict[bytes, bytes], records: list[Shown]) -> dict[bytes, bytes]:
+    """The state of a reader that has read more records."""
+    after = dict(state)
+    for record in records:
+        if record.key is not None and record.value is None:
+            after.pop(record.key, None)
+        elif record.key is not None and record.value is not None:
+            after[record.key] = record.value
+    return after
+
+
+@dataclass
+class Topic:
+    """A topic of an embedded log on a simulated disk, and all that was written to it."""
+
+    world: World = field(default_factory=World)
+    written: list[Written] = field(default_factory=list)
+    committed: set[int] = field(default_factory=set)
+    open: set[int] = field(default_factory=set)
+    next_txn: int = 1
+    options: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.broker = self.world.own(compacted_prefix="__txnbuffer", **self.options)
+        written = getattr(self, "writer", None)
+        self.writer = TopicWriter(self.broker, T)
+        if written is not None:
+            self.writer._written = written._written
+
+    # Writing
+
+    def write(self, key: str | None, value: str | None, txn: int | None = None) -> None:
+        self.world.clock.advance(1)
+        add = self.writer.plain if txn is None else lambda value, key: self.writer.records(txn, value, key=key)
+        position = add(value, key=key).last
+        encoded = [None if text is None else text.encode() for text in (key, value)]
+        self.written.append(Written(position, encoded[0], encoded[1], txn))
+
+    def write_set(self, key: str, value: str) -> None:
+        """A record set of two ordinary records."""
+        records = Batch.of([Message(key.encode(), value.encode()), Message(None, b"keyless")])
+        position = self.writer._append(pack_all(records, [(None, 0, 2)])).last
+        self.written += [Written(position, row.key, row.value, None) for row in records]
+
+    def begin(self) -> int:
+        self.open.add(self.next_txn)
+        self.next_txn += 1
+        return self.next_txn - 1
+
+    def end(self, txn: int, commit: bool) -> None:
+        (self.writer.commit if commit else self.writer.abort)(txn)
+        self.open.remove(txn)
+        self.committed |= {txn} if commit else set()
+
+    # What a reader must see
+
+    def shown(self, upto: Position) -> list[Shown]:
+        """All decided visible records, whatever was emptied since."""
+        visible = [one for one in self.written if one.txn is None or one.txn in self.committed]
+        found = [one for one in visible if one.position <= upto]
+        return [Shown(number, one.key, one.value) for number, one in enumerate(found, 1)]
+
+    # Reading
+
+    def replayed(self, broker: Broker | None = None) -> TransactionBuffer:
+        buffer = TransactionBuffer(4)
+        with LogFollower(broker or self.broker, T, buffer, EARLIEST) as log:
+            log.replay()
+        return buffer
+
+    def state(self) -> BufferState:
+        return self.replayed().snapshot_state()
+
+    def read(self) -> list[Shown]:
+        with RecordFollower(self.broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
+            log.next_seqno = 1
+            log.replay()
+            return [*taken(log)]
+
+    def seqno_after(self, ledger: int) -> int:
+        """The last seqno of the ledgers up to one."""
+        buffer, numbers = TransactionBuffer(), Sequencer()
+        with SequencedFollower(self.broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=numbers) as log:
+            log.replay()
+            log.sequence_all()
+        return numbers.oldest(ledger + 1) - 1
+
+    # Compaction
+
+    def decided(self, buffer: TransactionBuffer) -> int:
+        """The last closed ledger whose messages are all decided."""
+        limit = buffer.max_read_position
+        found = 0
+        for ledger in self.broker.ledgers(T)[:-1]:
+            last = Position(ledger.ledger, ledger.entries - 1, -1)
+            if limit is not None and (limit >= last or not ledger.entries):
+                found = ledger.ledger
+        return found
+
+    def compact(self, *, purge: bool = True, least_dead: float = 0.0, grace: int = 0) -> CompactionReport:
+        buffer = self.replayed()
+        upto = self.decided(buffer)
+        now = self.world.clock.now_ms() + 1
+        rules = TransactionRules(PinnedVisibility.of(buffer))
+        request = CompactionRequest(upto, rules, upto if purge else 0, now - grace, least_dead)
+        return self.broker.compact_records(T, request)
+
+    def check(self) -> None:
+        """What is left says what the model says."""
+        limit = self.replayed().max_read_position
+        everything = [] if limit is None else self.shown(limit)
+        found = self.read()
+        assert set(found) <= set(everything)
+        assert [one.seqno for one in found] == sorted(one.seqno for one in found)
+        assert [one for one in everything if one.key is None] == [one for one in found if one.key is None]
+        end = applied({}, everything)
+        assert applied({}, found) == end
+        purged = self.broker.compaction(T).purged
+        purge_seqno = self.seqno_after(purged) if purged else 0
+        for start in range(purge_seqno, len(everything) + 1):
+            assert applied(applied({}, everything[:start]), [one for one in found if one.seqno > start]) == end
+
+
+def taken(log: RecordFollower) -> Iterator[Shown]:
+    while (visible := log.take_visible(7)) is not None:
+        assert visible.seqnos is not None
+        for seqno, (_, _, message) in zip(visible.seqnos.tolist(), visible.records, strict=True):
+            yield Shown(seqno, message.key, message.value)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "plain",
+                "plain",
+                "record",
+                "record",
+                "begin",
+                "commit",
+                "abort",
+                "set",
+                "roll",
+                "roll",
+                "compact",
+                "reopen",
+            ]
+        ),
+        st.sampled_from(KEYS),
+        st.sampled_from(["x", "y", "", None]),
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def run(topic: Topic, steps: list[tuple[str, str | None, str | None, bool]]) -> None:
+    for number, (step, key, value, flag) in enumerate(steps):
+        text = None if value is None else f"{value}{number}"
+        if step == "plain":
+            topic.write(key, text)
+        elif step == "set":
+            topic.write_set(key or "a", text or "z")
+        elif step == "begin":
+            topic.begin()
+        elif topic.open and step == "record":
+            topic.write(key, text, max(topic.open))
+        elif topic.open and step in ("commit", "abort"):
+            topic.end(min(topic.open) if flag else max(topic.open), step == "commit")
+        elif step == "roll":
+            topic.broker.roll(T)
+        elif step == "reopen":
+            topic.broker.close()
+            topic.reopen()
+        elif step == "compact":
+            before, positions = topic.state(), [row.position for row in rows(topic.broker, T)]
+            topic.compact(purge=flag, least_dead=0.4 if key else 0.0, grace=5_000 if value else 0)
+            assert topic.state().differences(before) == []
+            assert [row.position for row in rows(topic.broker, T)] == positions
+            topic.check()
+
+
+@given(STEPS)
+@settings(max_examples=150)
+def test_a_compacted_topic_says_what_the_full_log_says(
+    steps: list[tuple[str, str | None, str | None, bool]],
+) -> None:
+    topic = Topic()
+    run(topic, [*steps, ("roll", None, None, True), ("compact", None, None, True)])
+    topic.broker.close()
+    topic.reopen()
+    topic.check()
+    with topic.world.follow() as follower:
+        assert topic.replayed(follower).snapshot_state().differences(topic.state()) == []
+
+
+@given(STEPS)
+@settings(max_examples=50)
+def test_keys_with_one_hash_do_not_hide_each_other(steps: list[tuple[str, str | None, str | None, bool]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_columns, "hash_keys", lambda keys, seed: bytes(16) * len(keys))
+        run(Topic(), [*steps, ("roll", None, None, True), ("compact", None, None, True)])
+
+
+def test_only_the_newest_visible_record_of_a_key_stays() -> None:
+    topic = Topic()
+    topic.write("a", "old")
+    first, second = topic.begin(), topic.begin()
+    topic.write("a", "committed", first)
+    topic.write("a", "aborted", second)
+    topic.write(None, "keyless")
+    topic.end(second, commit=False)
+    topic.end(first, commit=True)
+    topic.broker.roll(T)
+    report = topic.compact()
+    assert topic.read() == [Shown(2, b"a", b"committed"), Shown(3, None, b"keyless")]
+    assert (report.records, report.emptied, report.purged, report.rewritten) == (6, 2, 0, 1)
+    stored = rows(topic.broker, T)
+    assert [row.message.properties.get("tb.removed") for row in stored] == ["1", None, "1", None, None, None]
+    assert [row.message.value for row in stored[:3]] == [None, b"committed", None]
+
+
+def test_an_undecided_ledger_is_not_touched() -> None:
+    topic = Topic()
+    topic.write("a", "1")
+    topic.broker.roll(T)
+    txn = topic.begin()
+    topic.write("a", "2", txn)
+    topic.broker.roll(T)
+    topic.write("a", "3")
+    topic.broker.roll(T)
+    topic.compact()
+    assert topic.broker.compaction(T).cleaned == 1
+    assert [one.value for one in topic.read()] == [b"1"]
+    rules = TransactionRules(PinnedVisibility.of(topic.replayed()))
+    with pytest.raises(InvalidRequest, match="not decided yet"):
+        topic.broker.compact_records(T, CompactionRequest(2, rules))
+    topic.end(txn, commit=True)
+    topic.compact()
+    assert [one.value for one in topic.read()] == [b"3"]
+
+
+def test_a_deletion_stays_for_its_grace_and_above_the_purge_limit() -> None:
+    topic = Topic()
+    topic.write("a", "1")
+    topic.write("a", None)
+    topic.write("b", "2")
+    topic.broker.roll(T)
+    topic.compact(purge=False)
+    assert topic.read() == [Shown(2, b"a", None), Shown(3, b"b", b"2")]
+    topic.compact(grace=10_000)
+    assert topic.read() == [Shown(2, b"a", None), Shown(3, b"b", b"2")]
+    assert topic.broker.compaction(T) == CompactionState(1, 0)
+    topic.world.clock.advance(10)
+    assert topic.compact(grace=10_000).purged == 1
+    assert topic.read() == [Shown(3, b"b", b"2")]
+    assert topic.broker.compaction(T) == CompactionState(1, 1)
+
+
+def test_no_deletion_is_purged_after_a_record_set() -> None:
+    topic = Topic()
+    topic.write("b", None)
+    topic.broker.roll(T)
+    topic.write_set("a", "1")
+    topic.broker.roll(T)
+    topic.write("a", None)
+    topic.broker.roll(T)
+    assert topic.compact().purged == 1
+    assert topic.read() == [Shown(2, b"a", b"1"), Shown(3, None, b"keyless"), Shown(4, b"a", None)]
+
+
+def test_an_aborted_record_set_is_emptied() -> None:
+    topic = Topic()
+    txn = topic.begin()
+    records = Batch.of([Message(b"a", b"1"), Message(b"b", b"2")])
+    topic.writer._append(pack_all(records, [(TxnId(0, txn), 1, 2)]))
+    topic.writer._written[txn] = 2
+    topic.end(txn, commit=False)
+    topic.write("a", None)
+    topic.broker.roll(T)
+    before = topic.state()
+    assert topic.compact().purged == 1, "an aborted set hides no keys"
+    assert rows(topic.broker, T)[0].message.properties["tb.records"] == "2"
+    assert topic.read() == []
+    assert topic.state().differences(before) == []
+
+
+def filled(topic: Topic, ledgers: int, *, fresh: int, per_ledger: int = 10) -> None:
+    """Ledgers that each overwrite the same keys, except for `fresh` keys of their own."""
+    for ledger in range(ledgers):
+        for number in range(per_ledger):
+            own = number < fresh
+            topic.write(f"{ledger} {number}" if own else f"{number}", f"{ledger}")
+        topic.broker.roll(T)
+
+
+def test_a_ledger_with_few_dead_records_is_not_rewritten() -> None:
+    topic = Topic()
+    filled(topic, 2, fresh=8)
+    assert topic.compact(least_dead=0.3).rewritten == 0
+    assert topic.broker.compaction(T).cleaned == 2
+    assert topic.compact(least_dead=0.2).rewritten == 1
+    topic.check()
+
+
+def test_no_deletion_is_purged_above_a_ledger_that_keeps_superseded_records() -> None:
+    topic = Topic()
+    filled(topic, 1, fresh=0)
+    topic.write("3", None)
+    for number in range(9):
+        topic.write(f"new {number}", "1")
+    topic.broker.roll(T)
+    report = topic.compact(least_dead=0.2)
+    assert (report.rewritten, report.purged) == (0, 0)
+    topic.check()
+    report = topic.compact()
+    assert (report.rewritten, report.purged) == (2, 1)
+    topic.check()
+
+
+def test_many_deletions_make_all_ledgers_be_rewritten() -> None:
+    topic = Topic()
+    filled(topic, 2, fresh=9)
+    for number in range(9):
+        topic.write(f"gone {number}", None)
+    topic.broker.roll(T)
+    report = topic.compact(least_dead=0.25)
+    assert (report.rewritten, report.purged) == (2, 9)
+    topic.check()
+
+
+@pytest.mark.parametrize("unsynced", list(Unsynced))
+def test_a_crash_at_any_step_leaves_the_topic_before_or_after(unsynced: Unsynced) -> None:
+    stopped, outcomes = True, set()
+    for operation in range(1, 80):
+        topic = Topic(options={"segment_bytes": 400})
+        for number in range(12):
+            topic.write(f"{number % 5}", f"{number}" if number % 4 else None)
+        topic.broker.roll(T)
+        before, state = topic.read(), topic.state()
+        topic.world.disk.stop_at(operation, written=operation % 90)
+        try:
+            topic.compact()
+        except Crash:
+            stopped = True
+        else:
+            stopped = False
+        for disk in (topic.world.disk.crash(unsynced, operation), topic.world.disk.kill()):
+            again = Topic(World(disk), topic.written)
+            found = again.read()
+            assert again.state().differences(state) == []
+            assert (found == before) == (again.broker.compaction(T) == CompactionState())
+            assert stopped or found != before
+            again.check()
+            again.compact()
+            again.check()
+            outcomes.add(len(found))
+            named = again.broker.ledgers(T)
+            assert len([path for path in disk.files() if path.endswith(".log")]) == len(named)
+        if not stopped:
+            break
+    assert not stopped
+    assert len(outcomes) == 2
+
+
+def test_damage_and_a_full_disk_change_nothing() -> None:
+    topic = Topic()
+    filled(topic, 2, fresh=1)
+    before, files = rows(topic.broker, T), set(topic.world.disk.files())
+    for operation in range(1, 5):
+        topic.world.disk.fail_at(operation, errno.ENOSPC)
+        with pytest.raises(DiskFull, match="not compacted; nothing changed"):
+            topic.compact()
+        assert set(topic.world.disk.files()) == files
+        assert rows(topic.broker, T) == before
+    assert topic.broker.compaction(T) == CompactionState()
+    buffer = topic.replayed()
+    path = f"{DIRECTORY}/topics/1/1-0.log"
+    topic.world.disk.flip(path, (topic.world.disk.files()[path] - 20) * 8)
+    with pytest.raises(Damaged, match=r"1-0.log"):
+        topic.broker.compact_records(T, CompactionRequest(2, TransactionRules(PinnedVisibility.of(buffer))))
+    assert set(topic.world.disk.files()) == files
+
+
+class Ended(Exception):
+    """What the progress of a compaction raises."""
+
+
+def test_progress_counts_all_bytes_and_can_end_a_compaction() -> None:
+    topic = Topic()
+    filled(topic, 3, fresh=2)
+    files = set(topic.world.disk.files())
+    rules = TransactionRules(PinnedVisibility.of(topic.replayed()))
+
+    def end(moved: int) -> None:
+        raise Ended
+
+    with pytest.raises(Ended):
+        topic.broker.compact_records(T, CompactionRequest(3, rules, progress=end))
+    assert set(topic.world.disk.files()) == files
+    moved: list[int] = []
+    report = topic.broker.compact_records(T, CompactionRequest(3, rules, progress=moved.append))
+    assert sum(moved) == report.bytes_read + report.bytes_written
+    assert report.bytes_after < report.bytes_before
+
+
+def test_a_reader_continues_in_a_ledger_that_is_compacted_meanwhile() -> None:
+    topic = Topic()
+    filled(topic, 3, fresh=2)
+    with RecordFollower(topic.broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
+        log.next_seqno = 1
+        log.replay()
+        log.held_limit = 0
+        first = log.take_visible(4)
+        assert first is not None
+        topic.compact()
+        rest = [*taken(log)]
+    everything = topic.shown(Position(9, 0, 0))
+    assert set(rest) <= set(everything)
+    assert applied(applied({}, everything[:4]), rest) == applied({}, everything)
+
+
+def test_policies_are_stored_with_the_topic() -> None:
+    topic = Topic()
+    policy = CompactionPolicy(0.25, 1000, 60_000, 3_600_000)
+    topic.broker.set_compaction_policy(T, policy)
+    topic.broker.close()
+    topic.reopen()
+    assert topic.broker.compaction(T) == CompactionState(0, 0, policy)
+    topic.broker.set_compaction_policy(T, None)
+    assert topic.broker.compaction(T) == CompactionState()
+    topic.broker.delete_topic(T)
+    topic.broker.create_topic(T)
+    assert topic.broker.compaction(T) == CompactionState()
+    topic.broker.create_topic("__txnbuffer_x")
+    with pytest.raises(NotSupported, match="has no transactions"):
+        topic.broker.set_compaction_policy("__txnbuffer_x", policy)
+    with pytest.raises(NotSupported, match="has no transactions"):
+        topic.broker.compact_records("__txnbuffer_x", CompactionRequest(1, TransactionRules(topic.replayed())))
