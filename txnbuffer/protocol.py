@@ -204,8 +204,17 @@ def removed_rows(messages: Batch) -> NDArray[np.bool_] | None:
 
 
 def any_transactional(messages: Batch) -> bool:
-    """Return whether a message is a marker or has a transaction id, even one that cannot be read."""
-    return any(present(messages.properties.get(name), len(messages)).any() for name in (TXN, MARKER))
+    """Return whether a message has a transaction id or is a marker with transactions, even one that cannot be read."""
+    txns, markers = (present(messages.properties.get(name), len(messages)) for name in (TXN, MARKER))
+    return bool(txns.any()) or not all(is_epoch_marker(messages[row]) for row in np.flatnonzero(markers).tolist())
+
+
+def is_epoch_marker(message: Message) -> bool:
+    """Return whether a message is a marker without transactions."""
+    try:
+        return MARKER in message.properties and not decode_marker(message.value or b"").items
+    except ValueError:
+        return False
 
 
 def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray[np.bool_]:

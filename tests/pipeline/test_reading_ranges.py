@@ -112,6 +112,15 @@ def test_records_of_a_topic_without_transactions_have_no_seqnos(broker: Broker) 
     assert rows_read(broker, pinned, whole(pinned)) == [row_of(record) for record in records_of(broker, TOPIC)]
 
 
+def test_an_epoch_marker_without_a_snapshot_is_no_error(broker: Broker) -> None:
+    log = TopicWriter(broker, TOPIC)
+    log.commit()
+    log.plain("a")
+    pinned = pin(broker, TOPIC)
+    (record,) = records_of(broker, TOPIC)
+    assert rows_read(broker, pinned, whole(pinned)) == [row_of(record)]
+
+
 def test_transactions_without_a_snapshot_are_an_error(broker: Broker) -> None:
     log = TopicWriter(broker, TOPIC)
     log.records(1, "a")

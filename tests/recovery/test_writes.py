@@ -28,6 +28,7 @@ from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
 from txnbuffer.buffer.state import BufferSegment, Items
 from txnbuffer.recovery.codec import BufferSegmentPayload, EncodedSegment, encode_segment
+from txnbuffer.recovery.restore import holds_transactions
 
 T = "t"
 OLD = [(1, 1), (2, 2), (3, 3)]
@@ -306,16 +307,28 @@ def test_a_snapshot_that_was_lost_is_not_taken_for_one_that_never_was():
     assert_true(owner, broker, T)
 
 
-@pytest.mark.parametrize("lost", ["commit", "record", "border"])
+@pytest.mark.parametrize("lost", ["commit", "record"])
 def test_whatever_a_log_says_of_transactions_needs_a_snapshot(lost):
     broker = MemoryBroker()
     writer = TopicWriter(broker, T)
     if lost == "record":
         put(broker, Message(b"k", b"v", {"tb.v": "1", "tb.txn": "nonsense"}), topic=T)
     else:
-        writer.commit(*[1] * (lost == "commit"))
+        writer.commit(1)
+    assert holds_transactions(broker, T)
     with pytest.raises(SnapshotMissing):
         manager_on(broker).register(T)
+
+
+def test_an_epoch_marker_alone_needs_no_snapshot() -> None:
+    """It is written before the first snapshot."""
+    broker = MemoryBroker()
+    TopicWriter(broker, T).commit()
+    put(broker, Message(b"k", b"v"), topic=T)
+    assert not holds_transactions(broker, T)
+    with manager_on(broker) as manager:
+        manager.register(T)
+        assert manager.buffer(T).applied == broker.last_position(T)
 
 
 def test_a_deletion_of_an_older_topic_of_that_name_excuses_nothing():

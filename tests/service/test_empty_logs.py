@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import threading
+from unittest.mock import Mock
 
 import pytest
-from cluster_app import app_on
-from service_setup import eventually, on_a_loop, visible
+from cluster_app import app_on, cluster_engine
+from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import AppendUnknown
+from broker_io.errors import AppendUnknown, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from snapshots.errors import AppliedPositionTrimmed
 from snapshots.scan import scan
-from tests.cluster_app import cluster_engine
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
+from txnbuffer.recovery import manager as recovery_manager
 from txnbuffer.recovery.codec import TopicState
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import load, read_snapshot
@@ -65,9 +65,9 @@ def once_loaded(cluster: Cluster):
     """`_append_if_empty` of a topic whose ledger is replaced just before."""
     append = ClusterTopics._append_if_empty
 
-    def load_and_append(self, followed, epoch_marker, new):
-        cluster.load(followed.topic)
-        return append(self, followed, epoch_marker, new)
+    def load_and_append(self, name, *arguments, **options):
+        cluster.load(name)
+        return append(self, name, *arguments, **options)
 
     return load_and_append
 
@@ -159,27 +159,60 @@ async def test_a_ledger_that_is_replaced_during_the_registration_is_no_loss(clus
 
 
 @on_a_loop
-async def test_a_cursor_that_is_added_during_the_registration_is_kept(cluster, monkeypatch):
-    """The registration follows the topic again once its ledger was replaced."""
-    append, go = once_loaded(cluster), threading.Event()
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_service_that_ends_between_the_epoch_marker_and_the_first_snapshot_harms_no_topic(
+    cluster, monkeypatch, replaced
+):
+    """A record that an application sends before the next service starts looks as if older ones were trimmed."""
+    write = SnapshotManager.write
 
-    def append_later(self, followed, epoch_marker, new):
-        go.wait(30)
-        return append(self, followed, epoch_marker, new)
+    def fail_after_the_marker(self, captured):
+        if captured and epoch_markers(cluster, "a"):
+            raise ServiceUnavailable("the snapshot topic is moving")
+        write(self, captured)
 
+    with monkeypatch.context() as context:
+        if replaced:
+            context.setattr(ClusterTopics, "_append_if_empty", once_loaded(cluster))
+        async with cluster_engine(cluster) as (engine, _):
+            context.setattr(SnapshotManager, "write", fail_after_the_marker)
+            with pytest.raises(RegistrationFailed, match="is moving"):
+                await app_on(engine, cluster, "a")
+            assert engine.topics.get("a") is None, "a stream would follow it"
+    with cluster.writer("a") as writer:
+        writer.append(Batch.of([Message(None, b"first")])).result()
     async with cluster_engine(cluster) as (engine, _):
-        monkeypatch.setattr(ClusterTopics, "_append_if_empty", append_later)
-        opening = asyncio.create_task(app_on(engine, cluster, "a"))
-        await eventually(lambda: (topic := engine.topics.get("a")) is not None and topic.followed is not None)
-        async with engine.topics.snapshot_lock:
-            go.set()
-            await eventually(lambda: epoch_markers(cluster, "a"))
-            await asyncio.sleep(0.1)
-            adding = asyncio.create_task(engine.cursors.add("a", "mine", "beginning"))
-            await asyncio.sleep(0.1)
-        assert await adding == 0
-        await opening
-        assert engine.topics.get("a").followed.cursors == {"mine": 0}
+        assert engine.topics.get("a") is None
+        assert visible(cluster, "a") == {b"first": 1}
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"first": 1, b"v": 1})
+
+
+@on_a_loop
+async def test_a_reader_may_see_the_epoch_marker_before_the_first_snapshot(cluster, monkeypatch):
+    cluster.create_topic("a")
+    write, seen = SnapshotManager.write, list[int]()
+
+    def read_first(self, captured):
+        if captured and epoch_markers(cluster, "a"):
+            assert reader.read() is None
+            seen.append(len(captured))
+        write(self, captured)
+
+    with CommittedReader(cluster, "a") as reader:
+        assert reader.read() is None
+        async with cluster_engine(cluster) as (engine, _):
+            monkeypatch.setattr(SnapshotManager, "write", read_first)
+            app = await app_on(engine, cluster, "a")
+            monkeypatch.undo()
+            txn = next(app.ids)
+            await app.write("a", [txn])
+            assert await app.commit(txn, "a") is Outcome.COMMIT
+            await eventually(lambda: (batch := reader.read()) is not None and batch.messages.values[0] == b"v")
+            assert seen == [1]
 
 
 @on_a_loop
@@ -189,8 +222,47 @@ async def test_a_topic_is_not_registered_before_its_epoch_marker_is_durable(clus
         with pytest.raises(RegistrationFailed, match="who knows"):
             await app_on(engine, cluster, "a")
         assert "a" not in engine.coordinator.topics()
+        assert engine.topics.get("a") is None
         await app_on(engine, cluster, "a")
         assert len(epoch_markers(cluster, "a")) == 1
+
+
+@on_a_loop
+async def test_a_recovered_topic_is_not_registered_before_its_epoch_marker_is_durable(cluster):
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
+    with cluster.connect() as broker:
+        for _ in range(2):
+            broker.faults.fail_append(AppendUnknown("who knows"), topic="a")
+        async with engine_on(broker, cluster_mode=True) as engine:
+            with pytest.raises(RegistrationFailed, match="who knows"):
+                await app_on(engine, cluster, "a")
+            await app_on(engine, cluster, "a")
+            assert len(epoch_markers(cluster, "a")) == 1
+
+
+@on_a_loop
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_a_topic_that_could_not_be_reached_has_lost_what_was_trimmed(cluster, monkeypatch, trimmed):
+    with SnapshotManager(cluster.connect()) as manager:
+        manager.recover()
+        manager.register("a")
+    if trimmed:
+        with cluster.writer("a") as writer:
+            writer.append(Batch.of([Message(None, b"first")])).result()
+        cluster.roll("a")
+        cluster.trim("a", cluster.ledgers("a")[-1].ledger)
+    else:
+        cluster.load("a")
+    with monkeypatch.context() as unreachable:
+        unreachable.setattr(recovery_manager, "restore", Mock(side_effect=ServiceUnavailable("the cluster is away")))
+        async with cluster_engine(cluster) as (engine, _):
+            assert engine.topics.get("a").missing
+            unreachable.undo()
+            await eventually(lambda: not engine.topics.get("a").missing)
+            assert isinstance(engine.topics.get("a").problem, AppliedPositionTrimmed) == trimmed
+            assert len(epoch_markers(cluster, "a")) == (0 if trimmed else 1)
 
 
 @on_a_loop

@@ -361,7 +361,8 @@ class TransactionBuffer:
     """What is visible in one topic, as of the last message applied.
 
     `segment_size` is the number of aborts and suppressed ranges in a sealed segment. `applied` is the end of the last
-    applied message; None before the first.
+    applied message; None before the first. `transactional`: whether any message applied since it was created or
+    restored belongs to a transaction, even if it can't be decoded; an epoch marker does not.
     """
 
     __slots__ = (
@@ -376,6 +377,7 @@ class TransactionBuffer:
         "ongoing",
         "segments",
         "suppressed",
+        "transactional",
     )
 
     def __init__(self, segment_size: int = SEGMENT_SIZE) -> None:
@@ -388,6 +390,7 @@ class TransactionBuffer:
         self.damage: list[Damage] = []
         self.counters = Counters()
         self.applied: Position | None = None
+        self.transactional = False
         self._until: Position | None = None
         self._stopped: ProtocolStopped | None = None
 
@@ -451,11 +454,6 @@ class TransactionBuffer:
         """Whether the end given to `replay_until` is not reached yet."""
         return self._until is not None and (self.applied is None or self.applied < self._until)
 
-    @property
-    def transactional(self) -> bool:
-        """Whether any applied message belongs to a transaction, even if it can't be decoded."""
-        return bool(self.coordinators or len(self.ongoing) or self.counters.undecodable)
-
     def is_aborted(self, txn: TxnId) -> bool:
         return txn in self.aborted
 
@@ -492,6 +490,7 @@ class TransactionBuffer:
             elif isinstance(item, PlacedMarker):
                 self._apply_marker(item.position, item.marker, effects)
             elif isinstance(item, Undecodable):  # rule 7
+                self.transactional = True
                 self._suppress(Reason.UNDECODABLE, None, item.first, item.last, 1, effects)
                 self.applied = item.last
             else:
@@ -522,6 +521,7 @@ class TransactionBuffer:
     def _apply_run(self, run: RecordSlice, positions: Positions, effects: list[Effect]) -> None:
         txn, first, last, first_seq, size = run
         if txn is not None:
+            self.transactional = True
             entry = self.ongoing.get(txn)
             if entry is None:
                 coordinator = self.coordinators.get(txn.most)
@@ -540,6 +540,7 @@ class TransactionBuffer:
         self.applied = last
 
     def _apply_marker(self, position: Position, marker: Marker, effects: list[Effect]) -> None:
+        self.transactional = self.transactional or bool(marker.items)
         state = self.coordinators.get(marker.coordinator)
         if state is None:
             state = self.coordinators[marker.coordinator] = CoordinatorState()

@@ -133,10 +133,13 @@ class FollowedTopic(SequencedFollower):
         self.cursors: Mapping[str, int] = restored.cursors
         self._stored = None if restored.snapshot is None else restored.snapshot.state
 
-    def catch_up(self) -> list[Effect]:
-        """Apply and number everything up to the current end of the log, and measure the rate. Raises as `replay`."""
+    def catch_up(self, end: Position | None = None) -> list[Effect]:
+        """Apply and number everything up to `end`, by default the current end of the log, and measure the rate.
+
+        Raises as `replay`.
+        """
         started, messages = self._clock.monotonic(), self.due.messages
-        effects = self.replay()
+        effects = self.replay(end)
         if self.due.messages > messages:
             self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
         self.sequence_all()
@@ -190,12 +193,6 @@ class FollowedTopic(SequencedFollower):
         self._stored = state
         self.generations = [*self.generations[-1:], state.resume_ledger]
         self.due.written(self._clock.monotonic(), messages, changes)
-
-    @property
-    def lost_origin(self) -> bool:
-        """Whether the last durable snapshot applied nothing and begins with a ledger that was replaced."""
-        stored = self._stored
-        return stored is not None and stored.buffer.applied is None and stored.origin_ledger != self.origin_ledger
 
     @property
     def unstored(self) -> bool:

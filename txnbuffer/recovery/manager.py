@@ -19,6 +19,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Ledger
+from broker_io.position import Position
 from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
 from snapshots.format import MUTATIONS, SEGMENT, SNAPSHOT_TOPIC, check_data_topic
 from snapshots.scan import SnapshotTable, TopicEntries, scan
@@ -70,6 +71,9 @@ class TopicGone(NamedTuple):
 
     why: Error
 
+
+WriteFirst = Callable[[str], "Position | None"]
+"""Writes the first message of an empty log and returns its position; None if the log is not empty, or may stay so."""
 
 Floor = Callable[[str], "int | None"]
 """The lowest ledger of a topic that something else still needs; None if nothing does."""
@@ -189,20 +193,22 @@ class SnapshotManager:
             raise
         self._follow(followed)
 
-    def prepare(self, topic: str) -> FollowedTopic:
+    def prepare(self, topic: str, begin: WriteFirst | None = None) -> FollowedTopic:
         """Create a topic if it is missing, and replay its log, for `register`; may run in any thread.
 
-        Raises InvalidTopicName, and SnapshotMissing if the log holds transactions, unless its snapshot was deleted.
+        Raises InvalidTopicName, SnapshotMissing if the log holds transactions, unless its snapshot was deleted, and
+        what `begin` raises.
         """
         check_data_topic(topic)
         self._owned()
         deleted = self._deleted.get(topic)
         self._broker.create_topic(topic)
+        end = None if begin is None else begin(topic)
         ledgers = self._broker.ledgers(topic)
         followed = self._whole(topic, TopicEntries(), ledgers)
         try:
             if any(ledger.entries for ledger in ledgers):
-                followed.catch_up()
+                followed.catch_up(end)
             if followed.buffer.transactional and deleted != followed.writer.incarnation:
                 raise SnapshotMissing(topic, LOST)
         except Error:
@@ -416,7 +422,7 @@ class SnapshotManager:
         """Record that captured snapshots are durable."""
         for followed, _, state, messages, changes in captured:
             followed.written(state, messages, changes)
-            if followed.buffer.applied is not None:
+            if len(followed.generations) > 1:  # a first snapshot has just looked at the ledgers
                 self._drop_segments(followed)
 
     def _write(self, followed_topics: Sequence[FollowedTopic]) -> None:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from broker_io.batch import Message
 from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Ledger, Resource
@@ -60,7 +59,7 @@ from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.errors import SegmentMismatch
 from txnbuffer.mutations.index import EMPTY, IndexColumns, IndexSegment, IndexState, SnapshotIndex
-from txnbuffer.protocol import MARKER, any_transactional, decode_marker
+from txnbuffer.protocol import any_transactional, is_epoch_marker
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
     UUID_BYTES,
@@ -494,18 +493,11 @@ def holds_only_epoch_markers(broker: Broker, topic: str) -> bool:
     if _is_trimmed(broker, topic, end):
         return False
     with CompactedReader(broker, topic, compacted=False) as log:
-        return all(_is_epoch_marker(message) for placed in log.read_to(end) for message in placed.messages)
+        return all(is_epoch_marker(message) for placed in log.read_to(end) for message in placed.messages)
 
 
 def _is_trimmed(broker: Broker, topic: str, position: Position) -> bool:
     return all(ledger.ledger != position.ledger for ledger in broker.ledgers(topic))
-
-
-def _is_epoch_marker(message: Message) -> bool:
-    try:
-        return MARKER in message.properties and not decode_marker(message.value or b"").items
-    except ValueError:
-        return False
 
 
 def topic_deleted(topic: str) -> TopicNotFound:

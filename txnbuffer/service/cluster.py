@@ -1,8 +1,8 @@
 """Cluster mode: applications write to the topics of a cluster, the service follows them and writes only markers.
 
 First records: a cluster replaces the empty ledger of a topic whenever it loads the topic. A snapshot of an empty topic
-names that ledger, so it could not distinguish a log that was always empty from one that lost its messages. Each log
-with a snapshot therefore gets an epoch marker as its first message.
+would name that ledger, so it could not distinguish a log that was always empty from one that lost its messages. An
+empty log therefore gets an epoch marker as its first message, before its first snapshot.
 
 Re-creation: an application that keeps writing re-creates a deleted topic without notice, so a missing topic is looked
 up at once. It is then reported as deleted, or registered again. A topic that was re-created with partitions is dropped;
@@ -24,9 +24,8 @@ from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partition_of
 from broker_io.port import Broker, PartitionedBroker, PolicyLookupBroker, Reader
-from broker_io.position import EARLIEST
+from broker_io.position import EARLIEST, Position
 from broker_io.waits import Backoff
-from snapshots.errors import OwnershipLost
 from snapshots.shards import Shard
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig
@@ -239,84 +238,59 @@ class ClusterTopics(Topics):
         super()._report_stopped(topic, problem)
 
     async def _prepare(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
-        """Query what registration needs to know; applications continue to write in any case."""
-        return await asyncio.get_running_loop().run_in_executor(self._registration_pool, self._query, topic, create)
+        """Query what registration needs to know; applications continue to write in any case.
 
-    def _query(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
+        An empty log gets its first message.
+        """
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._registration_pool, self._query, topic, create, self._epoch_marker())
+
+    def _query(self, topic: ServiceTopic, create: bool, epoch_marker: Batch) -> FollowedTopic | None:
+        begin = partial(self._append_if_empty, epoch_marker=epoch_marker, new=True)
         if self._was_missing(topic):
             self._create_topic(topic.name, create)
+            if self.broker.last_position(topic.name) is None:  # else what the log held was trimmed
+                begin(topic.name)
             return None
         self._check_exists(topic.name, create)
-        return self.manager.prepare(topic.name)
+        return self.manager.prepare(topic.name, begin)
 
     async def _complete_registration(self, topic: ServiceTopic, *, fresh: bool) -> Error | None:
-        """Notify the coordinator of a new log, and write its first record if it is empty."""
+        """Notify the coordinator of a new log, and write the first record of a recovered one that is empty."""
         if fresh and topic.followed is not None:
             ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
             self._coordinator.topic_recreated(topic.name, ongoing, self._loop.now())
-        reader = topic.reader
-        if reader is not None:
-            reader.paused += 1  # for a reader an empty ledger that was replaced looks trimmed
-        try:
-            obstacle = await self._write_first_record(topic, new=fresh)
-            if obstacle is None and topic.followed is not None and topic.followed.lost_origin:
-                obstacle = await self._begin_again(topic)
-        finally:
-            if reader is not None:
-                reader.paused -= 1
-                self.readers.wake()
-        return obstacle
+        return None if fresh else await self._write_first_record(topic)
 
-    async def _begin_again(self, topic: ServiceTopic) -> Error | None:
-        """Follow a topic from its first ledger, with a snapshot that names it: the empty one before it was replaced.
-
-        Return the error that stopped the topic. Raises OwnershipLost.
-        """
-        if topic.reader is not None:
-            self.readers.leave(topic.reader)
-        try:
-            async with self.snapshot_lock:
-                await self.work(self.manager.rebuild, topic.name)
-        except OwnershipLost:
-            raise
-        except Error as error:
-            self.manager.stop(topic.name, error)
-            self._stopped(topic)
-            return error
-        self._followed_count -= 1
-        self._follow(topic)
-        return None
-
-    async def _write_first_record(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
-        """Write the first message of a followed topic if its log is empty; return the error if that failed.
-
-        `new`: its registration has just checked the topic's policies.
-        """
+    async def _write_first_record(self, topic: ServiceTopic) -> Error | None:
+        """Write the first message of a followed topic if its log is empty; return the error if that failed."""
         if topic.followed is None or topic.followed.buffer.applied is not None:
             return None
-        epoch_marker = Batch.of([encode_marker(self._coordinator.epoch_marker())])
         try:
-            first = await asyncio.to_thread(self._append_if_empty, topic.followed, epoch_marker, new)
+            await asyncio.to_thread(self._append_if_empty, topic.name, self._epoch_marker())
         except Error as error:
             return error
-        except TimeoutError:
-            return ServiceUnavailable(
-                f"the cluster did not acknowledge a message to topic {topic.name!r}: check its brokers and bookies"
-            )
-        if topic.followed is not None:
-            topic.followed.origin_ledger = first
         return None
 
-    def _append_if_empty(self, followed: FollowedTopic, epoch_marker: Batch, new: bool) -> int:
-        """The first ledger of the log, which has a message then."""
-        broker, name = self.broker, followed.topic
-        ledgers = broker.ledgers(name)
-        if any(ledger.lasting for ledger in ledgers):
-            return ledgers[0].ledger
+    def _epoch_marker(self) -> Batch:
+        return Batch.of([encode_marker(self._coordinator.epoch_marker())])
+
+    def _append_if_empty(self, name: str, epoch_marker: Batch, *, new: bool = False) -> Position | None:
+        """Write a message if a log is empty, and return its position.
+
+        `new`: `create_topic` has just checked the topic's policies.
+        """
+        broker = self.broker
+        if any(ledger.lasting for ledger in broker.ledgers(name)):
+            return None
         opened = broker.writer_of_new(name) if new and isinstance(broker, PolicyLookupBroker) else broker.writer(name)
         with opened as writer:
-            written = writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS).first.ledger
-        return written if written == followed.origin_ledger else broker.ledgers(name)[0].ledger
+            try:
+                return writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS).first
+            except TimeoutError:
+                raise ServiceUnavailable(
+                    f"the cluster did not acknowledge a message to topic {name!r}: check its brokers and bookies"
+                ) from None
 
     # Reports once a log was read
 

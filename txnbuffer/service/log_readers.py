@@ -187,10 +187,9 @@ class LogReader:
         return merged(received)
 
     def stop(self) -> None:
-        """Stop reading, and drop what was not taken; a last task closes the reader."""
+        """Stop reading; a last task closes the reader."""
         self._ended = True
         with self._lock:
-            self._received, self._held = [], 0
             idle, self._busy, self._full = self._full or not self._busy, True, False
         if idle:
             self._pool.submit(self.close, slow=True)
@@ -243,9 +242,8 @@ class LogReader:
         self.problem = self._ahead = None
         self._failures, self._check_after = 0, FIRST_CHECK
         with self._lock:
-            if not self._ended:
-                self._received.append(placed)
-                self._held += placed.messages.weight
+            self._received.append(placed)
+            self._held += placed.messages.weight
         self._notify(self)
         return len(placed)
 

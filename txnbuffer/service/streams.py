@@ -542,9 +542,6 @@ class Streams:
                 raise await self._missing(name)
             await self._topics.register(name)
             topic = self._topics.get(name)
-        elif topic.lock.locked():  # its registration may still replace what is followed
-            async with topic.lock:
-                topic = self._topics.get(name)
         if topic is None or topic.followed is None:
             problem = None if topic is None else topic.problem
             raise problem or RegistrationFailed(f"topic {name!r} could not be registered for streaming: try again")
