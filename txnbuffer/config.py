@@ -57,6 +57,11 @@
     bytes = 0                   # the oldest messages of larger topics are removed; 0: no limit
     check_seconds = 30.0        # how often the limits are checked
 
+    [compaction]                # of data topics that have a policy; only on an embedded log
+    check_seconds = 30.0        # how often the policies are checked
+    bytes_per_second = 0        # maximum bytes that are read and written in a second; 0: no limit
+    least_dead = 0.2            # a ledger is rewritten if at least this part of its records can be removed
+
     [streams]                   # change streams
     memory_bytes = 268435456    # maximum bytes of mutations in memory, of all topics
     readers = 2                 # concurrent reads of the log, for mutations that are not in memory
@@ -95,6 +100,7 @@ NO_SETTINGS = {
 ABOVE_0 = {
     "service": ("max_clients", "shards"),
     "retention": ("check_seconds",),
+    "compaction": ("check_seconds",),
     "streams": ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors"),
 }
 """Settings that must be above 0: with 0 no client could connect, or retention would check without a pause."""
@@ -179,6 +185,13 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactionConfig:
+    check_seconds: float = 30.0
+    bytes_per_second: int = 0
+    least_dead: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsConfig:
     memory_bytes: int = 256 * 1024 * 1024
     readers: int = 2
@@ -197,6 +210,7 @@ class Config:
     service: ServiceConfig = field(default_factory=ServiceConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
     streams: StreamsConfig = field(default_factory=StreamsConfig)
 
 

@@ -434,6 +434,10 @@ class AbortedSet:
     def __len__(self) -> int:
         return sum(map(len, self._bitmaps.values()))
 
+    def copy(self) -> AbortedSet:
+        """A copy that stays as it is when this set changes."""
+        return AbortedSet({most: bitmap.copy() for most, bitmap in self._bitmaps.items()})
+
     def add(self, txns: list[TxnId]) -> None:
         """Add ids of one coordinator, at least one."""
         self._bitmaps.setdefault(txns[0].most, BitMap64()).update([txn.least for txn in txns])
@@ -477,6 +481,10 @@ class SuppressedRanges:
 
     def __len__(self) -> int:
         return sum(len(firsts) for firsts, _ in self._ledgers.values())
+
+    def copy(self) -> SuppressedRanges:
+        """A copy that stays as it is when these ranges change."""
+        return SuppressedRanges({ledger: ([*firsts], [*lasts]) for ledger, (firsts, lasts) in self._ledgers.items()})
 
     def add(self, first: Position, last: Position) -> None:
         """Add a range above all others."""

@@ -51,6 +51,11 @@ class PinnedVisibility:
         """Pin a buffer's visibility; it shares the buffer's sets, so nothing more may be applied to the buffer."""
         return cls(visibility.aborted, visibility.suppressed, visibility.max_read_position)
 
+    @classmethod
+    def copy_of(cls, visibility: Visibility) -> PinnedVisibility:
+        """Copy a buffer's visibility, so that the buffer may change while the copy is used in another thread."""
+        return cls(visibility.aborted.copy(), visibility.suppressed.copy(), visibility.max_read_position)
+
 
 def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
     """int64[n]: how many visible records each message holds.

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from broker_io.compaction import CompactingBroker, CompactionPolicy
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, messages_up_to
 from broker_io.position import Position
@@ -23,6 +24,7 @@ from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import ServiceTopic
+from txnbuffer.service.compaction import CompactionRun, CompactionScheduler, check_policy
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
@@ -63,6 +65,61 @@ def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
     return None
 
 
+POLICY_KEYS = ("dirty_ratio", "least_lag", "most_lag", "grace")
+
+
+def compaction_row(compaction: CompactionScheduler, topic: str) -> Answer:
+    """The policy of a topic, how much of it is dirty, and its newest compaction. Runs in another thread."""
+    state, backlog, _ = compaction.stored(topic)
+    run = compaction.runs.get(topic)
+    stage = "idle" if run is None else run.state.value
+    return {
+        "topic": topic,
+        "state": "quarantined" if topic in compaction.quarantined else stage,
+        "policy": _policy(state.policy),
+        "dirty_ratio": round(backlog.ratio, 4),
+        "dirty_bytes": backlog.dirty,
+        "cleaned": state.cleaned,
+        "purged": state.purged,
+        "problem": _text(compaction.failures().get(topic)),
+        "run": None if run is None else _run(run),
+    }
+
+
+def _run(run: CompactionRun) -> Answer:
+    report, size = run.report, max(run.report.bytes_before, 1)
+    return {
+        "number": run.number,
+        "upto": run.upto,
+        "bytes_done": run.bytes_done,
+        "bytes_expected": run.bytes_expected,
+        "problem": _text(run.problem),
+        "statistics": {
+            "records_in": report.records,
+            "records_out": report.records - report.emptied - report.purged,
+            "purged": report.purged,
+            "bytes_in": report.bytes_before,
+            "bytes_out": report.bytes_after,
+            "ledgers": report.ledgers,
+            "rewritten": report.rewritten,
+            "passes": report.passes,
+            "read_amplification": round(report.bytes_read / size, 3),
+            "write_amplification": round(report.bytes_written / size, 3),
+            "dirty_ratio_before": round(run.before.ratio, 4),
+            "dirty_ratio_after": round(run.after.ratio, 4),
+            "seconds": round(run.seconds, 3),
+        },
+    }
+
+
+def _policy(policy: CompactionPolicy | None) -> Answer | None:
+    """A policy, times in seconds."""
+    if policy is None:
+        return None
+    ratio, *times = policy
+    return dict(zip(POLICY_KEYS, (ratio, *(ms / 1000 for ms in times)), strict=True))
+
+
 METHODS = {
     "Status": "status",
     "List": "list_topics",
@@ -77,6 +134,9 @@ METHODS = {
     "AddCursor": "add_cursor",
     "AdvanceCursor": "advance_cursor",
     "RemoveCursor": "remove_cursor",
+    "Compact": "compact",
+    "Compactions": "compactions",
+    "SetCompaction": "set_compaction",
 }
 """The requests by name, and the methods of `ServiceAdmin` that answer them."""
 
@@ -107,6 +167,7 @@ class ServiceAdmin:
             "waits": [*map(str, long_waits())],
             "snapshot_problem": _text(engine.snapshots.problem),
             "retention_problem": _text(engine.retention.problem),
+            "compaction_problems": {name: str(error) for name, error in sorted(engine.compaction.failures().items())},
             "damaged": {name: str(error) for name, error in sorted(engine.verification.damages.items())},
             "policy_problems": {name: str(danger) for name, danger in sorted(engine.policy_checks.dangers.items())},
         }
@@ -239,6 +300,31 @@ class ServiceAdmin:
         topic, name = _topic(request), request.get("cursor")
         await self._engine.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
+
+    async def compact(self, request: dict[str, Any]) -> Answer:
+        """Compact `topic` soon; the answer has the number of the run."""
+        _check_keys(request, "topic")
+        run = await self._engine.compaction.request(_topic(request))
+        return {"topic": run.topic, "run": run.number}
+
+    async def compactions(self, request: dict[str, Any]) -> list[Answer]:
+        """Compaction of `topic`, or of all topics that have a policy or were compacted."""
+        _check_keys(request, "topic")
+        compaction = self._engine.compaction
+        if "topic" in request:
+            return [await asyncio.to_thread(compaction_row, compaction, _topic(request))]
+        if not isinstance(self._engine.broker, CompactingBroker):
+            return []
+        names = sorted(self._engine.topics.by_name)
+        rows = await asyncio.to_thread(lambda: [compaction_row(compaction, name) for name in names])
+        return [row for row in rows if row["policy"] or row["cleaned"] or row["run"]]
+
+    async def set_compaction(self, request: dict[str, Any]) -> Answer:
+        """Set the policy of `topic`; remove it if no value is given."""
+        _check_keys(request, "topic", *POLICY_KEYS)
+        topic, policy = _topic(request), check_policy(**{name: request.get(name) for name in POLICY_KEYS})
+        await self._engine.compaction.set_policy(topic, policy)
+        return {"topic": topic, "policy": _policy(policy)}
 
     def _topic(self, name: object) -> ServiceTopic:
         name = _topic({"topic": name})

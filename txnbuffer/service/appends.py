@@ -60,11 +60,12 @@ class AppendInFlight(NamedTuple):
 class ServiceTopic:
     """One topic: its append queue, its appends in flight, and its buffer (`followed`, None without transactions).
 
-    `held`: appends are suspended. `problem`: the error that stopped the topic; `write_problem`: the error that blocks
-    its writer for now. `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order
-    instead of failing. `low`: the disk rejects records, so reserved messages are appended in batches of their own.
-    `reader`: reads the topic if others write to it too. `deferred`: its appends wait until the answers of a turn were
-    sent. `reports`: with a position, the calls to make once the buffer has applied the log up to it.
+    `held`: appends are suspended. `compacting`: a compaction reads its ledgers, which are not trimmed meanwhile.
+    `problem`: the error that stopped the topic; `write_problem`: the error that blocks its writer for now.
+    `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order instead of failing.
+    `low`: the disk rejects records, so reserved messages are appended in batches of their own. `reader`: reads the
+    topic if others write to it too. `deferred`: its appends wait until the answers of a turn were sent. `reports`:
+    with a position, the calls to make once the buffer has applied the log up to it.
     """
 
     deferred = False
@@ -79,6 +80,7 @@ class ServiceTopic:
         self.writer: Writer | None = None
         self.followed: FollowedTopic | None = None
         self.held = True
+        self.compacting = False
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
         self.write_problem: Error | None = None

@@ -21,7 +21,7 @@ from broker_io.environment import Clock, current
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
 from snapshots.shards import ONLY, Shard
-from txnbuffer.config import RetentionConfig, StreamsConfig
+from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig, SessionOpened, SessionResults
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
@@ -29,6 +29,7 @@ from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends, ServiceTopic
 from txnbuffer.service.cluster import ClusterTopics
+from txnbuffer.service.compaction import CompactionScheduler
 from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.effects import EffectExecutor
@@ -70,6 +71,7 @@ class Engine(Loop):
         shard: Shard,
         limits: Limits,
         retention: RetentionConfig,
+        compaction: CompactionConfig,
         streams: StreamsConfig,
         clock: Clock,
         now: Callable[[], float],
@@ -99,6 +101,9 @@ class Engine(Loop):
             self._prove_ownership,
         )
         self.retention = LogRetention(self.topics, self.snapshots, retention, clock, self.trim_floors)
+        self.compaction = CompactionScheduler(
+            self.topics, self.snapshots, self.streams, compaction, clock, self.trim_floors
+        )
         self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
         self.verification = LogVerification(self.topics)
         self._executor = executor
@@ -120,6 +125,7 @@ class Engine(Loop):
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
         retention: RetentionConfig | None = None,
+        compaction: CompactionConfig | None = None,
         streams: StreamsConfig | None = None,
         clock: Clock | None = None,
     ) -> Engine:
@@ -150,14 +156,24 @@ class Engine(Loop):
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        retention, streams = retention or RetentionConfig(), streams or StreamsConfig()
-        engine = cls(broker, owned, topics, shard, limits, retention, streams, clock, now, executor)
+        configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
+        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
-        for part in (engine.streams, engine.snapshots, engine.retention, engine.policy_checks, engine.verification):
-            engine.run(part.run())
+        engine._run_parts()
         engine.run(engine._watch_time())
         engine.wake()
         return engine
+
+    def _run_parts(self) -> None:
+        for part in (
+            self.streams,
+            self.snapshots,
+            self.retention,
+            self.compaction,
+            self.policy_checks,
+            self.verification,
+        ):
+            self.run(part.run())
 
     # Clients and operators
 
@@ -197,6 +213,7 @@ class Engine(Loop):
         for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.compaction.close()
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
@@ -216,6 +233,7 @@ class Engine(Loop):
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
+        self.compaction.end(CoordinatorStopped(f"the service has stopped: {named}"))
         for answer in self._operator_requests.values():
             if not answer.done():
                 answer.set_exception(named)

@@ -79,8 +79,27 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     shards = engine.effects.shard_messages
     yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
     yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
+    yield from _of_compaction(engine)
     yield from _of_groups(engine)
     yield from _of_streams(engine)
+
+
+def _of_compaction(engine: Engine) -> Iterator[Metric]:
+    compaction, totals = engine.compaction, engine.compaction.totals
+    yield Metric("compactions", "Compactions of data topics that succeeded.", totals.runs, "counter")
+    yield Metric("compaction_records_in", "Records before compactions.", totals.records_in, "counter")
+    yield Metric("compaction_records_out", "Records that compactions have kept.", totals.records_out, "counter")
+    yield Metric("compaction_bytes_in", "Bytes of ledgers before compactions.", totals.bytes_in, "counter")
+    yield Metric("compaction_bytes_out", "Bytes of ledgers after compactions.", totals.bytes_out, "counter")
+    yield Metric("compaction_seconds", "Seconds that compactions have taken.", totals.seconds, "counter")
+    last = "Time of the last compaction that succeeded, in seconds since 1970; 0 if there was none."
+    yield Metric("compaction_last_success_timestamp_seconds", last, totals.last_success)
+    dirty = "Highest dirty ratio of the topics with a policy."
+    yield Metric("compaction_dirty_ratio", dirty, compaction.dirty_ratio)
+    failing = "Topics whose last compaction failed."
+    yield Metric("compaction_failing", failing, len(compaction.failures()))
+    quarantined = "Topics that are compacted on request only, because a segment is damaged."
+    yield Metric("compaction_quarantined", quarantined, len(compaction.quarantined))
 
 
 def _of_groups(engine: Engine) -> Iterator[Metric]:

@@ -327,6 +327,7 @@ class _Service:
             limits=limits(config),
             policy=SnapshotPolicy(snapshots.changes, snapshots.interval_ms, snapshots.recovery_target),
             retention=config.retention,
+            compaction=config.compaction,
             streams=config.streams,
         )
 
@@ -407,6 +408,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
         problems |= engine.effects.remote_problems()
         problems |= {f"topic {name}": error for name, error in engine.verification.damages.items()}
         problems |= {f"policies of {name}": danger for name, danger in engine.policy_checks.dangers.items()}
+        problems |= {f"compaction of {name}": error for name, error in engine.compaction.failures().items()}
         return problems | {"snapshots": engine.snapshots.problem, "retention": engine.retention.problem}
 
     damaged = 0

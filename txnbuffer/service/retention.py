@@ -88,6 +88,8 @@ class LogRetention:
             first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.snapshot_lock:
+                if topic.compacting:
+                    return
                 self.trimmed += await self._topics.work(self._trim, name, first)
 
     async def _remote_floor(self, name: str) -> int | None:
