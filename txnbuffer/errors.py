@@ -480,6 +480,13 @@ class BackfillFailed(StorageError):
     grpc_status = "UNAVAILABLE"
 
 
+class CompactionFailed(StorageError):
+    """A compaction ended with an error; the topic is as it was before."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic!r} was not compacted: {why}")
+
+
 class SinkFailed(StorageError):
     """A sink cannot be read or written; it keeps its data, and the next run continues from there."""
 

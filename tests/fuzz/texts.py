@@ -18,6 +18,7 @@ from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
 from broker_io.rpc.channel import is_target
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
+from txnbuffer.cli.compact import parse_policy
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.produce import _send
 from txnbuffer.cli.tail import parse_start
@@ -186,6 +187,13 @@ TEXTS = (
         lambda: [b"0:17", b"3:9223372036854775807"],
     ),
     Target("start", _text(parse_start), ("txnbuffer.cli.tail.parse_start",), (click.BadParameter,), lambda: TIMES),
+    Target(
+        "compaction-policy",
+        _text(parse_policy),
+        ("txnbuffer.cli.compact.parse_policy",),
+        (InvalidRequest,),
+        lambda: [b"dirty_ratio=0.5,most_lag=60", b"grace=1e3, least_lag=0"],
+    ),
     Target(
         "transaction-argument",
         _text(parse_txn),

@@ -31,6 +31,7 @@ COMMANDS = {
     "groups": ("admin", "Show consumer groups: their members, positions and lag."),
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
+    "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
     "inspect": ("inspect", "Show what is stored: messages, the transaction state of a topic, snapshots."),
     "verify": ("recovery", "Check snapshots against their logs without changing anything."),
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),

@@ -1,0 +1,136 @@
+"""`txnbuf compact` on a service in another process, and on a log that no service has open."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import txnbuf
+from service_process import ServiceProcess
+
+from txnbuffer import connect
+
+
+def result(*arguments: str) -> Any:
+    done = txnbuf("compact", *arguments, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "no progress bar without a terminal"
+    return json.loads(done.stdout)
+
+
+def write(address: str) -> None:
+    """20 values of each of two keys, and an aborted record."""
+    with connect(address) as client:
+        for value in range(20):
+            with client.transaction() as txn:
+                txn.send("orders", f"a{value}", key="a")
+                txn.send("orders", f"b{value}", key="b")
+        with pytest.raises(ZeroDivisionError), client.transaction() as txn:
+            txn.send("orders", "never", key="a")
+            raise ZeroDivisionError
+
+
+def removed(statistics: dict[str, Any]) -> int:
+    """The records that a compaction has emptied; markers stay."""
+    count: int = statistics["records_in"] - statistics["records_out"]
+    return count
+
+
+def values(address: str) -> list[str]:
+    return [line.split("\t")[-1] for line in txnbuf("tail", address, "orders").stdout.splitlines()]
+
+
+def test_a_service_compacts_a_topic_on_request(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service:
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        at = ("--service", f"127.0.0.1:{service.port}")
+        write(address)
+        done = result("orders", *at)
+        assert (removed(done), done["purged"]) == (39, 0)
+        assert (done["dirty_ratio_before"], done["dirty_ratio_after"], done["rewritten"]) == (1.0, 0.0, 1)
+        assert done["bytes_in"] > done["bytes_out"] > 0
+        assert done["passes"] >= 1
+        assert done["read_amplification"] >= 1.0
+        assert values(address) == ["a19", "b19"]
+        shown = txnbuf("compact", "orders", *at)
+        assert "records_out" in shown.stdout
+        (row,) = result(*at)
+        assert (row["topic"], row["state"], row["policy"]) == ("orders", "done", None)
+
+
+def test_the_policy_is_stored_with_the_topic(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with ServiceProcess(log) as service:
+        at = ("--service", f"127.0.0.1:{service.port}")
+        write(f"txnbuf://127.0.0.1:{service.port}")
+        policy = {"dirty_ratio": 0.25, "least_lag": 0.0, "most_lag": 60.0, "grace": 3600.0}
+        given = "dirty_ratio=0.25, most_lag=60,grace=3600"
+        assert result("orders", "--policy", given, *at) == {"topic": "orders", "policy": policy}
+        service.kill()
+    frequent = ("--set", "compaction.check_seconds=0.05")
+    with ServiceProcess(log, *frequent) as service:
+        at = ("--service", f"127.0.0.1:{service.port}")
+        (row,) = result(*at)
+        assert row["policy"] == policy
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        assert len(values(address)) == 40, "its only ledger is open"
+        short = result("orders", "--policy", "dirty_ratio=0.1,most_lag=0.01", *at)
+        assert short["policy"]["most_lag"] == 0.01
+        while result(*at)[0]["state"] != "done":
+            pass
+        assert values(address) == ["a19", "b19"]
+        assert result("orders", "--no-policy", *at) == {"topic": "orders", "policy": None}
+
+
+def test_a_log_that_nobody_has_open_is_compacted(tmp_path: Path) -> None:
+    log = f"file:{tmp_path / 'log'}"
+    with ServiceProcess(tmp_path / "log") as service:
+        write(f"txnbuf://127.0.0.1:{service.port}")
+        refused = txnbuf("compact", "orders", "--log", log)
+        assert refused.returncode == 5
+        assert "another process" in refused.stderr
+        service.terminate()
+        assert service.finish() == 0
+    assert removed(result("orders", "--log", log)) == 39
+    assert values(log) == ["a19", "b19"]
+    assert result("orders", "--policy", "dirty_ratio=0.5", "--log", log)["policy"]["dirty_ratio"] == 0.5
+    assert txnbuf("verify", log).returncode == 0
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
+    log = f"file:{tmp_path / 'log'}"
+    write(log)
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "txnbuffer", "compact", "orders", "--log", log, "--output", "json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
+    os.close(terminal)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "orders: done" in shown
+    assert removed(json.loads(done.stdout)) == 39
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (("--policy", "dirty_ratio=0.5"), 2, "give the TOPIC"),
+        (("orders", "--policy", "dirty_ratio=1", "--no-policy"), 2, "exclude each other"),
+        (("orders", "--policy", "dirty_ratio"), 2, "NAME=NUMBER"),
+        (("orders", "--policy", "dirty=1", "--log", "file:LOG"), 2, "dirty"),
+        (("orders", "--policy", "dirty_ratio=2", "--log", "file:LOG"), 2, "dirty_ratio must be a number from 0 to 1"),
+        (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
+        (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
+        (("orders", "--log", "LOG"), 2, "--log file:DIR"),
+        (("orders", "--service", "127.0.0.1:1"), 3, "127.0.0.1:1"),
+    ],
+)
+def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:
+    refused = txnbuf("compact", *(one.replace("LOG", str(tmp_path / "log")) for one in arguments))
+    assert (refused.returncode, why in refused.stderr) == (code, True), refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,157 @@
+"""`txnbuf compact`: compaction of a topic by a running service, or of a log that nobody has open"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import click
+
+from broker_io import is_cluster
+from broker_io.errors import InvalidAddress
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
+from txnbuffer.cli.options import LogAddress, with_config
+from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.config import Config
+from txnbuffer.errors import CompactionFailed, InvalidRequest
+
+POLLS = (0.05, 0.1, 0.2, 0.5)
+"""Seconds between questions how far a compaction is; the last one is repeated."""
+
+Ask = Callable[..., Awaitable[Any]]
+"""`ask(method, **request)` asks the service."""
+
+
+@click.command("compact")
+@click.argument("topic", required=False)
+@click.option("--policy", metavar="NAME=VALUE,…", help="Set when the service compacts TOPIC: dirty_ratio, and "
+              "least_lag, most_lag and grace in seconds.")  # fmt: skip
+@click.option("--no-policy", is_flag=True, help="Remove the policy: TOPIC is compacted by this command only.")
+@click.option("--log", "address", metavar="file:DIR", help="Work on a log that no service has open.")
+@service_option
+@with_config
+@output_option
+def compact_command(
+    topic: str | None,
+    policy: str | None,
+    no_policy: bool,
+    address: str | None,
+    service: ServiceAddress,
+    config: Config,
+    output: str,
+) -> None:
+    """Compact TOPIC now and show statistics, or set its policy. Without TOPIC, show all policies.
+
+    Compaction keeps the newest committed record of each key, all records without a key, and the positions and seqnos of
+    all. It reads what is decided; the newest ledger is closed first. A topic that is quarantined because a segment was
+    damaged is compacted again.
+
+    Policy: the topic is due once `dirty_ratio` of it (0.5) was written since the last compaction, or once such a record
+    is older than `most_lag` (0: no limit). Records younger than `least_lag` (0) are left alone. Deletions stay for
+    `grace` (86400).
+    """
+    if policy is not None and no_policy:
+        raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
+    if topic is None and (policy is not None or no_policy or address is not None):
+        raise click.UsageError("give the TOPIC")
+    if topic is None:
+        responses = call_all(service, "Compactions")
+        rows = [{name: value for name, value in row.items() if name != "run"} for row in responses.rows("topic")]
+        show_rows(rows, output, title="compaction", empty="no topic has a policy or was compacted")
+        responses.check()
+        return
+    wanted = None if policy is None else parse_policy(policy)
+
+    async def work() -> None:
+        opened = _service(service) if address is None else _log(LogAddress(address, config), topic)
+        async with opened as ask:
+            if wanted is not None or no_policy:
+                show_record(await ask("SetCompaction", topic=topic, **(wanted or {})), output)
+            else:
+                show_record(await _compact(ask, topic), output, title=f"compaction of {topic}")
+
+    asyncio.run(work())
+
+
+def parse_policy(text: str) -> dict[str, float]:
+    """The values of `--policy`, by name. Raises InvalidRequest."""
+    values: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, value = item.strip().partition("=")
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise InvalidRequest(f"--policy {item.strip()!r:.80} is not NAME=NUMBER, such as dirty_ratio=0.5") from None
+    return values
+
+
+@contextlib.asynccontextmanager
+async def _service(service: ServiceAddress) -> AsyncIterator[Ask]:
+    async def ask(method: str, **request: Any) -> Any:
+        return call_owner(service, method, **request)
+
+    yield ask
+
+
+@contextlib.asynccontextmanager
+async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
+    """Own a log and ask its engine; nobody else can connect to it."""
+    from txnbuffer.service.admin import ServiceAdmin
+    from txnbuffer.service.compaction import unsupported
+    from txnbuffer.service.engine import Engine
+
+    if is_cluster(log.address):
+        raise unsupported(topic)
+    if not log.address.startswith("file:"):
+        raise InvalidAddress(f"{log.address!r} is not a directory: give --log file:DIR, or --service HOST:PORT")
+    with log.open_for_writing() as broker:
+        engine = await Engine.start(broker, owner="txnbuf compact", compaction=log.config.compaction)
+        methods = ServiceAdmin(engine).methods()
+
+        async def ask(method: str, **request: Any) -> Any:
+            return await methods[method](request)
+
+        try:
+            yield ask
+        finally:
+            await engine.stop()
+
+
+async def _compact(ask: Ask, topic: str) -> dict[str, Any]:
+    """Compact a topic; the statistics. Raises CompactionFailed."""
+    number = (await ask("Compact", topic=topic))["run"]
+    with _progress(topic) as show:
+        for polls in range(sys.maxsize):
+            (row,) = await ask("Compactions", topic=topic)
+            run, state = row["run"], row["state"]
+            if run["number"] >= number and state not in ("waiting", "running"):
+                break
+            show(state, run["bytes_done"], run["bytes_expected"])
+            await asyncio.sleep(POLLS[min(polls, len(POLLS) - 1)])
+        show(state, run["bytes_done"], run["bytes_done"])
+    if run["problem"] is not None:
+        raise CompactionFailed(topic, run["problem"])
+    if not run["upto"]:
+        narrate("nothing to compact yet: the records are undecided, younger than least_lag, or read by a stream")
+    statistics: dict[str, Any] = run["statistics"]
+    return {"topic": topic, "upto": run["upto"], **statistics}
+
+
+@contextlib.contextmanager
+def _progress(topic: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A function that shows how far the compaction is, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(topic, total=None)
+        yield lambda state, done, expected: progress.update(
+            task, description=f"{topic}: {state}", completed=done, total=max(done, expected) or None
+        )
