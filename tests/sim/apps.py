@@ -187,11 +187,11 @@ class Writer(App):
             await client.send(topic, value, **where)
         except SendUnknown:
             return
-        except Error as error:
-            if not isinstance(error, ServiceUnavailable):
-                self.log(f"a send failed: {error!r:.200}")
-            return
-        self._ended(attempt, Fate.COMMITTED)
+        except Error as error:  # the record was not sent
+            self.log(f"a send failed: {error!r:.200}")
+            self._ended(attempt, Fate.ABORTED)
+        else:
+            self._ended(attempt, Fate.COMMITTED)
 
     async def _transaction(self, client: Client) -> None:
         attempt = self.history.attempt(self.name)

@@ -489,6 +489,10 @@ class SimReader:
         """The cluster moves the reader, as truncation does; what it was sent already stays."""
         self._after = max(self._after, place)
 
+    def fall_behind(self, seconds: float) -> None:
+        """Let the cluster send it nothing more for some seconds."""
+        self._nothing_until = self._scheduler.now + seconds
+
     def pump(self) -> None:
         """Let the cluster send what comes next, if there is room for it."""
         if self._coming or len(self._queue) > self._ahead // 2 or self not in self.topic.readers:
@@ -542,7 +546,7 @@ class SimReader:
         choose = self._cluster.random
         if choose.random() < self._cluster.slow_readers:
             self._cluster.world.count("slow reader")
-            self._nothing_until = self._scheduler.now + choose.uniform(0.0, SLOW_SECONDS)
+            self.fall_behind(choose.uniform(0.0, SLOW_SECONDS))
         self.pump()
 
     @staticmethod

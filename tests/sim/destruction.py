@@ -23,6 +23,7 @@ from sim.cluster import NAMESPACE
 from sim.history import Attempt, Fate, History, Reading, Shown
 from sim.readers import Follower, Reader, shown
 from sim.roles import Role
+from sim.world import Finding
 
 from broker_io.errors import Error
 from txnbuffer import connect
@@ -35,8 +36,16 @@ if TYPE_CHECKING:
 
 TOPIC = "scrap"
 STORED = f"{NAMESPACE}/{TOPIC}"
+BEHIND = 0.6
+"""How often the readers of the topic are behind when something is destroyed."""
+BEHIND_SECONDS = 0.8
+"""The most virtual seconds of writes that they lack then; a reader that gets nothing for a second looks for more."""
+WRITE_SECONDS = 1.0
+"""Virtual seconds in which something is written before each destruction that happens after the faults have ended."""
 TRY_SECONDS = 60.0
 """Virtual seconds within which a topic that was only deleted can be used again, once all faults have ended."""
+STOPPED_SECONDS = 5.0
+"""Virtual seconds without success after which an operator deletes a topic that has lost data otherwise."""
 
 
 class Wrecker(App):
@@ -54,7 +63,7 @@ class Wrecker(App):
     async def work(self, client: Client) -> None:
         while not self.ended:
             await self._transaction(client)
-            await asyncio.sleep(self.choose.choice((0.02, 0.2, 0.5)))
+            await asyncio.sleep(self.choose.choice((0.02, 0.02, 0.2, 0.5)))
 
     async def _transaction(self, client: Client) -> None:
         choose = self.choose
@@ -119,17 +128,38 @@ class Destruction(Role):
         )
         scenario.add(Reader, "scrap-reader", setting=own)
         self.follower = scenario.add(Follower, "scrap-follower", setting=own)
-        for _ in range(self.choose.choice((2, 3, 4))):
+        self.planned = self.choose.choice((2, 3, 4))
+        for _ in range(self.planned):
             world.scheduler.after(self.choose.uniform(1.0, scenario.size.seconds), self._destroy)
 
     # What happens
 
+    def _written(self) -> StoredTopic | None:
+        """The topic, if it has messages."""
+        topic = self.scenario.cluster.topics.get(STORED)
+        return None if topic is None or topic.last.entry < 0 else topic
+
     def _destroy(self) -> None:
+        """Destroy something once there is something; after the faults have ended, `finish` does it."""
+        after = self.scenario.world.scheduler.after
         if self.scenario.faults.calm:
             return
-        topic = self.scenario.cluster.topics.get(STORED)
-        if topic is None or topic.last.entry < 0:
-            self.scenario.world.scheduler.after(0.5, self._destroy)
+        if (topic := self._written()) is None:
+            after(0.5, self._destroy)
+        else:
+            after(self._fall_behind(topic), lambda: None if self.scenario.faults.calm else self._destroy_now(topic))
+
+    def _fall_behind(self, topic: StoredTopic) -> float:
+        """Sometimes let the topic's readers fall behind, so that they miss what they have not read; return how long."""
+        if self.choose.random() >= BEHIND:
+            return 0.0
+        seconds = self.choose.uniform(0.2, BEHIND_SECONDS)
+        for reader in [*topic.readers]:
+            reader.fall_behind(2 * seconds)
+        return seconds
+
+    def _destroy_now(self, topic: StoredTopic) -> None:
+        if topic.deleted:
             return
         kind = self.choose.choice([*DESTRUCTIONS])
         self.kinds.append(kind)
@@ -183,16 +213,33 @@ class Destruction(Role):
     # The end
 
     def finish(self) -> None:
-        """Use the topic until it can be used again. Raises Finding if it cannot, within a bounded time."""
-        self.writer.ended = True
+        """Destroy the rest, then use the topic until it can be used again. Raises Finding if that takes too long."""
         scenario, world = self.scenario, self.scenario.world
+        self._destroy_rest()
+        scenario.calm = world.now
+        self.writer.ended = True
         scenario.wait(lambda: self.writer.done, f"the last transaction on {TOPIC} has not ended")
         world.host("delta").start("scrap-final", self._use_again)
-        if not scenario.world.run(TRY_SECONDS, lambda: self.final is not None):
-            if {*self.kinds} <= {"deleted topic"}:
-                scenario.wait(lambda: False, f"{TOPIC} cannot be used again, and was only deleted")
+        self._wait_until_used(lambda: self.final is not None)
+
+    def _wait_until_used(self, done: Callable[[], bool]) -> None:
+        """Wait for something that needs the topic; a topic that was not only deleted may have to be deleted for it."""
+        deleted = {*self.kinds} <= {"deleted topic"}
+        if not self.scenario.world.run(TRY_SECONDS if deleted else STOPPED_SECONDS, done):
+            if deleted:
+                raise Finding(f"{TOPIC} cannot be used again after {TRY_SECONDS:g} s, and was only deleted")
             self._repair()
-            scenario.wait(lambda: self.final is not None, f"{TOPIC} cannot be used again after it was deleted")
+            self.scenario.wait(done, f"{TOPIC} cannot be used again after it was deleted")
+
+    def _destroy_rest(self) -> None:
+        """Destroy as often as planned, although the faults have ended."""
+        world = self.scenario.world
+        for _ in range(self.planned - len(self.kinds)):
+            world.run(self.choose.uniform(0.0, WRITE_SECONDS))
+            self._wait_until_used(lambda: self._written() is not None)
+            topic = self.scenario.cluster.topics[STORED]
+            world.run(self._fall_behind(topic))
+            self._destroy_now(topic)
 
     def _repair(self) -> None:
         """Delete the topic and restart the services, as an operator does with a topic that has stopped."""

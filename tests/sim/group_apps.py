@@ -12,7 +12,7 @@ from sim.apps import PAUSE, App, Setting
 from sim.history import Attempt, Fate
 from sim.world import Host
 
-from broker_io.errors import Fenced, ServiceUnavailable
+from broker_io.errors import Fenced, PositionTrimmed, ServiceUnavailable
 from txnbuffer import dead_letter
 from txnbuffer.client.client import Client
 from txnbuffer.client.records import Record, RecordBatch
@@ -20,6 +20,10 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, NotVisible, OutcomeUnknown, TopicNotFound, TransactionAborted
 
 RESULTS, REJECTS = "shipments", "rejects"
+AWAY, LONGEST_AWAY = 2.0, 10.0
+"""Seconds that a member which has left is away, at most; with retention longer, so that only the group holds data."""
+HELD_SECONDS = 5.0
+"""Seconds after which a group must not find the same position trimmed again: it has committed that one."""
 
 
 class HandlerFailed(Exception):
@@ -51,17 +55,32 @@ class Member(App):
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, plan: GroupPlan) -> None:
         super().__init__(name, host, setting, choose)
         self._plan = plan
+        self._trimmed: dict[str, float] = {}
 
     async def work(self, client: Client) -> None:
+        try:
+            await self._take_part(client)
+        except PositionTrimmed as error:
+            self._check_held(error)
+            raise
+
+    def _check_held(self, error: PositionTrimmed) -> None:
+        """Report a position that stays trimmed. A group that has none yet may find another one trimmed each time."""
+        now = self.host.world.now
+        if now > self._trimmed.setdefault(str(error), now) + HELD_SECONDS:
+            self.host.world.fail(f"a group holds what it has not processed, and {self.name} got {error!r} again")
+
+    async def _take_part(self, client: Client) -> None:
         while True:
-            stays = self.choose.uniform(0.5, 6.0) if self._plan.leaves and self.choose.random() < 0.7 else None
+            leaves = self._plan.leaves or self.setting.trims
+            stays = self.choose.uniform(0.5, 6.0) if leaves and self.choose.random() < 0.7 else None
             # Some are cancelled once more while they leave.
             again = None if stays is None else stays + self.choose.choice((0.0005, 0.005, 1.0))
             try:
                 async with asyncio.timeout(again), asyncio.timeout(stays):
                     await self._process(client)
             except TimeoutError:
-                await asyncio.sleep(self.choose.uniform(0.0, 2.0))
+                await asyncio.sleep(self.choose.uniform(0.0, LONGEST_AWAY if self.setting.trims else AWAY))
             except HandlerFailed:
                 self.host.world.count("handler failed")
             except TopicNotFound:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from sim.apps import Setting, Writer
 from sim.checker import violations
 from sim.history import Attempt, Fate, Following, History, Shown
 from sim.rules_roles import processed
+from sim.world import World
 
+from broker_io.errors import Error, ServiceUnavailable
+from txnbuffer.errors import SendUnknown
 from txnbuffer.model import Position
 
 
@@ -179,3 +186,15 @@ def test_an_epoch_that_two_lives_of_a_service_have_is_found() -> None:
     assert case.reported == []
     case.history.took_over(0, 3, "alpha#5")
     assert case.reported == ["alpha#5 owns shard 0 in epoch 3, as omega#4 did"]
+
+
+@pytest.mark.parametrize(("error", "text"), [(ServiceUnavailable(), "must not be visible"), (SendUnknown(), "")])
+def test_only_a_send_whose_outcome_is_unknown_may_be_there_after_an_error(error: Error, text: str) -> None:
+    with World(1) as world:
+        history = History(lambda: world.now, pytest.fail)
+        setting = Setting("", history, ("a",), lambda who, text: None)
+        writer = Writer("writer", world.host("beta"), setting, random.Random(1), 1)
+        asyncio.run(writer._send(AsyncMock(send=AsyncMock(side_effect=error))))
+    found = "\n".join(violations(history, {"a": records(b"writer.1")}))
+    assert text in found
+    assert bool(found) == bool(text)

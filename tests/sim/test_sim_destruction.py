@@ -71,4 +71,4 @@ def test_a_reader_passes_over_nothing_without_an_error(shown: str, lost_at: floa
 def test_a_seed_destroys_data_of_its_topic_and_harms_nothing_else() -> None:
     outcome = run_seed(1, "cluster", Size(2, 15, 3, 10.0), part=Part(roles=("reader", "destruction")))
     assert outcome.finding == ""
-    assert any(outcome.counts[kind] for kind in DESTRUCTIONS)
+    assert any(kind in outcome.counts for kind in DESTRUCTIONS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from sim.apps import Setting
 from sim.checker import behind, violations
+from sim.group_apps import HELD_SECONDS, GroupPlan, Member
 from sim.history import Fate, Following, History, Shown
 from sim.reduction import Part
 from sim.retention import TRIM, Trims, before, retained
 from sim.scenario import Size, run_seed
 from sim.world import World
 
+from broker_io.errors import PositionTrimmed
 from txnbuffer.model import Position
 
 LOG = [Shown(number, b"k%d" % number, b"%d" % number, Position(number, 0)) for number in range(1, 5)]
@@ -83,6 +86,19 @@ def test_trims_are_known_with_their_times() -> None:
         assert not trims.dropped("a", LOG[0], world.now - 1.0)
         assert not trims.dropped("b", LOG[0], world.now)
         assert world.counts[TRIM] == 1
+
+
+def test_a_group_does_not_find_the_position_trimmed_that_it_has_committed() -> None:
+    with World(1) as world:
+        history = History(lambda: world.now, pytest.fail)
+        setting = Setting("", history, (), lambda who, text: None)
+        member = Member("member", world.host("beta"), setting, random.Random(1), GroupPlan(()))
+        member._check_held(PositionTrimmed("2:23 of 'a'"))
+        world.run(2 * HELD_SECONDS)
+        member._check_held(PositionTrimmed("2:24 of 'a'"))
+        assert world.failure is None
+        member._check_held(PositionTrimmed("2:23 of 'a'"))
+        assert "a group holds what it has not processed" in (world.failure or "")
 
 
 def test_something_holds_data_in_each_seed_with_retention() -> None:
