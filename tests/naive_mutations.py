@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
@@ -11,32 +14,63 @@ from txnbuffer.mutations.cursor import Cursor, Slice
 from txnbuffer.mutations.manager import CursorStatistics, Effect, MutationManager, ReadLog, StopReading, Wake
 from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, MutationSnapshot, index_bytes
 
+Table = dict[bytes, bytes | None]
+
 
 class Topic:
-    """All visible mutations of a topic, numbered from 1, as a list."""
+    """All visible mutations of a topic, numbered from 1, as a list.
+
+    Compaction empties some of them in the log: those in `emptied`. Those in `unknown` were emptied before anybody
+    followed the topic.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Mutation] = []
+        self.unknown: set[int] = set()
+        self.emptied: set[int] = set()
 
     @property
     def high(self) -> int:
         return len(self.rows)
 
-    def add(self, pairs: Sequence[tuple[bytes | None, bytes | None]]) -> MutationBatch:
-        """Add mutations; they are returned as a batch to queue."""
+    def add(self, pairs: Sequence[tuple[bytes | None, bytes | None]], emptied: Collection[int] = ()) -> MutationBatch:
+        """Add mutations; they are returned as a batch to queue. `emptied`: the numbers of pairs that are emptied."""
         first = self.high + 1
+        self.unknown |= {first + number for number in emptied if number < len(pairs)}
         rows = [
             Mutation(seqno, position_of(seqno), key, value, {"n": str(seqno % 3)}, 0, seqno)
             for seqno, (key, value) in enumerate(pairs, first)
         ]
         self.rows += rows
-        return MutationBatch.of(rows)
+        return self._batch(rows, self.unknown)
 
     def between(self, first: int, last: int) -> list[Mutation]:
-        return self.rows[first - 1 : last]
+        return [row for row in self.rows[first - 1 : last] if row.seqno not in self.unknown]
 
     def batch(self, first: int, last: int) -> MutationBatch:
-        return MutationBatch.of(self.between(first, last))
+        """Mutations as the log has them."""
+        return self._batch(self.rows[first - 1 : last], self.unknown | self.emptied)
+
+    def _batch(self, rows: list[Mutation], emptied: set[int]) -> MutationBatch:
+        removed = np.array([row.seqno in emptied for row in rows], np.bool_)
+        kept = [
+            Mutation(row.seqno, row.position, None, None, {}, 0, row.publish_time) if row.seqno in emptied else row
+            for row in rows
+        ]
+        return replace(MutationBatch.of(kept), removed=removed if removed.any() else None)
+
+    def empty(self, upto: int, chosen: Callable[[int], bool]) -> None:
+        """Empty chosen mutations up to a seqno that have a newer one of their key at or below it."""
+        newest = {row.key: row.seqno for row in self.between(1, upto)}
+        self.emptied |= {
+            row.seqno
+            for row in self.between(1, upto)
+            if row.key is not None and newest[row.key] > row.seqno and chosen(row.seqno)
+        }
+
+    def table(self, upto: int) -> Table:
+        """The newest mutation of each key as of a seqno."""
+        return {row.key: row.value for row in self.between(1, upto) if row.key is not None}
 
     def unique(self, first: int, last: int) -> list[Mutation]:
         """The mutations of a snapshot from one seqno to another: the newest of each key, and all without a key."""
@@ -76,7 +110,7 @@ class Reads:
         return effects
 
     def answer(self, rows: int = 1_000_000) -> bool:
-        """Complete the oldest read with at most `rows` mutations, once a turn is free; whether there was one."""
+        """Complete the oldest read, once a turn is free, with at most `rows` mutations; whether there was one."""
         self.collect()
         while not self.open and self.manager.backfill_memory.waiting:
             self.manager.backfill_memory.tick()
@@ -84,20 +118,27 @@ class Reads:
         if not self.open:
             return False
         read = self.open.pop(min(self.open))
-        self.manager.backfilled(read.ticket, self.topic.batch(read.first, min(read.last, read.first + rows - 1)))
+        found = self.topic.batch(read.first, min(read.last, read.first + rows - 1))
+        self.manager.backfilled(read.ticket, next(found.parts(read.max_bytes)))
         self.collect()
         return True
 
 
 class Reader:
-    """Reads a cursor and compares every snapshot with the naive topic."""
+    """Reads a cursor and compares every snapshot with the naive topic. `table`: what the reader has; None: it has all.
 
-    def __init__(self, topic: Topic, cursor: Cursor, at_least: int = 0) -> None:
+    `took`: the number of slices of the last `take`.
+    """
+
+    def __init__(self, topic: Topic, cursor: Cursor, at_least: int = 0, table: Table | None = None) -> None:
         self.topic = topic
         self.cursor = cursor
         self.complete = cursor.after
         self.at_least = at_least
+        self.table = topic.table(cursor.after) if table is None else table
+        self.took = 0
         self.snapshots: list[tuple[int, int]] = []
+        self._repeats = False
         self._begun: tuple[int, int] | None = None
         self._rows: list[Mutation] = []
 
@@ -111,31 +152,50 @@ class Reader:
         slices = self.cursor.take(limit, max_bytes)
         for one in slices:
             self.check(one)
+        self.took = len(slices)
         count = sum(len(one.rows) for one in slices)
         assert count <= limit
         return count
 
     def check(self, one: Slice) -> None:
-        assert one.begins == (self._begun is None)
-        assert len(one.rows)
-        if self._begun is None:
-            assert one.start == self.complete + 1
-            assert one.end >= self.at_least
-            self._begun = (one.start, one.end)
+        if one.begins:
+            self._begins(one)
         assert self._begun == (one.start, one.end)
-        self._rows += one.rows
-        assert self.cursor.after >= one.rows.last
+        assert one.rows.removed is None
+        for row in one.rows:
+            assert row.seqno > (self._rows[-1].seqno if self._rows else self.complete)
+            self._rows.append(row)
+            if row.key is not None:
+                self.table[row.key] = row.value
+        assert not len(one.rows) or self.cursor.after >= one.rows.last
         if one.ends:
-            assert self._rows == self.topic.unique(one.start, one.end)
-            self.snapshots.append(self._begun)
+            newest = {row.key: row.seqno for row in self._rows}
+            kept = [row for row in self._rows if row.key is None or newest[row.key] == row.seqno]
+            assert kept == self.topic.unique(one.start, one.end)
+            assert self._repeats or kept == self._rows
+            assert self.table == self.topic.table(one.end)
+            self.snapshots.append((one.start, one.end))
             self.complete = one.end
             self._begun = None
             self._rows = []
 
+    def _begins(self, one: Slice) -> None:
+        """A snapshot begins, or the incomplete one again: with a later end, or as one in which keys may repeat."""
+        if self._begun is None:
+            assert one.start == self.complete + 1
+            assert one.end >= self.at_least
+        else:
+            assert one.start == self._begun[0]
+            assert one.repeats
+            assert one.end > self._begun[1] or (one.end == self._begun[1] and not self._repeats)
+        self._begun = (one.start, one.end)
+        self._repeats = one.repeats
+
     def drain(self, reads: Reads) -> None:
         """Read everything, with all reads of the log completed."""
         for _ in range(10_000):
-            if self.take() == 0 and not reads.answer():
+            self.take()
+            if not self.took and not reads.answer():
                 return
         raise AssertionError("a cursor never reaches its end")
 
@@ -146,16 +206,18 @@ def check_chain(manager: MutationManager) -> None:
     assert snapshots[0] is manager.chain.oldest
     assert snapshots[-1] is manager.chain.open
     assert not snapshots[-1].closed
-    pins = [cursor.pin for cursor in manager.cursors.values() if cursor.pin is not None]
+    pinning = [cursor for cursor in manager.cursors.values() if cursor.pin is not None]
+    pins = [cursor.pin for cursor in pinning]
     for snapshot in snapshots:
         assert snapshot.pins == sum(pin is snapshot for pin in pins)
+        at_end = [cursor for cursor in pinning if cursor.pin is snapshot and cursor.after >= snapshot.end]
+        assert snapshot.passed == (0 if snapshot.empty else len(at_end))
         assert snapshot.persistence == (manager.persistence is snapshot)
         assert snapshot.bytes == counted_bytes(snapshot)
-        assert snapshot.rows == 0 or snapshot.start <= snapshot.end
+        assert snapshot.rows == 0 or not snapshot.empty
         keys = [row.key for chunk in snapshot.chunks for row in chunk.living() if row.key is not None]
         assert len(keys) == len(set(keys))
-        if snapshot.closed:
-            assert snapshot.rows > 0
+        assert not (snapshot.closed and snapshot.empty)
     assert all(pin in snapshots for pin in pins)
     for older, newer in itertools.pairwise(snapshots):
         assert older.closed
@@ -164,7 +226,7 @@ def check_chain(manager: MutationManager) -> None:
     oldest = snapshots[0]
     assert oldest is manager.chain.open or oldest.pins or oldest.persistence
     opened = manager.chain.open
-    assert not (opened.rows and (opened.pins or opened.persistence)), "a cursor is in an open snapshot"
+    assert opened.empty or not (opened.pins or opened.persistence), "a cursor is in an open snapshot"
     assert manager.chain.account.bytes == sum(snapshot.bytes for snapshot in snapshots)
     backfills = [cursor.backfill.bytes for cursor in manager.cursors.values() if cursor.backfill is not None]
     own = [

@@ -16,7 +16,7 @@ rows = st.lists(st.tuples(keys, values), min_size=1, max_size=12)
 
 
 class ManagerLife(RuleBasedStateMachine):
-    """Mutations are queued, cursors are opened, read and closed, memory is freed, the log answers late or fails."""
+    """Mutations are queued, cursors opened, read and closed, memory is freed, the log answers late and is compacted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,15 +34,15 @@ class ManagerLife(RuleBasedStateMachine):
         self.readers: dict[str, Reader] = {}
         self.persisted = 0
 
-    @rule(pairs=rows)
-    def queue(self, pairs: list[tuple[bytes | None, bytes | None]]) -> None:
+    @rule(pairs=rows, emptied=st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 11))))
+    def queue(self, pairs: list[tuple[bytes | None, bytes | None]], emptied: frozenset[int]) -> None:
         before = len(self.reads.woken)
         waiting = {
             name
             for name, reader in self.readers.items()
             if reader.cursor.waiting and reader.cursor.backfill is None and reader.cursor.pin is not None
         }
-        self.manager.queue_many(self.topic.add(pairs))
+        self.manager.queue_many(self.topic.add(pairs, emptied))
         self.reads.collect()
         assert waiting <= set(self.reads.woken[before:])
 
@@ -62,7 +62,7 @@ class ManagerLife(RuleBasedStateMachine):
         reader.cursor.close()
         end = held if begun is None else begun[1]
         self.readers[name] = Reader(
-            self.topic, self.manager.register(name, held, snapshot_end=end), end if end > held else 0
+            self.topic, self.manager.register(name, held, snapshot_end=end), end if end > held else 0, reader.table
         )
 
     @rule(name=st.sampled_from(NAMES), limit=st.integers(1, 20), max_bytes=st.sampled_from([1, 20, 4_000, 2**40]))
@@ -70,7 +70,8 @@ class ManagerLife(RuleBasedStateMachine):
         reader = self.readers.get(name)
         if reader is not None:
             had = reader.cursor.has_next()
-            assert (reader.take(limit, max_bytes) > 0) == had
+            reader.take(limit, max_bytes)
+            assert (reader.took > 0) == had
 
     @rule(name=st.sampled_from(NAMES))
     def ask(self, name: str) -> None:
@@ -89,6 +90,24 @@ class ManagerLife(RuleBasedStateMachine):
     @rule(rows=st.integers(1, 30))
     def answer(self, rows: int) -> None:
         self.reads.answer(rows)
+
+    @rule(share=st.floats(0, 1), beyond=st.booleans())
+    def compact(self, share: float, beyond: bool) -> None:
+        """A compaction begins, perhaps beyond the end of a snapshot that a cursor reads from the log."""
+        bound = self.manager.compaction_bound()
+        begun = [one.cursor.snapshot[1] for one in self.readers.values() if one.cursor.backfill and one.cursor.snapshot]
+        assert bound == (min(begun) if begun else None)
+        seqno = round(share * self.topic.high)
+        if bound is not None and not beyond:
+            seqno = min(seqno, bound)
+        before = self.manager.compacted_to
+        self.manager.compacted(seqno)
+        assert self.manager.compacted_to == max(seqno, before)
+
+    @rule(which=st.integers(1, 4), number=st.integers(0, 3))
+    def empty(self, which: int, number: int) -> None:
+        """The compaction that has begun empties records."""
+        self.topic.empty(self.manager.compacted_to, lambda seqno: seqno % which == number % which)
 
     @rule()
     def tick(self) -> None:

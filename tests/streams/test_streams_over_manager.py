@@ -50,9 +50,9 @@ class Shell:
 
     def pump(self) -> None:
         for stream, items, size in self.server.wanted():
-            for start, end, begins, ends, batch in self.cursors[stream].take(min(items, 3), size):
+            for start, end, begins, ends, batch, repeats in self.cursors[stream].take(min(items, 3), size):
                 if begins:
-                    self.server.snapshot_begins(stream, start, end)
+                    self.server.snapshot_begins(stream, start, end, repeats=repeats)
                 self.server.mutations(stream, batch, 0.0)
                 if ends:
                     self.server.snapshot_ends(stream)

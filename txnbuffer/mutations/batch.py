@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker_io.batch import NO_TIME, Batch, Blobs, Labels, Message, Numbers, PropertyColumn, Which
 from broker_io.position import Int64s, Position, Positions
@@ -38,13 +39,15 @@ class Mutation(NamedTuple):
 class MutationBatch:
     """n mutations of one topic in log order, as columns of length n; iterate it for single ones.
 
-    `seqnos` int64[n], ascending; `publish_times` int64[n] in milliseconds.
+    `seqnos` int64[n], ascending; `publish_times` int64[n] in milliseconds. `removed` bool[n]: those that compaction has
+    emptied, which only have a seqno; None: none.
     """
 
     seqnos: Int64s
     positions: Positions
     publish_times: Int64s
     messages: Batch
+    removed: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, mutations: Iterable[Mutation]) -> MutationBatch:
@@ -65,6 +68,7 @@ class MutationBatch:
             Positions.concat([batch.positions for batch in batches]),
             np.concatenate([batch.publish_times for batch in batches]),
             Batch.concat([batch.messages for batch in batches]),
+            _concat_removed(batches),
         )
 
     def __len__(self) -> int:
@@ -91,8 +95,16 @@ class MutationBatch:
 
     def take(self, which: Which) -> MutationBatch:
         return MutationBatch(
-            self.seqnos[which], self.positions.take(which), self.publish_times[which], self.messages.take(which)
+            self.seqnos[which],
+            self.positions.take(which),
+            self.publish_times[which],
+            self.messages.take(which),
+            None if self.removed is None else self.removed[which],
         )
+
+    def present(self) -> MutationBatch:
+        """Without those that compaction has emptied."""
+        return self if self.removed is None else replace(self.take(~self.removed), removed=None)
 
     def owned(self) -> MutationBatch:
         """A copy of the mutations that keeps no larger buffer alive."""
@@ -109,6 +121,7 @@ class MutationBatch:
                 properties,
                 None if times is None else _owned(times),
             ),
+            self.removed,
         )
 
     def nbytes(self) -> int:
@@ -142,6 +155,14 @@ class MutationBatch:
         """Bytes of keys and values."""
         keys, values = self.messages.keys.offsets, self.messages.values.offsets
         return int(keys[-1]) - int(keys[0]) + int(values[-1]) - int(values[0])
+
+
+def _concat_removed(batches: Sequence[MutationBatch]) -> NDArray[np.bool_] | None:
+    if all(batch.removed is None for batch in batches):
+        return None
+    return np.concatenate(
+        [np.zeros(len(batch), np.bool_) if batch.removed is None else batch.removed for batch in batches]
+    )
 
 
 def _owned(column: Int64s) -> Int64s:

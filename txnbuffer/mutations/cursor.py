@@ -11,6 +11,12 @@ while there is room: a queue has at most `cap` bytes and one answer. The more ba
 cap of each. Only a snapshot with a given end (the rest of one that the reader has in part) is completed whatever its
 size.
 
+Where the log is compacted, a key's newest mutation as of a seqno may be missing if the key has a newer one. So a
+snapshot that is read from the log ends at or above `compacted_to`. It may be as large as the whole topic, so it is not
+built: its end is known, and it is returned in parts as they are read. A key may be in several of them; the last one is
+the newest. If `compacted_to` grows beyond the end of a snapshot that a cursor is reading from the log, the snapshot
+begins again with a later end; `compaction_bound` is where this does not happen.
+
 A cap is never too small for a useful read: if there are too many backfills for that, they take turns. A turn ends when
 its cursor has taken what was read. If the cursor takes too long while others wait, the rest is freed and read again in
 its next turn. A cursor that could take nothing gets twice as long then, so that every cursor advances in the end.
@@ -103,8 +109,8 @@ class BackfillMemory:
 class Backfill:
     """Mutations read from the log for one cursor: `next` to `last` are to come.
 
-    It may have `most` bytes, and at most its share of `memory`. `floor`: the end of the snapshot that the reader
-    has in part, which is completed first, with the same end. `ready` snapshots are complete; `building` is the next
+    It may have `most` bytes, and at most its share of `memory`. `floor`: the given end of its first snapshot, 0 if
+    there is none; `parts`: that one is ready in parts. `ready` snapshots and parts are complete; `building` is the next
     one, complete at `limit` bytes: few at first, so that the reader gets its first mutations soon, and eight times
     as many after each answer. `ticket`: that of the pending request, if there is one. `items`: the number of
     mutations read so far.
@@ -114,6 +120,7 @@ class Backfill:
     last: int
     floor: int
     most: int
+    parts: bool
     memory: BackfillMemory
     account: MemoryAccount
     leaving: MemoryAccount
@@ -166,7 +173,8 @@ class Backfill:
         self.items += len(rows)
         replaced = building.append(rows.owned())
         self.next = building.end + 1
-        if self.next > stop or (stop != self.floor and building.bytes >= self.limit):
+        whole = stop == self.floor and not self.parts
+        if self.next > stop or (not whole and building.bytes >= self.limit):
             building.seal()
             building.closed = True
             self.ready.append(building)
@@ -184,10 +192,11 @@ UNLIMITED = 2**62
 
 
 class Slice(NamedTuple):
-    """Mutations of the snapshot `start` to `end`, at least one; `begins`: they are its first, `ends`: its last.
+    """Mutations of the snapshot `start` to `end`; `begins`: they are its first, `ends`: its last.
 
-    A snapshot has each key once, with its newest mutation of these seqnos. The manager may reuse the memory of `rows`
-    after the next `take`.
+    A snapshot has each key once, with its newest mutation of these seqnos; with `repeats` it may have older ones too.
+    A snapshot that is not complete may begin again, with a later end or with `repeats`. There may be no `rows` if all
+    were emptied by compaction. The manager may reuse the memory of `rows` after the next `take`.
     """
 
     start: int
@@ -195,6 +204,10 @@ class Slice(NamedTuple):
     begins: bool
     ends: bool
     rows: MutationBatch
+    repeats: bool = False
+
+
+NO_ROWS = MutationBatch.of(())
 
 
 class CursorManager(Protocol):
@@ -202,7 +215,7 @@ class CursorManager(Protocol):
 
     @property
     def chain(self) -> Chain: ...
-    def new_backfill(self, first: int, last: int, floor: int) -> Backfill: ...
+    def new_backfill(self, first: int, last: int, floor: int, *, parts: bool) -> Backfill: ...
     def demand(self, cursor: Cursor, backfill: Backfill) -> None: ...
     def end_backfill(self, backfill: Backfill) -> None: ...
     def forget(self, cursor: Cursor) -> None: ...
@@ -233,6 +246,7 @@ class Cursor:
     reading: MutationSnapshot | None = None
     snapshot: tuple[int, int] | None = None
     turn_ticks: int = TURN_TICKS
+    _repeats: bool = False
     _chunk: int = 0
     _row: int = 0
     _handed: list[Chunk] = field(default_factory=list)
@@ -268,7 +282,11 @@ class Cursor:
         self._give_back()
         slices: list[Slice] = []
         while limit > 0 and self._advance(enter=True) and self.reading is not None:
-            chunk = self.reading.chunks[self._chunk - self.reading.base]
+            number = self._chunk - self.reading.base
+            if number == len(self.reading.chunks):
+                slices.append(self._slice(self.reading, None, 0))
+                continue
+            chunk = self.reading.chunks[number]
             count = min(limit, len(chunk.rows) - self._row)
             if max_bytes < chunk.bytes:
                 count = chunk.rows.fitting(self._row, count, max_bytes)
@@ -305,8 +323,7 @@ class Cursor:
         if self.reading is pin:
             self.reading = None
         if self.snapshot is not None and self.reading is None and self.backfill is None:
-            self.floor = self.snapshot[1]
-            self.backfill = self._manager.new_backfill(self.after + 1, self.floor, self.floor)
+            self._read_log(0)
         self.drops += 1
         self._leave()
         return True
@@ -318,14 +335,16 @@ class Cursor:
 
     def lose_turn(self, *, took: bool) -> None:
         """Free what the backfill has read; the next turn reads it again, and is longer unless this one `took` some."""
-        backfill = self.backfill
-        if backfill is None:
-            return
-        if self.snapshot is not None:
-            self.floor = self.snapshot[1]
         self.turn_ticks = TURN_TICKS if took else 2 * self.turn_ticks
-        self._end_backfill()
-        self.backfill = self._manager.new_backfill(self.after + 1, backfill.last, self.floor)
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Free what the backfill has read, and read it from the log again."""
+        if (backfill := self.backfill) is not None:
+            self._end_backfill()
+            self._read_log(backfill.last)
+            if self.backfill is not None and self.backfill.last > backfill.last:
+                self._leave()  # its place is no longer where the backfill ends
 
     def release(self) -> None:
         """Release the place in memory and the backfill."""
@@ -376,7 +395,7 @@ class Cursor:
         if newer.evicted:
             self._leave()
             return True
-        if newer.closed or not newer.rows or enter:
+        if newer.closed or newer.empty or enter:
             self._move(newer)
             return True
         return False
@@ -384,13 +403,32 @@ class Cursor:
     def _place(self) -> None:
         """Find a place in memory, and read the log up to it if mutations are missing before it."""
         last, place = self._manager.chain.place(self.after, self.floor)
+        if last > self.after:
+            self.floor = self._given_end()
         if self.end is not None:
             last = min(last, max(self.end, self.floor))
         if self.end is None or place.start <= max(self.end, self.floor):
             self._manager.chain.pin(place)
             self.pin = place
         if last > self.after:
-            self.backfill = self._manager.new_backfill(self.after + 1, last, self.floor)
+            self._read_log(last)
+
+    def _given_end(self) -> int:
+        """The end that the next snapshot from the log must have, 0 for any."""
+        end = self.floor if self.snapshot is None else self.snapshot[1]
+        return max(end, self._compacted)
+
+    @property
+    def _compacted(self) -> int:
+        """`compacted_to`, 0 for a cursor that is not below it."""
+        compacted_to = self._manager.chain.compacted_to
+        return compacted_to if self.after < compacted_to else 0
+
+    def _read_log(self, last: int) -> None:
+        """Read the log up to a seqno, and at least to the given end of the next snapshot."""
+        self.floor = self._given_end()
+        last, parts = max(last, self.floor), self._compacted > 0
+        self.backfill = self._manager.new_backfill(self.after + 1, last, self.floor, parts=parts)
 
     def _move(self, newer: MutationSnapshot) -> None:
         self._manager.chain.pin(newer)
@@ -409,7 +447,7 @@ class Cursor:
         pin = self.pin
         if pin is not None:
             self.pin = None
-            if pin.rows and self.after >= pin.end:
+            if not pin.empty and self.after >= pin.end:
                 pin.passed -= 1
             pin.pins -= 1
             self._manager.chain.settle(pin)
@@ -424,12 +462,33 @@ class Cursor:
         self.reading = snapshot
         self._chunk, self._row = snapshot.find(self.after)
 
-    def _slice(self, snapshot: MutationSnapshot, chunk: Chunk, count: int) -> Slice:
-        """The next `count` mutations, all of one chunk."""
-        begins = self.snapshot is None
+    def _slice(self, snapshot: MutationSnapshot, chunk: Chunk | None, count: int) -> Slice:
+        """The next `count` mutations, all of one chunk; without a chunk, the end of the snapshot."""
+        start, end, begins = self._announce(snapshot)
+        rows = NO_ROWS if chunk is None else self._take_rows(chunk, count)
+        repeats = self._repeats
+        ends = False
+        if self._chunk - snapshot.base == len(snapshot.chunks):
+            self.after = snapshot.end
+            ends = snapshot.end >= end
+            self._finish(snapshot, complete=ends)
+        return Slice(start, end, begins, ends, rows, repeats)
+
+    def _announce(self, snapshot: MutationSnapshot) -> tuple[int, int, bool]:
+        """Start and end of the snapshot that the next mutations belong to, and whether it begins, perhaps again."""
+        end = max(snapshot.end, self.floor)
+        repeats = snapshot is not self.pin and self._compacted > 0
         if self.snapshot is None:
-            self.snapshot = (self.after + 1, snapshot.end)
-        start, end = self.snapshot
+            self.snapshot = (self.after + 1, end)
+            self._repeats = repeats
+            return (*self.snapshot, True)
+        if end > self.snapshot[1] or (repeats and not self._repeats):
+            self.snapshot = (self.snapshot[0], end)
+            self._repeats = True
+            return (*self.snapshot, True)
+        return (*self.snapshot, False)
+
+    def _take_rows(self, chunk: Chunk, count: int) -> MutationBatch:
         rows = chunk.rows
         whole = self._row + count == len(rows)
         if count < len(rows):
@@ -442,16 +501,14 @@ class Cursor:
         if whole:
             self._chunk += 1
             self._row = 0
-        ends = self._chunk - snapshot.base == len(snapshot.chunks)
-        if ends:
-            self._finish(snapshot)
-        return Slice(start, end, begins, ends, rows)
+        return rows
 
-    def _finish(self, snapshot: MutationSnapshot) -> None:
-        """The snapshot is complete: release what is not needed, without closing an open snapshot."""
+    def _finish(self, snapshot: MutationSnapshot, *, complete: bool) -> None:
+        """All of it is taken: release what is not needed, without closing an open snapshot."""
         self.reading = None
-        self.snapshot = None
-        self.floor = 0
+        if complete:
+            self.snapshot = None
+            self.floor = 0
         if snapshot is not self.pin:
             snapshot.free()
             if self.backfill is not None:
@@ -464,7 +521,7 @@ class Cursor:
         newer = snapshot.newer
         if self._complete:
             self._leave()
-        elif newer is not None and not newer.evicted and (newer.closed or not newer.rows):
+        elif newer is not None and not newer.evicted and (newer.closed or newer.empty):
             self._move(newer)
         else:
             self._manager.chain.free()

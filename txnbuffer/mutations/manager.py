@@ -232,13 +232,14 @@ class MutationManager:
 
     def persist(self) -> list[SnapshotIndexEntry]:
         """Move the persistence cursor to the end, closing the open snapshot; the entries added to the index."""
-        if self.chain.open.rows:
+        if not self.chain.open.empty:
             self.chain.close()
         added: list[SnapshotIndexEntry] = []
         left = snapshot = self.persistence
         while snapshot.newer is not None:
+            rows = max(snapshot.rows, 1)  # all may be emptied; an entry has at least one
             entry = SnapshotIndexEntry(
-                snapshot.start, snapshot.end, snapshot.first_position, snapshot.last_position, snapshot.rows
+                snapshot.start, snapshot.end, snapshot.first_position, snapshot.last_position, rows
             )
             self.index.add(entry)
             added.append(entry)
@@ -255,6 +256,23 @@ class MutationManager:
         if first_seqno > self.first_seqno:
             self.first_seqno = first_seqno
             self.index.trim(first_seqno)
+
+    def compacted(self, seqno: int) -> None:
+        """The log may be compacted up to a seqno from now on: `compacted_to` grows to it. Call it before that.
+
+        Above `compaction_bound()` some streams must begin the snapshot that they are in again, with a later end.
+        """
+        seqno = min(seqno, self.high)
+        if seqno > self.chain.compacted_to:
+            self.chain.compacted_to = seqno
+            self.read_again(seqno)
+
+    def read_again(self, upto: int) -> None:
+        """The log has changed up to a seqno: free what backfills have read of it and nobody has taken."""
+        for cursor in self.cursors.values():
+            if cursor.backfill is not None and cursor.after < min(upto, cursor.backfill.last):
+                cursor.read_again()
+                self._wake(cursor)
 
     def backfilled(self, ticket: int, rows: MutationBatch) -> None:
         """The answer to a `ReadLog`; it is ignored if no cursor waits for it.
@@ -329,9 +347,10 @@ class MutationManager:
 
     # Called by cursors
 
-    def new_backfill(self, first: int, last: int, floor: int) -> Backfill:
-        self.backfill_memory.active += 1
-        return Backfill(first, last, floor, self.backfill_bytes, self.backfill_memory, self.backfills, self.leaving)
+    def new_backfill(self, first: int, last: int, floor: int, *, parts: bool) -> Backfill:
+        memory = self.backfill_memory
+        memory.active += 1
+        return Backfill(first, last, floor, self.backfill_bytes, parts, memory, self.backfills, self.leaving)
 
     def demand(self, cursor: Cursor, backfill: Backfill) -> None:
         """Ask the log for what there is room for."""
@@ -370,9 +389,19 @@ class MutationManager:
     def anchor(self, seqno: int) -> SnapshotAnchor | None:
         """The highest mutation at or below `seqno` with a known position, where a read up to `seqno` can begin."""
         snapshot = self.chain.find(seqno)
-        if snapshot is not None and snapshot.rows:
+        if snapshot is not None and not snapshot.empty:
             return SnapshotAnchor(snapshot.start, snapshot.first_position)
         return self.index.anchor(seqno)
+
+    @property
+    def compacted_to(self) -> int:
+        """Seqno up to which the log may be compacted: a snapshot that is read from it ends at or above this one."""
+        return self.chain.compacted_to
+
+    def compaction_bound(self) -> int | None:
+        """The lowest end of the snapshots that cursors have begun and are reading from the log; None without any."""
+        begun = [one.snapshot[1] for one in self.cursors.values() if one.backfill is not None and one.snapshot]
+        return min(begun, default=None)
 
     def statistics(self) -> ManagerStatistics:
         chain = self.chain

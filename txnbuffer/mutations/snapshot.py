@@ -1,8 +1,9 @@
 """The snapshots of a topic in memory: ranges of seqnos in which each key appears once, with its newest mutation.
 
 A snapshot is a list of chunks, each a slice of mutations as they were queued; replaced mutations remain in their chunk
-until it is packed. A snapshot without mutations is only a place where cursors wait. Its first mutation sets its start.
-Mutations without a key are never replaced; deletions are mutations like any other.
+until it is packed. A snapshot without seqnos is only a place where cursors wait. Its first mutation sets its start.
+Mutations without a key are never replaced; deletions are mutations like any other. Those that compaction has emptied
+have a seqno and are in no chunk, so a snapshot may have seqnos and no chunk.
 
 The chain has the snapshots of a topic, oldest first, each following its predecessor without a gap.
 
@@ -188,15 +189,22 @@ class MutationSnapshot:
         self._key_bytes = 0
         self._count(SNAPSHOT_BYTES)
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has no seqnos yet."""
+        return self.end < self.start
+
     def append(self, rows: MutationBatch, *, last: bool = False) -> int:
         """Add `owned` mutations that follow those in it; returns how many were replaced.
 
-        `last`: no more are added before it is closed.
+        `last`: no more are added before it is closed. Those that compaction has emptied only move its end.
         """
-        if not self.rows:
+        if self.empty:
             self.first_position = rows.positions.first
         self.end = rows.last
         self.last_position = rows.positions.last
+        if rows.removed is not None and not len(rows := rows.present().owned()):
+            return 0
         if last and not self.rows:
             keys = rows.messages.keys.to_list()
             chunk = Chunk(rows)
@@ -277,10 +285,13 @@ class MutationSnapshot:
         return won
 
     def find(self, after: int) -> tuple[int, int]:
-        """The first mutation above `after`: the number of its chunk, counting freed ones, and its row."""
-        if after < self.chunks[0].first:
-            return self.base, 0
+        """The first mutation above `after`: the number of its chunk, counting freed ones, and its row.
+
+        The number is that of no chunk if it has none.
+        """
         number = bisect_right(self.chunks, after, key=_last)
+        if number == len(self.chunks) or after < self.chunks[number].first:
+            return self.base + number, 0
         row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
         return self.base + number, row
 
@@ -396,14 +407,18 @@ class ChainCounters:
 
 
 class Chain:
-    """The snapshots of a topic. `high`: last seqno queued. `limit`: bytes at which an open snapshot is closed."""
+    """The snapshots of a topic. `high`: last seqno queued. `limit`: bytes at which an open snapshot is closed.
 
-    __slots__ = ("account", "counters", "leaving", "limit", "oldest", "open")
+    `compacted_to`: the log may lack a mutation up to this seqno if a newer one of its key is at or below it.
+    """
+
+    __slots__ = ("account", "compacted_to", "counters", "leaving", "limit", "oldest", "open")
 
     def __init__(self, high: int, limit: int, account: MemoryAccount, leaving: MemoryAccount) -> None:
         self.account = account
         self.leaving = leaving
         self.limit = limit
+        self.compacted_to = 0
         self.counters = ChainCounters()
         self.open = self.oldest = MutationSnapshot(high + 1, account, leaving)
 
@@ -419,7 +434,7 @@ class Chain:
 
     def append(self, rows: MutationBatch) -> bool:
         """Queue mutations that follow `high`; returns whether cursors waited for them."""
-        if self.open.rows and self.open.bytes >= self.limit:
+        if not self.open.empty and self.open.bytes >= self.limit:
             self.settle(self.close())
         waited_for = self.open.pins > 0 or self.open.persistence
         self.counters.queued += len(rows)
@@ -442,7 +457,7 @@ class Chain:
 
     def pin(self, snapshot: MutationSnapshot) -> None:
         """A cursor enters a snapshot; mutations are no longer added to it."""
-        if snapshot is self.open and snapshot.rows:
+        if snapshot is self.open and not snapshot.empty:
             self.close()
         if snapshot.closed:
             snapshot.seal()
@@ -459,17 +474,18 @@ class Chain:
 
     def place(self, after: int, floor: int) -> tuple[int, MutationSnapshot]:
         """Where a cursor with all mutations up to `after` continues: the seqno up to which it must first read the log
-        (`after` if it need not), and the snapshot in memory. The first snapshot that it reads ends at or above `floor`.
+        (`after` if it need not), and the snapshot in memory. The first snapshot that it reads ends at or above `floor`,
+        and at or above `compacted_to` if it reads the log.
         """
         snapshot = self.find(after + 1) or self.oldest
-        passed = snapshot.rows > 0 and after == snapshot.end
+        passed = not snapshot.empty and after == snapshot.end
         if not (snapshot.evicted or passed) and after >= snapshot.freed and snapshot.end >= floor:
             return after, snapshot
-        last = max(after, floor)
+        last = max(after, floor, self.compacted_to)
         snapshot = self.find(last + 1) or self.oldest
         while snapshot.newer is not None and (snapshot.evicted or snapshot.freed >= snapshot.end):
             snapshot = snapshot.newer
-        if snapshot is self.open and snapshot.rows and last >= snapshot.end:
+        if snapshot is self.open and not snapshot.empty and last >= snapshot.end:
             self.close()
             snapshot = self.open
         return max(last, snapshot.freed), snapshot
@@ -525,7 +541,7 @@ class Chain:
             older = snapshot.older
             self._evict(snapshot)
             snapshot = older
-        if self.account.bytes > target and self.open.rows:
+        if self.account.bytes > target and not self.open.empty:
             self._evict(self.close())
             self.free()
 

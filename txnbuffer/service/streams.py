@@ -190,9 +190,9 @@ class StreamConnection:
             self.settle()
             return 1
         now, given = self._streams.now(), 0
-        for start, end, begins, ends, rows in slices:
+        for start, end, begins, ends, rows, repeats in slices:
             if begins:
-                server.snapshot_begins(stream, start, end, disk=disk)
+                server.snapshot_begins(stream, start, end, disk=disk, repeats=repeats)
             server.mutations(stream, rows, now)
             given += 1 + rows.payload()
             if ends:

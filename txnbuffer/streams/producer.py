@@ -57,8 +57,11 @@ class Producer:
     def finished(self) -> bool:
         return self.state is Producing.BETWEEN and self.complete == self.sent and self.complete >= self.end
 
-    def snapshot_begins(self, start: int, end: int, *, disk: bool) -> ServerMessage:
-        """The cursor's snapshot `[start, end]` begins. Raises ValueError if it leaves a gap or goes back."""
+    def snapshot_begins(self, start: int, end: int, *, disk: bool, repeats: bool) -> ServerMessage:
+        """The cursor's snapshot `[start, end]` begins, perhaps again, with a later end.
+
+        `repeats`: a key may occur more than once. Raises ValueError if it leaves a gap or goes back.
+        """
         if start > self.sent + 1 or end <= self.sent:
             raise ValueError(f"a snapshot [{start}, {end}] does not follow seqno {self.sent}")
         partial = self.sent > self.complete
@@ -67,7 +70,7 @@ class Producer:
         self.announced = max(end, self.announced) if partial else end
         self.high = max(self.high, end)
         self.flags = (SnapshotFlag.DISK if disk else SnapshotFlag.NONE) | (
-            SnapshotFlag.REPEATS if partial else SnapshotFlag.NONE
+            SnapshotFlag.REPEATS if partial or repeats else SnapshotFlag.NONE
         )
         return SnapshotBegin(self.request.stream, self.complete + 1, self.announced, self.flags)
 

@@ -298,10 +298,10 @@ class StreamServer:
             return False
         return True
 
-    def snapshot_begins(self, stream: int, start: int, end: int, *, disk: bool = False) -> None:
-        """The cursor enters a snapshot, or extends the last one."""
+    def snapshot_begins(self, stream: int, start: int, end: int, *, disk: bool = False, repeats: bool = False) -> None:
+        """The cursor enters a snapshot, or extends the last one, from the log if `disk`; `repeats` as in a `Slice`."""
         if producer := self._streams.get(stream):
-            self._say(producer.snapshot_begins(start, end, disk=disk))
+            self._say(producer.snapshot_begins(start, end, disk=disk, repeats=repeats))
 
     def mutations(self, stream: int, mutations: MutationBatch, now: float) -> None:
         """Mutations of the cursor: not more than in `wanted`."""
