@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ async def test_a_read_that_begins_in_the_middle_of_an_entry_skips_what_comes_bef
 
     broker = SimpleNamespace(reader=lambda *arguments, **options: EntryReader(entry))
     topics: Any = SimpleNamespace(broker=broker, exclusively=exclusively)
-    backfills = Backfills(topics, 1, lambda feed: None)
+    backfills = Backfills(topics, 1, lambda feed: asyncio.sleep(0), lambda feed: None)
     rows = await backfills._read(feed, ReadLog(1, "cursor", 5, 6, None, LEAST_MESSAGE_BYTES))
     backfills.close()
     assert rows.seqnos.tolist() == [5, 6]

@@ -72,6 +72,15 @@ def test_row_52_a_known_purge() -> None:
     assert not rig.server.scan_opens(1, 201)
 
 
+def test_row_52_a_purge_before_anything_was_sent() -> None:
+    rig = ServerRig()
+    rig.open(request(), facts(purge_seqno=100))
+    assert rig.server.scan_opens(1, 200)
+    rig.snapshot(1, 1, 250, 5, ends=False)
+    assert rig.server.scan_opens(1, 200), "what it has was read after the purge"
+    assert not rig.server.scan_opens(1, 201)
+
+
 def test_row_53_only_the_marker_of_a_snapshot_was_seen() -> None:
     result = answer(request(start=300, snapshot_start=300, snapshot_end=301), facts())
     assert isinstance(result, Ok)
@@ -183,6 +192,18 @@ def test_row_61_a_partial_snapshot_is_completed_by_several() -> None:
     assert begin == SnapshotBegin(1, 101, 230, SnapshotFlag.REPEATS)
     assert end == SnapshotEnd(1, 230, 300)
     assert rig.snapshot(1, 231, 231, 231)[0] == SnapshotBegin(1, 231, 231, SnapshotFlag.NONE)
+
+
+def test_row_61_a_snapshot_whose_keys_repeat_begins_again_with_a_later_end() -> None:
+    rig = ServerRig()
+    rig.open(request(), facts())
+    rig.server.snapshot_begins(1, 1, 10, repeats=True)
+    assert rig.heard() == [SnapshotBegin(1, 1, 10, SnapshotFlag.REPEATS)]
+    rig.server.mutations(1, rows(3), 0.0)
+    rig.server.snapshot_begins(1, 1, 20, disk=True, repeats=True)
+    assert rig.heard()[1:] == [SnapshotBegin(1, 1, 20, SnapshotFlag.DISK | SnapshotFlag.REPEATS)]
+    rig.server.snapshot_ends(1)
+    assert rig.heard() == [SnapshotEnd(1, 20, 300)]
 
 
 def test_row_61_from_now_and_from_the_oldest() -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
+from broker_io.compaction import CompactionState
 from broker_io.environment import current
 from broker_io.errors import Error
 from broker_io.port import Ledger
@@ -33,7 +35,7 @@ from txnbuffer.mutations.manager import (
     MutationManager,
     ReadLog,
 )
-from txnbuffer.protocol import RESERVED
+from txnbuffer.protocol import RESERVED, removed_rows
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.topics import Topics
@@ -54,7 +56,7 @@ class Feed:
     """Feeds a topic's mutation manager: call `attach`, then `begin`.
 
     `notify` is called in any thread when there is something to `take`. `problem`: the error that stopped the feed.
-    `idle_since`: the time when its last stream ended, None while it has one.
+    `idle_since`: the time when its last stream ended, None while it has one. `purge_seqno`: as in `TopicInfo`.
     """
 
     manager: MutationManager
@@ -64,6 +66,7 @@ class Feed:
         self.followed = followed
         self.problem: Error | None = None
         self.idle_since: float | None = now
+        self.purge_seqno = 0
         self._budget: MemoryBudget
         self._notify = notify
         self._lock = current().threads.lock()
@@ -110,6 +113,13 @@ class Feed:
         for mutations in received:
             self.manager.queue_many(mutations)
         return bool(received)
+
+    def compacted(self, state: CompactionState) -> None:
+        """The log is compacted as `state` says, or may be so from now on. Everything numbered must have been taken."""
+        self.manager.compacted(last_seqno(self.followed, state.cleaned))
+        if (purge_seqno := last_seqno(self.followed, state.purged)) > self.purge_seqno:
+            self.purge_seqno = purge_seqno
+            self.manager.read_again(purge_seqno)
 
     def persist(self) -> None:
         """Include the index of mutation snapshots in the next snapshot of the buffer."""
@@ -171,7 +181,7 @@ class Feed:
         if passed:  # only if a read starts in the middle of a record set
             mutations = mutations.take(slice(passed, None))
             numbers = np.arange(place.seqno, place.seqno + len(mutations), dtype=np.int64)
-            mutations = MutationBatch(numbers, mutations.positions, mutations.publish_times, mutations.messages)
+            mutations = replace(mutations, seqnos=numbers)
         return mutations if len(mutations) else None
 
 
@@ -199,7 +209,28 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
         records.positions,
         records.publish_times,
         Batch(messages.keys, messages.values, properties, messages.event_times),
+        removed_rows(messages),
     )
+
+
+def last_seqno(followed: FollowedTopic, ledger: int) -> int:
+    """The last seqno in the ledgers up to this one, which are wholly numbered; 0 for the ledger 0."""
+    return followed.numbered.oldest(ledger + 1) - 1 if ledger else 0
+
+
+def compactable(followed: FollowedTopic, last: int, bound: int | None) -> int:
+    """The last ledger, at most `last`, whose end is numbered and has a seqno up to `bound` (None: any); 0 if none."""
+    numbered = followed.numbered
+    if numbered.position is None:
+        return 0
+    last = min(last, numbered.position.ledger - 1)
+    if bound is None:
+        return last
+    ledgers, firsts = [*numbered.first_seqnos], [*numbered.first_seqnos.values(), numbered.next_seqno]
+    below = bisect_right(firsts, bound + 1) - 1  # so many ledgers end at or below the bound
+    if below <= 0:
+        return 0
+    return min(last, ledgers[below] - 1) if below < len(ledgers) else last
 
 
 CursorPosition = int | ResumeToken

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from broker_io.batch import Width
+from broker_io.compaction import CompactingBroker, CompactionState
 from broker_io.environment import current
 from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name
@@ -35,7 +36,7 @@ from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.stream_topic import Feed, SeqnoAnchor
+from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, compactable, last_seqno
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
     ClientMessage,
@@ -183,6 +184,9 @@ class StreamConnection:
         """Pass a cursor's mutations to the server; return their approximate size."""
         server, stream = self.server, wanted.stream
         disk = cursor.backfill is not None
+        if disk and not server.scan_opens(stream, feed.purge_seqno):
+            self.settle()
+            return 1
         try:
             slices = cursor.take(min(wanted.items, TURN_ITEMS), min(wanted.bytes, share))
         except Error as error:
@@ -212,6 +216,8 @@ def _reason(error: Error) -> EndReason:
 ANSWER_BYTES = 4 * MIB
 """Approximate maximum size of one backfill answer, so that cursors take turns."""
 READ_MESSAGES = 4096
+REMOVED_BYTES = 64
+"""Size of a mutation without content, which has only a seqno and a position."""
 LEAST_MESSAGE_BYTES = 256
 """Of a smaller answer, a read takes no more messages than if they had this size."""
 READ_SECONDS = 30.0
@@ -221,13 +227,21 @@ READ_SECONDS = 30.0
 class Backfills:
     """Reads of the log for cursors whose mutations are no longer in memory; at most `readers` at a time.
 
-    `done` is called with each feed that got an answer. `items`: mutations read so far; `active`: reads in progress.
+    `was_read` is called before an answer is used, `done` with each feed that got one. `items`: mutations read so far;
+    `active`: reads in progress.
     """
 
-    def __init__(self, topics: Topics, readers: int, done: Callable[[Feed], None]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        readers: int,
+        was_read: Callable[[Feed], Awaitable[None]],
+        done: Callable[[Feed], None],
+    ) -> None:
         self.items = 0
         self.active = 0
         self._topics = topics
+        self._was_read = was_read
         self._done = done
         self._room = asyncio.Semaphore(readers)
         self._threads = current().threads.executor(readers, "txnbuffer-backfill")
@@ -258,6 +272,7 @@ class Backfills:
             self.active += 1
             try:
                 rows = await self._read(feed, request)
+                await self._was_read(feed)
             except PositionTrimmed:
                 feed.manager.backfill_failed(request.ticket, MutationsTrimmed(request.first, feed.oldest()))
             except Error as error:
@@ -303,7 +318,7 @@ class Backfills:
                         fitting = next(rows.parts(wanted))
                         found.append(fitting)
                         width.add(fitting.messages.properties, len(fitting))
-                        wanted = wanted - fitting.payload() if len(fitting) == len(rows) else 0
+                        wanted = wanted - _size(fitting) if len(fitting) == len(rows) else 0
                     if wanted <= 0 or width.full:
                         break
         finally:
@@ -312,6 +327,10 @@ class Backfills:
             except RuntimeError:  # the service is closing
                 reader.close()
         return MutationBatch.concat(found)
+
+
+def _size(rows: MutationBatch) -> int:
+    return rows.payload() + (0 if rows.removed is None else REMOVED_BYTES * int(rows.removed.sum()))
 
 
 def _within(rows: MutationBatch, request: ReadLog) -> MutationBatch | None:
@@ -336,7 +355,7 @@ class Streams:
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: dict[StreamConnection, None] = {}
-        self.backfills = Backfills(topics, config.readers, self.settle)
+        self.backfills = Backfills(topics, config.readers, self._was_read, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
         self._config = config
@@ -348,6 +367,7 @@ class Streams:
         self._streams: dict[Feed, dict[str, StreamConnection]] = {}
         self._finding: dict[asyncio.Task[None], None] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._compacting: dict[str, int] = {}
         self._cluster = ""
         self._ended: Error | None = None
         self._woken = False
@@ -421,6 +441,50 @@ class Streams:
         """A topic for its durable cursors; it is registered if needed. Raises the error that prevents streaming it."""
         followed = await self._followed_topic(name)
         return followed, await self._topic_info(followed, name)
+
+    # For the compaction of topics
+
+    def begin_compaction(self, name: str, last: int) -> int:
+        """A registered topic is about to be compacted up to the ledger `last`; return the last one allowed, 0: none.
+
+        Only ledgers whose messages are all numbered are compacted, and none after the end of a snapshot that a stream
+        has begun to read from the log. Snapshots that begin from now on end after the compacted ledgers. Call
+        `end_compaction` afterwards, also after an error.
+        """
+        topic, feed = self._topics.get(name), self.feeds.get(name)
+        if topic is None or topic.followed is None:
+            return 0
+        self._take()
+        last = compactable(topic.followed, last, None if feed is None else feed.manager.compaction_bound())
+        self._compacting[name] = last
+        if feed is not None:
+            feed.compacted(CompactionState(last))
+            self.settle(feed)
+        return last
+
+    async def end_compaction(self, name: str) -> None:
+        """The compaction has ended: apply what the log lacks now. Raises as asking the broker."""
+        try:
+            await self._compaction(name)
+        finally:
+            self._compacting.pop(name, None)
+
+    async def _was_read(self, feed: Feed) -> None:
+        """The log was read. If it is being compacted, that may have come first, and have purged deletions."""
+        if feed.name in self._compacting:
+            await self._compaction(feed.name)
+
+    async def _compaction(self, name: str) -> CompactionState:
+        """How the log of a topic is compacted, which its feed learns, too."""
+        broker = self._topics.broker
+        if not isinstance(broker, CompactingBroker):
+            return CompactionState()
+        state = await self._topics.work(broker.compaction, name)
+        if (feed := self.feeds.get(name)) is not None:
+            self._take()
+            feed.compacted(state._replace(cleaned=max(state.cleaned, self._compacting.get(name, 0))))
+            self.settle(feed)
+        return state
 
     # For connections
 
@@ -564,8 +628,9 @@ class Streams:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
         trimmed = followed.numbered.oldest(ledgers[0].ledger) - 1
+        purge = last_seqno(followed, (await self._compaction(name)).purged)
         high = followed.numbered.next_seqno - 1
-        return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
+        return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, purge, trimmed)
 
     def _check_feed(self, feed: Feed) -> None:
         """Close the feed of a topic that has stopped, or that nobody has streamed for a while."""

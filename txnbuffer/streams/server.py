@@ -288,10 +288,15 @@ class StreamServer:
         return ready[turn:] + ready[:turn]
 
     def scan_opens(self, stream: int, purge_seqno: int) -> bool:
-        """The cursor begins to read the log, which lacks deletions up to a seqno; False if that ends the stream."""
+        """The cursor reads the log, which lacks deletions up to a seqno; False if that ends the stream.
+
+        Call it before passing on what was read. A stream that has sent nothing continues: its client can't miss any.
+        """
         producer = self._streams.get(stream)
         if producer is None:
             return False
+        if not producer.sent:
+            producer.purge = purge_seqno
         known = producer.purge == purge_seqno or RequestFlag.IGNORE_PURGED in producer.request.flags
         if 0 < producer.sent < purge_seqno and not known:
             self.end(stream, EndReason.ROLLBACK)
