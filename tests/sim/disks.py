@@ -6,9 +6,10 @@ limit of descriptors, and its locks end with it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker_io.testing import SimulatedDisk
@@ -16,6 +17,8 @@ from broker_io.testing import SimulatedDisk
 if TYPE_CHECKING:
     from sim.world import Process
 
+ENDLESS = 1 << 40
+"""The bytes of a disk that is not full."""
 SYNC_SECONDS = 0.002
 """Virtual time of a sync; each takes up to twice as long."""
 LONGEST_SYNC_SECONDS = 10.0
@@ -34,22 +37,21 @@ class ProcessFile:
         self._disk.alive()
         return self._file
 
-    def _changed(self) -> Any:
-        self._disk.changing()
-        return self._file
-
     def read(self, offset: int, size: int) -> bytes:
         return self._live().read(offset, size)
 
     def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        self._changed().write(offset, chunks)
+        with self._disk.changing():
+            self._file.write(offset, chunks)
 
     def sync(self) -> None:
         self._disk.wait_for_sync()
-        self._changed().sync()
+        with self._disk.changing():
+            self._file.sync()
 
     def truncate(self, size: int) -> None:
-        self._changed().truncate(size)
+        with self._disk.changing():
+            self._file.truncate(size)
 
     def size(self) -> int:
         return self._live().size()
@@ -79,12 +81,18 @@ class ProcessDisk:
         self.process.check_alive()
         return self
 
-    def changing(self) -> ProcessDisk:
-        """As `alive`, before a change: the host may crash now."""
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[SimulatedDisk]:
+        """As `alive`, for a change of the host's disk: the host may crash now, and the change may fail."""
         self.alive()
         self.process.host.changes_disk()
         self.process.check_alive()
-        return self
+        try:
+            yield self.host_disk
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.ENOSPC):
+                self.process.host.disk_failed()
+            raise
 
     def wait_for_sync(self) -> None:
         """Spend the time of a sync."""
@@ -128,17 +136,24 @@ class ProcessDisk:
         return self.alive().host_disk.list(path)
 
     def make_directory(self, path: str) -> None:
-        self.changing().host_disk.make_directory(path)
+        with self.changing() as disk:
+            disk.make_directory(path)
 
     def rename(self, source: str, target: str) -> None:
-        self.changing().host_disk.rename(source, target)
+        with self.changing() as disk:
+            disk.rename(source, target)
 
     def remove(self, path: str) -> None:
-        self.changing().host_disk.remove(path)
+        with self.changing() as disk:
+            disk.remove(path)
 
     def sync_directory(self, path: str) -> None:
         self.wait_for_sync()
-        self.changing().host_disk.sync_directory(path)
+        with self.changing() as disk:
+            disk.sync_directory(path)
 
     def free_bytes(self, path: str) -> int:
-        return self.alive().host_disk.free_bytes(path)
+        disk = self.alive().host_disk
+        if disk.capacity < ENDLESS:
+            self.process.host.disk_failed()
+        return disk.free_bytes(path)

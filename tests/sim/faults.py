@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.disks import ENDLESS
 from sim.network import KEEPALIVE, SERVER_END
 from sim.world import Host, Process
 
@@ -24,7 +25,7 @@ RESTART = 3.0
 """Seconds until a process that ended is started again, at most."""
 TRIES = 20
 """How many kinds of faults are tried, at most, until one does something."""
-LATER = ("crash at write",)
+LATER = ("crash at write", "failed disk", "full disk")
 """Faults that count as happened although they do nothing yet."""
 RESTARTS = {"kill service": 3, "kill in recovery": 1, "stop service": 1, "power loss": 1}
 """Faults that end a service, with their weights."""
@@ -76,10 +77,11 @@ class Faults:
         network.loss = network.slow = 0.0
         network.heal()
         for host in self._world.hosts.values():
-            host.disk.capacity = 1 << 40
+            host.disk.capacity = ENDLESS
             host.disk._plans.clear()
             host.sync_factor = 1.0
             host.crash_in = 0
+            host.on_disk_failure = None
             for process in host.processes:
                 process.disk.most_files = 1000
                 process.stalls = 0.0
@@ -199,9 +201,19 @@ class Faults:
         host.on_crash = crash
 
     def _failed_disk(self) -> None:
-        self._count("failed disk")
-        error = self._choose.choice((errno.EIO, errno.EIO, errno.ENOSPC))
-        self._service_host.disk.fail_at(self._choose.randint(1, 20), error, written=self._choose.randint(0, 100))
+        host, error = self._service_host, self._choose.choice((errno.EIO, errno.EIO, errno.ENOSPC))
+        host.disk.fail_at(self._choose.randint(1, 20), error, written=self._choose.randint(0, 100))
+        self._count_failure(host, "failed disk")
+
+    def _count_failure(self, host: Host, kind: str) -> None:
+        """Count a fault once a process has noticed that the disk of a host fails."""
+        number = self._number
+
+        def failed() -> None:
+            self._number = number
+            self._count(kind)
+
+        host.on_disk_failure = failed
 
     def _slow_disk(self) -> None:
         host = self._service_host
@@ -215,12 +227,12 @@ class Faults:
 
     def _full_disk(self) -> None:
         host = self._service_host
-        self._count("full disk")
         used = sum(host.disk.files().values())
-        host.disk.capacity = used + self._choose.choice((0, 1000, 1 << 20))
+        host.disk.capacity = used + self._choose.choice((0, 1000, 4000))
+        self._count_failure(host, "full disk")
 
         def free() -> None:
-            host.disk.capacity = 1 << 40
+            host.disk.capacity = ENDLESS
 
         self._later(self._choose.uniform(0.5, 8.0), free)
 
@@ -312,7 +324,7 @@ EMBEDDED = {
     "crash at write": 4,
     "failed disk": 2,
     "slow disk": 2,
-    "full disk": 1,
+    "full disk": 2,
     "no descriptors": 1,
     "clock jump": 1,
     "clock drift": 1,

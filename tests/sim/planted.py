@@ -138,6 +138,10 @@ class Results:
         self._path.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in kept))
 
 
+HEADER = f"{'kind':9} {'found by':>13} {'seeds':>5} {'time':>11}  bug (commit that fixed it)"
+"""The header of the table. The seeds are those up to the one that found the bug."""
+
+
 def row(bug: Planted, result: Result | None) -> str:
     """A line of the table."""
     if result is None:
@@ -164,6 +168,7 @@ def main() -> int:
     chosen = [bug for bug in everything if options.only in texts[bug]]
     if not chosen:
         sys.exit(f"nothing that is planted has {options.only!r} in its name, its file or its commit")
+    print(HEADER, flush=True)
     for bug in chosen:
         known = results.by_name.get(bug.name)
         if not options.list and not (options.missing and known is not None and known.seed >= 0):

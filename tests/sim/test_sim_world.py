@@ -218,6 +218,33 @@ def test_a_sync_on_a_slow_disk_ends() -> None:
     assert 5.0 < max(took) < 10.1
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_disk_that_fails_is_noticed_once(full: bool) -> None:
+    async def main() -> None:
+        disk = current().disk
+        file = disk.open("/file", write=True, create=True)
+        with pytest.raises(FileNotFoundError):
+            disk.rename("/nothing", "/file")
+        assert noticed == []
+        if full:
+            host.disk.capacity = 0
+        else:
+            host.disk.fail_at(1, errno.EIO)
+            host.disk.fail_at(2, errno.EIO)
+        for _ in range(2):
+            with pytest.raises(OSError):
+                file.write(0, [b"data"])
+        noticed.append("the end")
+
+    noticed: list[str] = []
+    with World(1) as world:
+        host = world.host("alpha")
+        host.on_disk_failure = lambda: noticed.append("a failure")
+        host.start("main", main)
+        world.run(10.0)
+    assert noticed == ["a failure", "the end"]
+
+
 def test_descriptors_run_out() -> None:
     async def work() -> int | None:
         disk: Any = current().disk

@@ -214,6 +214,8 @@ class Host:
         self.crash_in = 0
         """The number of changes of the disk until `on_crash`; 0: none."""
         self.on_crash: Callable[[], None] = lambda: None
+        self.on_disk_failure: Callable[[], None] | None = None
+        """Called once when a process notices that the disk fails or is full."""
 
     def start(self, name: str, main: Callable[[], Any]) -> Process:
         """Start a process that runs a coroutine function."""
@@ -244,6 +246,12 @@ class Host:
             self.crash_in -= 1
             if not self.crash_in:
                 self.on_crash()
+
+    def disk_failed(self) -> None:
+        """A process has noticed that the disk fails or is full."""
+        failed, self.on_disk_failure = self.on_disk_failure, None
+        if failed is not None:
+            failed()
 
     def lose_power(self, unsynced: Unsynced) -> None:
         """Kill all processes; what was not synced may be lost."""
