@@ -17,7 +17,8 @@ Rules of every backend:
   above the end is no error: the reader waits for the first message there or later.
 - Compaction keeps at least the newest message of each key, at its own position, unless that is a delete. A backend
   may keep more, so readers of a compacted topic build a map of their own. Messages without a key are dropped.
-- Compaction ignores transactions, so only topics whose names begin with `__txnbuffer` are compacted.
+- `compact` ignores transactions, so it only accepts topics whose names begin with `__txnbuffer`. `broker_io.compaction`
+  is for the others.
 
 Every backend rejects, before it does anything, batches that can't be stored and the compaction of data topics.
 """
@@ -316,8 +317,8 @@ def check_compaction(topic: str, prefix: str) -> None:
     """Raises NotSupported for a data topic: the newest record of a key may be an aborted one."""
     if not topic.startswith(prefix):
         raise NotSupported(
-            f"topic {topic!r} can't be compacted, because compaction ignores transactions and could drop committed "
-            f"records: only topics that begin with {prefix!r} can; to free space, trim it"
+            f"topic {topic!r} can't be compacted in this way, which ignores transactions and could drop committed "
+            f"records: only topics that begin with {prefix!r} can; use `txnbuf compact` on an embedded log, or a relay"
         )
 
 
