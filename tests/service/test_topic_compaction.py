@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_session import RawSession, transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+from streamed import Follower, client_of
 
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionPolicy
@@ -25,7 +26,8 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from broker_io.position import Position
 from txnbuffer.buffer.visibility import PinnedVisibility
-from txnbuffer.config import CompactionConfig, RetentionConfig
+from txnbuffer.client.streams import ShardStreams
+from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest
 from txnbuffer.model import Outcome, TxnId
@@ -34,7 +36,6 @@ from txnbuffer.rpc.frames import Abort, NamedRequest
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.compaction import (
     Backlog,
-    CompactionLimits,
     CompactionProgress,
     CompactionRun,
     CompactionScheduler,
@@ -45,6 +46,7 @@ from txnbuffer.service.compaction import (
 )
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.retention import LogRetention
+from txnbuffer.streams.client import ClientConfig
 
 SOON = CompactionPolicy(dirty_ratio=0.5, grace_ms=0)
 NEVER = CompactionConfig(check_seconds=1e9)
@@ -121,20 +123,18 @@ def ledgers(*entries: int, size: int = 100) -> list[Ledger]:
 
 def test_only_ledgers_that_are_wholly_sequenced_are_compacted() -> None:
     log = ledgers(5, 5, 5)
-    assert last_compactable(log, CompactionLimits(None, None), None) == 0
-    assert last_compactable(log, CompactionLimits(Position(2, 3), None), None) == 1
-    assert last_compactable(log, CompactionLimits(Position(2, 4), None), None) == 2
-    assert last_compactable(log, CompactionLimits(Position(2, 4, 7), None), None) == 2
-    assert last_compactable(log, CompactionLimits(Position(4, 0), None), None) == 3
-    assert last_compactable(ledgers(5, 0, 5), CompactionLimits(Position(1, 4), None), None) == 2
+    assert last_compactable(log, None, None) == 0
+    assert last_compactable(log, Position(2, 3), None) == 1
+    assert last_compactable(log, Position(2, 4), None) == 2
+    assert last_compactable(log, Position(2, 4, 7), None) == 2
+    assert last_compactable(log, Position(4, 0), None) == 3
+    assert last_compactable(ledgers(5, 0, 5), Position(1, 4), None) == 2
 
 
-def test_what_is_young_or_streamed_is_left_alone() -> None:
+def test_what_is_young_is_left_alone() -> None:
     log, all_of_it = ledgers(5, 5, 5), Position(4, -1)
-    assert last_compactable(log, CompactionLimits(all_of_it, None), Position(3, 2)) == 2
-    assert last_compactable(log, CompactionLimits(all_of_it, None), Position(1, 0)) == 0
-    assert last_compactable(log, CompactionLimits(all_of_it, 3), None) == 2
-    assert last_compactable(log, CompactionLimits(all_of_it, 9), None) == 3
+    assert last_compactable(log, all_of_it, Position(3, 2)) == 2
+    assert last_compactable(log, all_of_it, Position(1, 0)) == 0
 
 
 def test_the_dirty_ratio_counts_the_closed_ledgers() -> None:
@@ -417,6 +417,37 @@ async def test_the_visibility_of_a_compaction_does_not_change_meanwhile() -> Non
         assert (len(pinned.aborted), pinned.max_read_position) == (0, at)
         topic.followed.buffer.suppressed.add(Position(99, 0), Position(99, 1))
         assert len(pinned.suppressed) == 0
+
+
+@on_a_loop
+async def test_a_snapshot_that_a_stream_reads_from_the_log_is_left_alone() -> None:
+    small = StreamsConfig(memory_bytes=200_000, readers=1)
+    async with stage("a", streams=small) as one, client_of(one.engine, one.broker) as client:
+        client.streams = ShardStreams(client.streams.connectors, 60.0, ClientConfig(window_items=4))
+        for number in range(3):
+            records = [Message(b"k%d" % row, b"%d" % number * 3000) for row in range(30)]
+            assert await one.session.write(("a", Batch.of(records))) == []
+            one.broker.roll("a")
+            await one.write("a", "end", str(number), roll=False)
+        follower = Follower(client.stream("a"))
+        while not follower.seqnos:
+            await follower.read()
+        last = one.broker.ledgers("a")[-2].ledger
+        await one.policy("a", CompactionPolicy(dirty_ratio=0.01))
+        await one.compaction.check()
+        blocked = one.cleaned("a")
+        assert blocked < last
+        runs = one.compaction.totals.runs
+        await one.compaction.check()
+        assert one.compaction.totals.runs == runs, "it waits"
+        await follower.until(93)
+        one.world.clock.advance(2e9)
+        await one.compaction.check()
+        assert one.cleaned("a") == last
+        again = Follower(client.stream("a"))
+        await again.until(93)
+        assert again.table == follower.table
+        assert len(again.seqnos) < 93
 
 
 # When it can't

@@ -36,7 +36,6 @@ from txnbuffer.buffer.compaction import TransactionRules
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.config import CompactionConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest, RegistrationFailed
-from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.retention import TrimFloors
 from txnbuffer.service.streams import Streams
@@ -72,21 +71,16 @@ class Backlog(NamedTuple):
 NO_BACKLOG = Backlog(0, 0)
 
 
-class CompactionLimits(NamedTuple):
-    """All up to `sequenced` is sequenced; None: nothing. Streams may read from the ledger `streamed` on; None: none."""
+def last_compactable(ledgers: Sequence[Ledger], sequenced: Position | None, young: Position | None) -> int:
+    """The last ledger that may be compacted; 0: none.
 
-    sequenced: Position | None
-    streamed: int | None
-
-
-def last_compactable(ledgers: Sequence[Ledger], limits: CompactionLimits, young: Position | None) -> int:
-    """The last ledger that may be compacted; 0: none. `young`: the first message that is too young, None if none is."""
+    Messages up to `sequenced` are sequenced; None: none is. Those from `young` on are too young; None: none is.
+    """
     last = 0
     for one in ledgers:
-        too_young = young is not None and one.ledger >= young.ledger
-        if not one.closed or too_young or (limits.streamed is not None and one.ledger >= limits.streamed):
+        if not one.closed or (young is not None and one.ledger >= young.ledger):
             break
-        if one.entries and (limits.sequenced is None or limits.sequenced[:2] < (one.ledger, one.entries - 1)):
+        if one.entries and (sequenced is None or sequenced[:2] < (one.ledger, one.entries - 1)):
             break
         last = one.ledger
     return last
@@ -330,14 +324,18 @@ class CompactionScheduler:
     async def _next(self) -> CompactionRun | None:
         if self._requests:
             return self._requests.pop(next(iter(self._requests)))
-        limits = {
-            name: self._limits(topic.followed)
-            for name, topic in self._topics.by_name.items()
-            if topic.followed is not None and name not in self.quarantined
-        }
-        backlogs, self.dirty_ratio = await asyncio.to_thread(self._due, limits)
         now = self._clock.monotonic()
-        backlogs = {name: dirty for name, dirty in backlogs.items() if self._not_before.get(name, 0.0) <= now}
+        sequenced = {
+            name: topic.followed.numbered.position
+            for name, topic in self._topics.by_name.items()
+            if topic.followed is not None
+        }
+        backlogs, self.dirty_ratio = await asyncio.to_thread(self._due, sequenced)
+        backlogs = {
+            name: dirty
+            for name, dirty in backlogs.items()
+            if name not in self.quarantined and self._not_before.get(name, 0.0) <= now
+        }
         if not backlogs:
             return None
         chosen = choose(backlogs, self._passed)
@@ -349,19 +347,16 @@ class CompactionScheduler:
         run = self.runs[topic] = CompactionRun(topic, self._numbers, requested)
         return run
 
-    def _limits(self, followed: FollowedTopic) -> CompactionLimits:
-        return CompactionLimits(followed.numbered.position, None)
-
-    def _due(self, limits: Mapping[str, CompactionLimits]) -> tuple[dict[str, int], float]:
+    def _due(self, sequenced: Mapping[str, Position | None]) -> tuple[dict[str, int], float]:
         """The backlogs of the topics that are due, and the highest dirty ratio. Runs in another thread."""
         backlogs: dict[str, int] = {}
         highest = 0.0
-        for name, limit in limits.items():
+        for name, position in sequenced.items():
             try:
-                state, backlog, _ = self.stored(name)
+                state = self.broker(name).compaction(name)
                 if state.policy is not None:
-                    highest = max(highest, backlog.ratio)
-                    if (dirty := self._due_bytes(name, limit, state, state.policy)) is not None:
+                    highest = max(highest, self.stored(name)[1].ratio)
+                    if (dirty := self._due_bytes(name, position, state, state.policy)) is not None:
                         backlogs[name] = dirty
             except TopicNotFound:
                 pass  # deleted meanwhile
@@ -370,7 +365,7 @@ class CompactionScheduler:
         return backlogs, highest
 
     def _due_bytes(
-        self, name: str, limits: CompactionLimits, state: CompactionState, policy: CompactionPolicy
+        self, name: str, sequenced: Position | None, state: CompactionState, policy: CompactionPolicy
     ) -> int | None:
         """The bytes of a topic that are to be compacted for the first time; None if it is not due."""
         broker = self._topics.broker
@@ -381,10 +376,10 @@ class CompactionScheduler:
         too_old = policy.most_lag_ms > 0 and _is_before(
             Position(first.ledger, 0), broker.position_at(name, self._clock.now_ms() - policy.most_lag_ms)
         )
-        if too_old and not first.closed and limits.sequenced is not None and limits.sequenced.ledger == first.ledger:
+        if too_old and not first.closed and sequenced is not None and sequenced.ledger == first.ledger:
             broker.roll(name)
             ledgers = broker.ledgers(name)
-        upto = last_compactable(ledgers, limits, self._young(name, policy))
+        upto = last_compactable(ledgers, sequenced, self._young(name, policy))
         backlog = Backlog.of(ledgers, state.cleaned, upto)
         due = upto >= first.ledger and (too_old or backlog.ratio >= policy.dirty_ratio)
         return backlog.dirty if due else None
@@ -414,14 +409,20 @@ class CompactionScheduler:
         else:
             run.state = RunState.DONE
             run.seconds = self._clock.monotonic() - started
-            self.totals.add(run, self._clock.now_ms() / 1000)
+            if run.report.ledgers:
+                self.totals.add(run, self._clock.now_ms() / 1000)
             self.problems.pop(run.topic, None)
 
     async def _execute(self, run: CompactionRun, topic: ServiceTopic) -> None:
-        request = await self._plan(run, topic)
-        if run.upto:
-            self._work = self._thread.submit(self.broker(run.topic).compact_records, run.topic, request)
-            run.report = await asyncio.wrap_future(self._work)
+        try:
+            request, cleaned = await self._plan(run, topic)
+            if run.upto > (0 if run.requested else cleaned):
+                self._work = self._thread.submit(self.broker(run.topic).compact_records, run.topic, request)
+                run.report = await asyncio.wrap_future(self._work)
+            elif not run.requested:  # a stream reads what was due
+                self._not_before[run.topic] = self._clock.monotonic() + self._config.check_seconds
+        finally:
+            await self._streams.end_compaction(run.topic)
         run.after = (await asyncio.to_thread(self.stored, run.topic))[1]
 
     def _failed(self, run: CompactionRun, error: Error) -> None:
@@ -429,11 +430,11 @@ class CompactionScheduler:
         self._not_before[run.topic] = self._clock.monotonic() + AFTER_FAILURE
         if isinstance(error, Damaged):
             self.quarantined[run.topic] = error
-        else:
+        elif not isinstance(error, TopicNotFound):  # deleted meanwhile
             self.problems[run.topic] = error
 
-    async def _plan(self, run: CompactionRun, topic: ServiceTopic) -> CompactionRequest:
-        """What to compact, decided at one moment of the loop."""
+    async def _plan(self, run: CompactionRun, topic: ServiceTopic) -> tuple[CompactionRequest, int]:
+        """What to compact, decided at one moment of the loop; and the last ledger that was compacted before."""
         name, broker = run.topic, self._topics.broker
         if run.requested:
             await self._topics.work(broker.roll, name)
@@ -441,7 +442,8 @@ class CompactionScheduler:
         state, run.before, ledgers = await asyncio.to_thread(self.stored, name)
         policy = state.policy or CompactionPolicy()
         young = await asyncio.to_thread(self._young, name, policy)
-        return await self._topics.exclusively([name], self._request, run, topic, policy, ledgers, young)
+        request = await self._topics.exclusively([name], self._request, run, topic, policy, ledgers, young)
+        return request, state.cleaned
 
     def _request(
         self,
@@ -454,7 +456,8 @@ class CompactionScheduler:
         name, followed = run.topic, topic.followed
         if followed is None:
             raise topic.refusal()
-        run.upto = last_compactable(ledgers, self._limits(followed), young)
+        last = last_compactable(ledgers, followed.numbered.position, young)
+        run.upto = self._streams.begin_compaction(name, last)
         run.bytes_expected = 2 * Backlog.of(ledgers, 0, run.upto).total
         needed = (self._floors.groups(name), self._floors.cursors(name, ledgers, 0), followed.floor())
         return CompactionRequest(

@@ -219,11 +219,11 @@ def last_seqno(followed: FollowedTopic, ledger: int) -> int:
 
 
 def compactable(followed: FollowedTopic, last: int, bound: int | None) -> int:
-    """The last ledger, at most `last`, whose end is numbered and has a seqno up to `bound` (None: any); 0 if none."""
+    """The last ledger, at most `last`, that ends at or below the seqno `bound` (None: any); 0 if none does.
+
+    Ledgers up to `last` are wholly numbered.
+    """
     numbered = followed.numbered
-    if numbered.position is None:
-        return 0
-    last = min(last, numbered.position.ledger - 1)
     if bound is None:
         return last
     ledgers, firsts = [*numbered.first_seqnos], [*numbered.first_seqnos.values(), numbered.next_seqno]

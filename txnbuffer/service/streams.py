@@ -447,8 +447,8 @@ class Streams:
     def begin_compaction(self, name: str, last: int) -> int:
         """A registered topic is about to be compacted up to the ledger `last`; return the last one allowed, 0: none.
 
-        Only ledgers whose messages are all numbered are compacted, and none after the end of a snapshot that a stream
-        has begun to read from the log. Snapshots that begin from now on end after the compacted ledgers. Call
+        All messages up to there are numbered. No ledger is compacted after the end of a snapshot that a stream has
+        begun to read from the log. Snapshots that begin from now on end after the compacted ledgers. Call
         `end_compaction` afterwards, also after an error.
         """
         topic, feed = self._topics.get(name), self.feeds.get(name)
