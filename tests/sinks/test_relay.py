@@ -20,6 +20,7 @@ from broker_io.position import EARLIEST
 from txnbuffer import connect
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
+from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import pack
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relaying
@@ -271,6 +272,18 @@ def test_a_gap_in_the_source_is_an_error_unless_the_log_begins_with_the_next_rec
     with pytest.raises((MutationsTrimmed, PositionTrimmed)):
         source.relay(owned(far)).run(follow=False)
     assert len(values(far)) == 6
+
+
+def test_records_that_compaction_has_emptied_are_no_gap(source: Source, far: MemoryBroker) -> None:
+    source.commit("a")
+    source.relay(owned(far)).run(follow=False)
+    with source.cluster.writer(T) as writer:
+        writer.append(Batch.of([Message(None, None, {REMOVED: "1"})] * 3)).result(60)
+    source.manager.pump()
+    source.commit("b")
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b"]
+    assert [one.properties["relay.seqno"] for one in messages(far)] == ["1", "5"]
 
 
 def test_a_branch_of_the_source_stops_it_and_can_be_resent(source: Source, far: MemoryBroker) -> None:

@@ -73,12 +73,17 @@ class StartPoint(NamedTuple):
 
 
 class CommittedFollower:
-    """One topic of a reader: its committed records in log order, each with its seqno."""
+    """One topic of a reader: its committed records in log order, each with its seqno.
+
+    `first_seqno`: that of the first visible record of the log where the log was opened, which is at or before the
+    start; None if unknown.
+    """
 
     def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
         self._broker = broker
         self._start = start
+        self.first_seqno: int | None = None
         self._attempts = ATTEMPTS - 1
         self._opened = False
         self._delivered = False
@@ -105,7 +110,7 @@ class CommittedFollower:
                     raise
                 self._attempts -= 1
             else:
-                self._log.next_seqno = seqno
+                self._log.next_seqno = self.first_seqno = seqno
                 self._opened = True
                 return
 
@@ -272,6 +277,8 @@ class UncommittedFollower:
 
     Its methods do what those of CommittedFollower do.
     """
+
+    first_seqno: int | None = None
 
     def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
         self.topic = topic
@@ -521,6 +528,11 @@ class CommittedReader(Resource):
     def epochs(self) -> tuple[int, ...]:
         """The newest epoch of each coordinator whose markers this reader has read."""
         return tuple(epoch for follower in self._followers for epoch in follower.epochs)
+
+    @property
+    def first_seqnos(self) -> dict[str, int | None]:
+        """By topic: the seqno of the first visible record that the log still had, at or before the start; or None."""
+        return {follower.topic: follower.first_seqno for follower in self._followers}
 
     def lag(self) -> dict[str, Lag]:
         """Return the lag of each topic and partition, by name."""

@@ -21,7 +21,7 @@ from broker_io.batch import Batch
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
-from broker_io.position import Position
+from broker_io.position import Int64s, Position
 from broker_io.waits import Backoff
 from txnbuffer.client.reader import CommittedReader, Start
 from txnbuffer.client.records import RecordBatch
@@ -306,7 +306,7 @@ class Relay:
             if not len(batch):
                 continue
             if batch.seqnos is not None:
-                after = _next_after(after, batch.seqnos.tolist())
+                after = _next_after(after, batch.seqnos, reader.first_seqnos.get(batch.topic))
                 # A new owner starts a version before its first records.
                 if origin.failover is None or reader.epochs != epochs:
                     epochs = reader.epochs
@@ -355,11 +355,14 @@ class Relay:
             self.on_progress(progress)
 
 
-def _next_after(after: int | None, seqnos: list[int]) -> int:
-    """The last seqno. Raises MutationsTrimmed or SeqnoGap if the first does not follow `after`."""
-    first = seqnos[0]
-    if after and first > after + 1:
-        raise MutationsTrimmed(after + 1, first)
+def _next_after(after: int | None, seqnos: Int64s, oldest: int | None) -> int:
+    """The last seqno. `oldest`: the first one of the log when it was opened; those between may have been emptied.
+
+    Raises MutationsTrimmed or SeqnoGap if they do not follow `after`.
+    """
+    first = int(seqnos[0])
+    if after and oldest is not None and oldest > after + 1:
+        raise MutationsTrimmed(after + 1, oldest)
     if after and first <= after:
         raise SeqnoGap(f"seqno {first} follows seqno {after}, expected a higher one: relay to another topic")
-    return seqnos[-1]
+    return int(seqnos[-1])
