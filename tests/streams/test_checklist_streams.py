@@ -72,11 +72,14 @@ def test_row_52_a_known_purge() -> None:
     assert not rig.server.scan_opens(1, 201)
 
 
-def test_row_52_a_purge_before_anything_was_sent() -> None:
+@pytest.mark.parametrize(("flags", "trimmed"), [(RequestFlag.NONE, 0), (RequestFlag.FROM_OLDEST, 50)])
+def test_row_52_a_purge_before_anything_was_sent(flags: RequestFlag, trimmed: int) -> None:
     rig = ServerRig()
-    rig.open(request(), facts(purge_seqno=100))
-    assert rig.server.scan_opens(1, 200)
-    rig.snapshot(1, 1, 250, 5, ends=False)
+    rig.open(request(flags=flags), facts(purge_seqno=100, trimmed_seqno=trimmed))
+    assert rig.server.scan_opens(1, 150)
+    rig.snapshot(1, trimmed + 1, 60)
+    assert rig.server.scan_opens(1, 200), "all of the first snapshot was emptied"
+    rig.snapshot(1, 61, 250, 65, ends=False)
     assert rig.server.scan_opens(1, 200), "what it has was read after the purge"
     assert not rig.server.scan_opens(1, 201)
 

@@ -290,14 +290,16 @@ class StreamServer:
     def scan_opens(self, stream: int, purge_seqno: int) -> bool:
         """The cursor reads the log, which lacks deletions up to a seqno; False if that ends the stream.
 
-        Call it before passing on what was read. A stream that has sent nothing continues: its client can't miss any.
+        Call it before passing on what was read. A client that had nothing and has got nothing can't miss any.
         """
         producer = self._streams.get(stream)
         if producer is None:
             return False
-        if not producer.sent:
+        request = producer.request
+        began_empty = not request.start or RequestFlag.FROM_OLDEST in request.flags
+        if began_empty and not producer.allowance.sent_items:
             producer.purge = purge_seqno
-        known = producer.purge == purge_seqno or RequestFlag.IGNORE_PURGED in producer.request.flags
+        known = producer.purge == purge_seqno or RequestFlag.IGNORE_PURGED in request.flags
         if 0 < producer.sent < purge_seqno and not known:
             self.end(stream, EndReason.ROLLBACK)
             return False
