@@ -113,7 +113,14 @@ class CompactionReport:
 
 
 @runtime_checkable
-class CompactingBroker(Protocol):
+class CompactionStateBroker(Protocol):
+    """A broker that says how far a topic was compacted, even if it can't compact it."""
+
+    def compaction(self, topic: str) -> CompactionState: ...
+
+
+@runtime_checkable
+class CompactingBroker(CompactionStateBroker, Protocol):
     """A broker that compacts data topics."""
 
     def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
@@ -121,8 +128,6 @@ class CompactingBroker(Protocol):
 
         Raises Damaged that names the file, errors of the disk, and what `request` raises.
         """
-
-    def compaction(self, topic: str) -> CompactionState: ...
 
     def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
         """Store a policy with the topic, or remove it; durable when this returns."""

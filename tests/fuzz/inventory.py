@@ -43,6 +43,7 @@ INSIDE = {
     "txnbuffer.pipeline.delta": "reads files of delta-rs, JSON by line; any ValueError becomes UnreadableExport",
     "txnbuffer.pipeline.jobs.latest": "reads columns of Arrow in memory, made by the same process",
     "txnbuffer.pipeline.spark.sink": "reads columns of Arrow in memory, made by the same process",
+    "txnbuffer.recovery.newest_records": "reads rows that the same audit has written",
     "txnbuffer.testing": "reads lines of a process that a test has started",
 }
 """Functions and modules that decode and need no target of their own, with the reasons."""

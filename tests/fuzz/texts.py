@@ -13,6 +13,7 @@ from fuzz.target import Target
 from broker_io import check_address
 from broker_io.environment import Environment, use
 from broker_io.errors import InvalidAddress
+from broker_io.key_digest import KeyDigest
 from broker_io.partitions import partition_of
 from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
@@ -31,6 +32,7 @@ from txnbuffer.model import TxnId
 from txnbuffer.pipeline.exports import ExportRun, UnreadableExport
 from txnbuffer.pipeline.offsets import Offset
 from txnbuffer.pipeline.options import reading_options
+from txnbuffer.recovery.audit import LogDigest
 from txnbuffer.service.admin import _cursor_position
 from txnbuffer.service.grpc_server import check_listening
 from txnbuffer.sinks.relay_targets import RelayMark
@@ -120,6 +122,7 @@ AVRO = {
     "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": {"type": "array", "items": "string"}}],
 }
 TIMES = [b"beginning", b"end", b"3:17", b"3:17:2", b"2026-01-02T03:04:05+00:00"]
+DIGEST = b"0000000000000007b34623adbc37b77db3a72c54402b51fe"
 SINKS = b'relay.source={"topic":"orders","incarnation":"9f","version":3}\nrelay.position=3:17\nrelay.seqno=9'
 READING = b'start=3:17\nend={"orders":"end"}\ncolumns=key,value\nmax_messages_per_trigger=5\ninclude_aborted=true'
 
@@ -185,6 +188,16 @@ TEXTS = (
         ("txnbuffer.model.TxnId.parse",),
         (ValueError,),
         lambda: [b"0:17", b"3:9223372036854775807"],
+    ),
+    Target(
+        "key-digest", _text(KeyDigest.parse), ("broker_io.key_digest.KeyDigest.parse",), (ValueError,), lambda: [DIGEST]
+    ),
+    Target(
+        "log-digest",
+        _text(LogDigest.parse),
+        ("txnbuffer.recovery.audit.LogDigest.parse", "broker_io.key_digest.KeyDigest.parse"),
+        (InvalidRequest,),
+        lambda: [b"1-5000-" + DIGEST],
     ),
     Target("start", _text(parse_start), ("txnbuffer.cli.tail.parse_start",), (click.BadParameter,), lambda: TIMES),
     Target(

@@ -35,6 +35,7 @@ COMMANDS = {
     "inspect": ("inspect", "Show what is stored: messages, the transaction state of a topic, snapshots."),
     "verify": ("recovery", "Check snapshots against their logs without changing anything."),
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),
+    "audit": ("audit", "Compare the latest value of each key with another copy of a topic."),
     "tail": ("tail", "Print records as they become visible."),
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),

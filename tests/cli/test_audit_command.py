@@ -1,0 +1,148 @@
+"""`txnbuf audit` as people and programs run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import txnbuf
+from writing import TopicWriter
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from txnbuffer.recovery.manager import SnapshotManager
+
+T = "orders"
+
+
+def result(*arguments: str, code: int = 0) -> Any:
+    done = txnbuf("audit", *arguments, "--output", "json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def make(place: Path, *rows: tuple[bytes, bytes | None]) -> str:
+    """A log with these records in one transaction, the first in an aborted one."""
+    with open_broker(f"file:{place}") as broker, SnapshotManager(broker) as manager:
+        manager.recover()
+        manager.register(T)
+        log = TopicWriter(broker, T)
+        log.records(1, "aborted", key="k1")
+        log.abort(1)
+        with broker.writer(T) as writer:
+            writer.append(Batch.of([Message(*row) for row in rows])).result(120)
+        manager.pump()
+        manager.snapshot(T)
+    return f"file:{place}"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("logs")
+    return make(place / "log", (b"k1", b"1"), (b"k\n2", b"\xff"), (b"k3", b"3"), (b"k3", None))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("others")
+    return make(place / "log", (b"k1", b"1"), (b"k\n2", b"other"), (b"k3", b"3"))
+
+
+def test_a_copy_of_the_directory_is_the_same(log: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(log.removeprefix("file:"), tmp_path / "copy")
+    found = result(log, T, "--against", f"file:{copy}")
+    assert found == {
+        "same": True,
+        "topic": T,
+        "up_to": 4,
+        "log_records": 4,
+        "log_keys": 2,
+        "copy_records": 4,
+        "copy_keys": 2,
+        "unproven_keys": 0,
+        "different_keys": 0,
+        "differences": [],
+    }
+    assert "first different keys: none" in txnbuf("audit", log, T, "--against", f"file:{copy}").stdout
+
+
+def test_differences_are_named_with_exit_code_1(log: str, other: str) -> None:
+    found = result(log, T, "--against", other, code=1)
+    assert (found["same"], found["up_to"], found["different_keys"]) == (False, 3, 1)
+    assert found["differences"] == [
+        {
+            "key": "k\n2",
+            "what": "different",
+            "log_seqno": 2,
+            "log_position": "1:3",
+            "log_value_base64": "/w==",
+            "copy_seqno": 2,
+            "copy_position": "1:3",
+            "copy_value": "other",
+        }
+    ]
+    shown = txnbuf("audit", log, T, "--against", other)
+    assert shown.returncode == 1
+    assert r"k\n2  different" in shown.stdout
+    assert result(log, T, "--against", other, "--first", "0", code=1)["differences"] == []
+    assert result(log, T, "--against", other, "--up-to", "1", "--memory", "1")["up_to"] == 1
+    assert shown.stderr == ""
+
+
+def test_another_topic_of_the_same_address_can_be_the_copy(log: str) -> None:
+    refused = txnbuf("audit", log, T, "--against-topic", "missing")
+    assert refused.returncode == 2
+    assert "missing" in refused.stderr
+    assert result(log, T, "--against-topic", T)["same"] is True
+
+
+def test_a_relayed_copy_is_compared_with_its_source(log: str, tmp_path: Path) -> None:
+    target = f"file:{tmp_path / 'target'}"
+    assert txnbuf("relay", log, T, "clean", "--to", target, "--no-follow").returncode == 0
+    for more in ([], ["--raw"]):
+        found = result(log, T, "--against", target, "--against-topic", "clean", "--relayed", *more)
+        assert (found["same"], found["up_to"], found["copy_keys"]) == (True, 4, 2)
+    refused = txnbuf("audit", log, T, "--against-topic", T, "--relayed")
+    assert refused.returncode == 2
+    assert "was not written by a relay" in refused.stderr
+
+
+def test_a_digest_of_one_audit_is_checked_by_another(log: str, other: str) -> None:
+    found = result(log, T)
+    assert found["same"] is None
+    assert (found["topic"], found["up_to"], found["log_records"], found["log_keys"]) == (T, 4, 4, 2)
+    again = result(log, T, "--digest", found["digest"])
+    assert again == {**found, "same": True}
+    shorter = result(other, T)["digest"]
+    assert result(other, T, "--digest", shorter)["digest"] == shorter
+    lost = shorter[:-1] + ("0" if shorter[-1] != "0" else "1")
+    wrong = txnbuf("audit", other, T, "--digest", lost)
+    assert wrong.returncode == 1
+    assert "differ from those of the digest" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--relayed"], "--relayed and --up-to require --against"),
+        (["--up-to", "1"], "--relayed and --up-to require --against"),
+        (["--against-topic", T, "--raw"], "--raw requires --relayed"),
+        (["--against-topic", T, "--digest", "x"], "give either another copy or --digest"),
+        (["--digest", "x"], "'x' is not a digest"),
+        (["--against-topic", T, "--up-to", "5"], "ends at seqno 4"),
+        (["--memory", "0"], "--memory"),
+    ],
+)
+def test_bad_input_is_one_clear_error(log: str, arguments: list[str], message: str) -> None:
+    refused = txnbuf("audit", log, T, *arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_topic_of_the_service_is_refused(log: str) -> None:
+    refused = txnbuf("audit", log, "__txnbuffer_snapshots")
+    assert refused.returncode == 2

@@ -1,0 +1,178 @@
+"""`txnbuf audit`: the latest value of each key, compared with another copy or with an earlier digest"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from broker_io import is_cluster
+from broker_io.port import Broker
+from snapshots.format import check_data_topic
+from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.recovery.audit import (
+    FIRST_DIFFERENCES,
+    MEMORY_BYTES,
+    AuditCopy,
+    CommittedLog,
+    KeyAudit,
+    KeySide,
+    LogDigest,
+    OnProgress,
+    Tally,
+    audit,
+    digest_of,
+)
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+MIB = 1024 * 1024
+
+
+@click.command("audit")
+@address_argument
+@click.argument("topic")
+@click.option("--against", metavar="ADDRESS", help="Address of another copy of TOPIC.")
+@click.option("--against-topic", metavar="NAME", help="Name of the other copy, if it is not TOPIC.")
+@click.option("--relayed", is_flag=True, help="The other copy was written by `txnbuf relay`.")
+@click.option("--raw", is_flag=True, help="Read the raw log of a relayed copy on a cluster, not the compacted view.")
+@click.option(
+    "--up-to", type=click.IntRange(0), metavar="SEQNO", help="Compare as of this seqno, which both must have."
+)
+@click.option("--digest", "expected", metavar="DIGEST", help="Compare with a digest that an earlier audit printed.")
+@click.option("--memory", type=click.IntRange(1), default=MEMORY_BYTES // MIB, show_default=True, metavar="MIB",
+              help="Memory for keys; more of them go to a temporary file.")  # fmt: skip
+@click.option("--first", type=click.IntRange(0), default=FIRST_DIFFERENCES, show_default=True,
+              help="Number of different keys to show.")  # fmt: skip
+@log_options
+@output_option
+def audit_command(
+    log: LogAddress,
+    topic: str,
+    against: str | None,
+    against_topic: str | None,
+    relayed: bool,
+    raw: bool,
+    up_to: int | None,
+    expected: str | None,
+    memory: int,
+    first: int,
+    output: str,
+) -> None:
+    """Compare the latest value of each key of TOPIC with another copy of it.
+
+    The copy is a topic at another address (a copy of the directory, a restored backup, a service, a cluster), or with
+    --relayed the target of a relay of TOPIC. Both are read as readers of committed records do, and compared as of the
+    last seqno that both have. Exit code 1 if keys differ; the first are shown. Records that were trimmed from one of
+    the two are not compared.
+
+    Without a copy: print a digest of the newest record of each key. Give it to a later audit with --digest, to prove
+    that a compaction in between has changed none of them; exit code 1 if it has.
+    """
+    check_data_topic(topic)
+    copied = against is not None or against_topic is not None
+    _check_options(copied=copied, relayed=relayed, raw=raw, up_to=up_to, expected=expected)
+    like = None if expected is None else LogDigest.parse(expected)
+    with log.open_for_reading() as broker, _working(memory) as working:
+        if not copied:
+            found, tally = digest_of(CommittedLog(broker, topic), like=like, **working)
+            _show_digest(topic, found, tally, like, output)
+        place = log._replace(address=against or log.address)
+        with place.open_for_reading() as other:
+            name = against_topic or topic
+            if relayed:
+                compacted = is_cluster(place.address) and not raw
+                copy = _relayed(other, name, topic, broker.incarnation(topic), compacted=compacted)
+            else:
+                copy = CommittedLog(other, name)
+            _show(topic, audit(CommittedLog(broker, topic), copy, up_to=up_to, first=first, **working), output)
+
+
+def _check_options(*, copied: bool, relayed: bool, raw: bool, up_to: int | None, expected: str | None) -> None:
+    if not copied and (relayed or up_to is not None):
+        raise click.UsageError("--relayed and --up-to require --against or --against-topic")
+    if copied and expected is not None:
+        raise click.UsageError("give either another copy or --digest")
+    if raw and not relayed:
+        raise click.UsageError("--raw requires --relayed")
+
+
+def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, compacted: bool) -> AuditCopy:
+    from txnbuffer.sinks.relayed_copy import RelayedCopy
+
+    return RelayedCopy(broker, topic, source, incarnation, compacted=compacted)
+
+
+@contextlib.contextmanager
+def _working(memory: int) -> Iterator[dict[str, Any]]:
+    """The memory, the directory for temporary files and the progress of an audit, as arguments."""
+    with tempfile.TemporaryDirectory(prefix="txnbuf-audit-") as directory, _progress() as on_progress:
+        yield {"directory": directory, "memory_bytes": memory * MIB, "on_progress": on_progress}
+
+
+def _show_digest(topic: str, found: LogDigest, tally: Tally, like: LogDigest | None, output: str) -> NoReturn:
+    same = like is None or found.keys == like.keys
+    report = {"same": None if like is None else same}
+    show_record({**report, "topic": topic, "up_to": found.end, **_tally("log", tally), "digest": found}, output)
+    if not same:
+        narrate(
+            "the newest records of some keys differ from those of the digest: compare with another copy to see which"
+        )
+    sys.exit(0 if same else 1)
+
+
+def _show(topic: str, found: KeyAudit, output: str) -> NoReturn:
+    report: dict[str, Any] = {
+        "same": not found.different,
+        "topic": topic,
+        "up_to": found.up_to,
+        **_tally("log", found.log),
+        **_tally("copy", found.copy),
+        "unproven_keys": found.unproven,
+        "different_keys": found.different,
+    }
+    differences = [
+        {"key": one.key, "what": one.what, **_side("log", one.log), **_side("copy", one.copy)}
+        for one in found.differences
+    ]
+    if output == "json":
+        show_record({**report, "differences": differences}, output)
+    else:
+        show_record(report, output)
+        show_rows(differences, output, title="first different keys", empty="none")
+    sys.exit(1 if found.different else 0)
+
+
+def _tally(side: str, tally: Tally) -> dict[str, int]:
+    return {f"{side}_{name}": number for name, number in asdict(tally).items()}
+
+
+def _side(name: str, side: KeySide) -> dict[str, Any]:
+    return {f"{name}_{field}": value for field, value in side._asdict().items()}
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[OnProgress | None]:
+    """A progress bar on stderr, if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(side: str, records: int, total: int) -> None:
+            if side not in tasks:
+                tasks[side] = bars.add_task(f"reading the {side}", total=total)
+            bars.update(tasks[side], completed=records)
+
+        yield show
