@@ -1,6 +1,7 @@
 """The calls of a client that the service answers, and its sessions: how long each took, and which have no answer yet.
 
-A session that closes, too, waits for the service only for some seconds.
+A session that closes, too, waits for the service only for some seconds. And the outcome of a commit is unknown only if
+it was sent.
 
 Each is recorded by wrapping the method for as long as a world runs.
 """
@@ -16,8 +17,11 @@ from unittest import mock
 from sim.world import Process, World
 
 from txnbuffer.client.client import Client
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session import ClientSession, Link
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import OutcomeUnknown
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import ClientFrame
 
 ANSWERED = (
     (Client, "outcome"),
@@ -77,6 +81,7 @@ class Calls:
         self._calls: list[Call] = []
         self._unwelcomed: dict[ClientSession, Unwelcomed] = {}
         self._long_unwelcomed: list[Unwelcomed] = []
+        self._commits_sent: set[tuple[Process, TxnId]] = set()
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -85,9 +90,10 @@ class Calls:
             for owner, name in ANSWERED:
                 stack.enter_context(mock.patch.object(owner, name, self._wrapped(getattr(owner, name))))
             stack.enter_context(mock.patch.object(Transaction, "commit", self._commit(Transaction.commit)))
-            for name, wrap in (("_run", self._running), ("_talk", self._talking), ("_connected", self._welcomed)):
+            wraps: dict[str, Callable[..., Any]] = {"_run": self._running, "_talk": self._talking}
+            wraps |= {"_connected": self._welcomed, "_send": self._sending, "close": self._close}
+            for name, wrap in wraps.items():
                 stack.enter_context(mock.patch.object(ClientSession, name, wrap(getattr(ClientSession, name))))
-            stack.enter_context(mock.patch.object(ClientSession, "close", self._close(ClientSession.close)))
             yield
 
     @property
@@ -165,9 +171,29 @@ class Calls:
 
         async def call(*arguments: Any, wait_visible: bool = False, **named: Any) -> Any:
             method = commit if wait_visible else answered
-            return await method(*arguments, wait_visible=wait_visible, **named)
+            try:
+                return await method(*arguments, wait_visible=wait_visible, **named)
+            except OutcomeUnknown as unknown:
+                self._check_sent(arguments[0], unknown)
+                raise
 
         return call
+
+    def _sending(self, send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """Note the commits in a frame that is sent."""
+
+        async def call(session: ClientSession, link: Link, frame: ClientFrame) -> None:
+            self._commits_sent.update((self._process, commit.txn) for commit in frame.commits)
+            await send(session, link, frame)
+
+        return call
+
+    def _check_sent(self, transaction: Transaction, unknown: OutcomeUnknown) -> None:
+        """A commit that was not sent, and is not queued to be sent later, did not happen: its outcome is known."""
+        unanswered = transaction._session.core.requests.unanswered.values()
+        queued = any(request.field == "commits" and request.row.txn == unknown.txn for request in unanswered)
+        if not queued and (self._process, unknown.txn) not in self._commits_sent:
+            self._world.fail(f"the commit of {unknown.txn} was never sent, and {self._process.name} got {unknown!r}")
 
     def late(self, calm: float) -> Iterator[str]:
         """The calls and the sessions of processes that still run which waited too long after everything was calm."""

@@ -1,9 +1,11 @@
-"""The simulator finds a call whose answer is late, and one that has none, and a session that is not welcomed."""
+"""The simulator finds late and missing answers and welcomes, and outcomes that are unknown without a reason."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,11 @@ from sim.world import Finding, Process, World
 from broker_io.errors import ServiceUnavailable
 from txnbuffer.client.client import Client
 from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session_core import Requests
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.errors import OutcomeUnknown
+from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 
@@ -176,3 +182,45 @@ def test_a_session_that_closes_late_is_found(
                 world.run(100.0)
         else:
             world.run(100.0)
+
+
+TXN = TxnId(0, 5)
+
+
+class FailingCommit:
+    """A transaction whose commit fails; `queued`: whether its session still has the commit to send."""
+
+    def __init__(self, *, queued: bool) -> None:
+        requests = Requests()
+        if queued:
+            requests.ask("commits", lambda number: Commit(number, TXN, (), ()))
+        self._session = SimpleNamespace(core=SimpleNamespace(requests=requests))
+
+
+@pytest.mark.parametrize(
+    ("sent", "queued", "found"),
+    [((TXN,), False, ""), ((), True, ""), ((), False, "was never sent"), ((TxnId(0, 6),), False, "was never sent")],
+    ids=["sent", "queued", "not sent", "another one sent"],
+)
+def test_an_unknown_outcome_of_a_commit_that_was_never_sent_is_found(
+    monkeypatch: pytest.MonkeyPatch, sent: tuple[TxnId, ...], queued: bool, found: str
+) -> None:
+    async def failed(_: FailingCommit, **__: Any) -> None:
+        raise OutcomeUnknown(TXN, "the client gave up")
+
+    async def ignored(*_: Any) -> None:
+        pass
+
+    async def main() -> None:
+        for txn in sent:
+            await ClientSession._send(Any, Any, ClientFrame(commits=(Commit(1, txn, (), ()),)))
+        with contextlib.suppress(OutcomeUnknown):
+            await Transaction.commit(FailingCommit(queued=queued))
+
+    monkeypatch.setattr(Transaction, "commit", failed)
+    monkeypatch.setattr(ClientSession, "_send", ignored)
+    if found:
+        with pytest.raises(Finding, match=found):
+            late_in(main, calm=0.0)
+    else:
+        assert late_in(main, calm=0.0) == []
