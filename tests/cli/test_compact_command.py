@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,40 @@ def test_a_log_that_nobody_has_open_is_compacted(tmp_path: Path) -> None:
     assert values(log) == ["a19", "b19"]
     assert result("orders", "--policy", "dirty_ratio=0.5", "--log", log)["policy"]["dirty_ratio"] == 0.5
     assert txnbuf("verify", log).returncode == 0
+
+
+def test_a_damaged_segment_is_reported_until_it_is_restored(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service:
+        address, at = f"txnbuf://127.0.0.1:{service.port}", ("--service", f"127.0.0.1:{service.port}")
+        write(address)
+        with connect(address) as client, client.transaction() as txn:
+            txn.send("other", "1", key="k")
+        (path,) = [path for path in (tmp_path / "log").rglob("*.log") if b"a13" in path.read_bytes()]
+        offset = path.read_bytes().index(b"a13")
+        change(path, offset)
+        refused = txnbuf("compact", "orders", *at)
+        assert refused.returncode == 4
+        assert "'orders' was not compacted" in refused.stderr
+        assert str(path) in refused.stderr
+        assert {row["topic"]: row["state"] for row in result(*at)} == {"orders": "quarantined"}
+        assert result("other", *at)["rewritten"] == 0
+        event = service.wait_event("problem")
+        assert event["what"] == "compaction of orders"
+        assert str(path) in event["error"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{service.http}/metrics", timeout=60) as answer:
+            assert "txnbuffer_compaction_quarantined 1.0" in answer.read().decode()
+        change(path, offset)
+        assert removed(result("orders", *at)) == 39
+        assert {row["topic"]: row["state"] for row in result(*at)} == {"orders": "done", "other": "done"}
+
+
+def change(path: Path, offset: int) -> None:
+    """Flip a bit of a file; again: flip it back."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
