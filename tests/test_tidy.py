@@ -141,7 +141,7 @@ PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words 
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
     "broker_io.key_digest": "compaction makes digests without knowing of audits",
-    "txnbuffer.buffer.compaction": "the rules of a protocol by themselves, tested against the buffer",
+    "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

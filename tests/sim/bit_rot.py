@@ -10,8 +10,10 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.checker import progress
 from sim.history import Shown
 from sim.readers import shown
 from sim.service import DIRECTORY
@@ -48,18 +50,18 @@ class Result:
     ended: bool = False
 
 
-def misread(result: Result, records: list[Shown]) -> str:
+def misread(result: Result, records: list[Shown], may_miss: Callable[[Shown], bool]) -> str:
     """What is wrong with the result of a reader of a damaged log; empty if nothing is."""
     wanted = [record._replace(seqno=None) for record in records]
     found = [record._replace(seqno=None) for record in result.records]
     name = f"after damage, {result.who} of {result.topic}"
-    if found != wanted[: len(found)]:
-        at = next(at for at, record in enumerate(found) if [record] != wanted[at : at + 1])
-        return f"{name} showed {found[at]} as record {at + 1}, and {wanted[at : at + 1]} is there"
+    passed, wrong = progress(found, wanted, may_miss)
+    if wrong is not None:
+        return f"{name} showed {wrong} as record {passed + 1}, and {wanted[passed : passed + 1]} is there"
     if result.error is None and not result.ended:
-        return f"{name} has shown {len(found)} of {len(wanted)} records within {READ_SECONDS:g} s, without an error"
-    if result.error is None and len(found) < len(wanted):
-        return f"{name} showed {len(found)} of {len(wanted)} records without an error"
+        return f"{name} has shown {passed} of {len(wanted)} records within {READ_SECONDS:g} s, without an error"
+    if result.error is None and passed < len(wanted):
+        return f"{name} showed {passed} of {len(wanted)} records without an error"
     if result.error is not None and not isinstance(result.error, StorageError):
         return f"{name} raised {result.error!r}"
     return ""
@@ -86,7 +88,7 @@ class BitRot:
         named = self._verify()
         self._read_offline()
         self._read_from_service()
-        found = [text for result in self.results if (text := misread(result, self._scenario.final[result.topic]))]
+        found = [text for result in self.results if (text := self._misread(result))]
         errors = [f"{result.who} of {result.topic}: {result.error!r}" for result in self.results if result.error]
         if self._service.error is not None:
             errors.append(f"the service: {self._service.error!r}")
@@ -96,6 +98,10 @@ class BitRot:
             found.append(f"verify found nothing, but {errors}")
         if found:
             raise Finding("\n".join([*found, f"damaged were {self.damaged}"]))
+
+    def _misread(self, result: Result) -> str:
+        may_miss = partial(self._scenario.history.may_miss, result.topic)
+        return misread(result, self._scenario.final[result.topic], may_miss)
 
     def _stop_everything(self) -> None:
         self._scenario.over = True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 
@@ -148,6 +149,29 @@ def _decided(history: History, topics: Topics) -> Iterator[str]:
                 yield f"{record} of {topic} was committed after {who} knew that all up to {position} is decided"
 
 
+def progress(
+    found: Sequence[Shown], records: Sequence[Shown], may_miss: Callable[[Shown], bool]
+) -> tuple[int, Shown | None]:
+    """How many records a reader that showed `found` has passed, and the first of these that is not the next record.
+
+    It leaves out only what it may miss. A topic may get numbers later.
+    """
+    at = 0
+    for shown in found:
+        while at < len(records) and may_miss(records[at]) and not _same(shown, records[at]):
+            at += 1
+        if at == len(records) or not _same(shown, records[at]):
+            return at, shown
+        at += 1
+    while at < len(records) and may_miss(records[at]):
+        at += 1
+    return at, None
+
+
+def _same(shown: Shown, record: Shown) -> bool:
+    return shown in (record, record._replace(seqno=None))
+
+
 def _skipped(reading: Reading, records: Sequence[Shown]) -> int:
     """The number of records before the first one that a reader showed."""
     first = reading.records[0].position if reading.records else None
@@ -157,20 +181,18 @@ def _skipped(reading: Reading, records: Sequence[Shown]) -> int:
 
 
 def _reading(reading: Reading, records: Sequence[Shown], history: History) -> Iterator[str]:
-    """A reader shows everything that retention had left when it began, without gaps, as it is in the end.
-
-    The numbers are the same; a topic may get numbers later.
-    """
+    """A reader shows everything that retention and compaction had left, without gaps, as it is in the end."""
+    topic, may_miss = reading.topic, partial(history.may_miss, reading.topic)
     begin = _skipped(reading, records)
-    kept = [record for record in records[:begin] if not history.dropped(reading.topic, record, reading.began)]
+    left = (record for record in records[:begin] if not may_miss(record))
+    kept = [record for record in left if not history.dropped(topic, record, reading.began)]
     if kept:
-        yield f"{reading.reader} began {reading.topic} with {reading.records[0]}, after {kept}, which are still there"
+        yield f"{reading.reader} began {topic} with {reading.records[0]}, after {kept}, which are still there"
         return
-    for number, shown in enumerate(reading.records, begin):
-        found = records[number] if number < len(records) else None
-        if found != shown and (found is None or found._replace(seqno=None) != shown):
-            yield f"{reading.reader} was shown {shown} as record {number + 1} of {reading.topic}, and it is {found}"
-            return
+    passed, wrong = progress(reading.records, records[begin:], may_miss)
+    if wrong is not None:
+        found = records[begin + passed] if begin + passed < len(records) else None
+        yield f"{reading.reader} was shown {wrong} as record {begin + passed + 1} of {topic}, and it is {found}"
 
 
 def followed(following: Following, records: Sequence[Shown], history: History) -> Iterator[str]:
@@ -198,10 +220,12 @@ def followed(following: Following, records: Sequence[Shown], history: History) -
 
 def behind(history: History, topics: Topics) -> Iterator[str]:
     """Readers and followers that were not shown all records yet; only the newest reading of each topic counts."""
-    newest = {
-        (reading.reader, reading.topic): len(reading.records) + _skipped(reading, topics.get(reading.topic, ()))
-        for reading in history.readings
-    }
+    newest = {}
+    for reading in history.readings:
+        records = topics.get(reading.topic, ())
+        begin = _skipped(reading, records)
+        passed, _ = progress(reading.records, records[begin:], partial(history.may_miss, reading.topic))
+        newest[reading.reader, reading.topic] = begin + passed
     newest |= {(following.follower, following.topic): following.seqno for following in history.followings}
     for (who, topic), count in newest.items():
         if count < len(topics.get(topic, ())):

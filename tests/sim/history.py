@@ -125,6 +125,8 @@ class History:
         """When a process took over last."""
         self.dropped: Callable[[str, Shown, float], bool] = lambda topic, record, time: False
         """Whether retention had dropped a record of a topic at a time."""
+        self.may_miss: Callable[[str, Shown], bool] = lambda topic, record: False
+        """Whether compaction may have removed a record of a topic."""
         self._writers: dict[bytes, list[Attempt]] = {}
         self._derived: dict[bytes, bytes] = {}
         self._now = now

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.copy_apps import RELAYED, LedgerApp, RelayApp, TableApp, files_of_processes
@@ -46,6 +47,10 @@ class Role:
         """The committed records that are there in the end."""
         return self.scenario.final.get(topic, [])
 
+    def put_back(self, topic: str, left: list[Shown]) -> list[Shown]:
+        """All committed records of a topic, also those that are not there any more in the end."""
+        return left
+
     def prepare(self) -> None:
         """Do what has to be done before applications start and faults happen."""
 
@@ -81,7 +86,7 @@ class LateReaders(Role):
             return min((attempt.first_sent for attempt in history.writers(record.value)), default=0.0)
 
         for part in self.app.slices:
-            yield from sliced(part, self.records(part.topic), sent)
+            yield from sliced(part, self.records(part.topic), sent, partial(history.may_miss, part.topic))
 
 
 class Followers(Role):

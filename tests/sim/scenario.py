@@ -16,6 +16,7 @@ from sim.calls import Calls
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, NAMESPACE, SimCluster, in_place_of_pulsar
 from sim.cluster_faults import CLUSTER, ClusterFaults
+from sim.compaction import Compaction, compacted
 from sim.coverage import recorded
 from sim.destruction import Destruction
 from sim.faults import EMBEDDED, RESTARTS, Faults
@@ -52,7 +53,11 @@ ROTS = 0.3
 """How many embedded logs are damaged in the end."""
 PARTITIONED = 0.4
 """How many clusters have a partitioned topic."""
-RARE_ROLES: dict[str, tuple[type[Role], float]] = {"retention": (Retention, 0.15), "destruction": (Destruction, 0.2)}
+RARE_ROLES: dict[str, tuple[type[Role], float]] = {
+    "retention": (Retention, 0.15),
+    "destruction": (Destruction, 0.2),
+    "compaction": (Compaction, 0.25),
+}
 """Roles that only some seeds have, because other rules hold with them; how many."""
 ALL_ROLES: dict[str, tuple[type[Role], float]] = {**ROLES, **RARE_ROLES}
 CALM_SECONDS = 400.0
@@ -154,7 +159,9 @@ class Scenario:
         self.over = False
         """Whether nothing is started again."""
         self.final: dict[str, list[Shown]] = {}
-        """The committed records of each topic that are there in the end, and those that retention dropped."""
+        """All committed records of each topic, also those that retention has dropped or compaction removed."""
+        self.left: dict[str, list[Shown]] = {}
+        """Those that compaction has not removed."""
         self.archived: dict[str, list[Shown]] = {}
         """Records that retention may have dropped in the end."""
         self.committed_numbers: dict[str, int] = {}
@@ -210,9 +217,13 @@ class Scenario:
 
     def _choose_roles(self) -> list[str]:
         names = choose_roles(self.world.random("roles"))
-        retains, destroys = (self.world.random("rare role", rare).random() < RARE_ROLES[rare][1] for rare in RARE_ROLES)
+        retains, destroys, compacts = (
+            self.world.random("rare role", rare).random() < RARE_ROLES[rare][1] for rare in RARE_ROLES
+        )
         if retains:
             return retained(names, self.world.random("holder"))
+        if compacts and not self.on_cluster:
+            return compacted(names, self.world.random("holder"))
         return [*names, "destruction"] if destroys and self.on_cluster else names
 
     # Running it
@@ -343,6 +354,7 @@ class Scenario:
         """Read all topics until no role misses anything. Outcomes are asked for before the last look at the topics."""
         readers: dict[str, Any] = {}
         self.final.clear()
+        self.left.clear()
         await self._ask_outcomes(client)
         await self._read_on(client, stack, readers)
         while self._missing():
@@ -360,12 +372,18 @@ class Scenario:
                     readers[topic] = await stack.enter_async_context(await client.reader(topic))
                 except TopicNotFound:
                     continue
-            reader, found = readers[topic], self.final.setdefault(topic, [])
+            reader, found = readers[topic], self.left.setdefault(topic, [])
             while (batch := await reader.read(timeout=0.2)) is not None or (await reader.lag())[topic].behind:
                 records = shown(batch or ())
                 if records and not found:
                     found += before(self.archived.get(topic, ()), records[0])
                 found += records
+            self.final[topic] = self._put_back(topic, found)
+
+    def _put_back(self, topic: str, left: list[Shown]) -> list[Shown]:
+        for role in self.roles:
+            left = role.put_back(topic, left)
+        return left
 
     async def _ask_outcomes(self, client: Any) -> None:
         """Learn the outcomes that the writers do not know, and compare the others with what they were told."""

@@ -36,7 +36,7 @@ GONE = ServiceUnavailable("no service answers")
 def test_what_a_reader_of_a_damaged_log_shows_is_judged(
     records: list[Shown], error: Error | None, ended: bool, found: str
 ) -> None:
-    wrong = misread(Result("a reader", "a", records, error, ended), LOG)
+    wrong = misread(Result("a reader", "a", records, error, ended), LOG, lambda record: False)
     assert found in wrong
     assert bool(found) == bool(wrong)
 
