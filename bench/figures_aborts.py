@@ -42,15 +42,15 @@ def bytes_each(count: int, one_in: int) -> float:
     return (resident_bytes() - before) / len(aborted)
 
 
-def lookup_ns(count: int, one_in: int, bulk: bool) -> float:
+def lookup_ns(count: int, one_in: int, bulk: bool, together: int = BULK) -> float:
     aborted = filled(aborted_ids(count, one_in))
     asked = np.random.default_rng(8).integers(1, count * one_in, LOOKUPS)
-    most = np.zeros(BULK, np.int64)
+    most = np.zeros(together, np.int64)
     txns = [TxnId(0, least) for least in asked.tolist()]
     start = time.perf_counter_ns()
     if bulk:
-        for at in range(0, LOOKUPS, BULK):
-            aborted.mask(most, asked[at : at + BULK])
+        for at in range(0, LOOKUPS, together):
+            aborted.mask(most, asked[at : at + together])
     else:
         for txn in txns:
             txn in aborted  # noqa: B015  # the lookup is measured
@@ -75,3 +75,12 @@ def asked_one_by_one() -> float:
 @figure("aborts.lookup_ns.bulk", unit="ns", goal="<= 250")
 def asked_by_the_thousand() -> float:
     return float(fresh("bench.figures_aborts", "lookup_ns", 10 * MILLION, 10, True))
+
+
+FETCHED = 100
+
+
+@figure("compaction.aborted_lookup_us", unit="us", goal="<= 100")
+def asked_by_a_read() -> float:
+    """Which of the 100 transactions of a read are aborted, of a million that are."""
+    return lookup_ns(MILLION, 10, True, FETCHED) * FETCHED / 1000
