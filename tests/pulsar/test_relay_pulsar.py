@@ -76,3 +76,50 @@ async def test_a_plain_client_reads_each_committed_record_once(
         assert code == 0, (tmp_path / "relay.log").read_text()
     url = f"persistent://{namespace}/clean"
     assert await asyncio.to_thread(read_plainly, client, url, len(truth)) == truth
+
+
+def latest(client: pulsar.Client, url: str) -> tuple[dict[str, bytes | None], int]:
+    """The newest value of each key for a reader of the compacted topic, and how many messages it read."""
+    reader = client.create_reader(url, pulsar.MessageId.earliest, is_read_compacted=True)
+    found: dict[str, bytes | None] = {}
+    count = 0
+    while reader.has_message_available():
+        message = reader.read_next(30_000)
+        count += 1
+        found[message.partition_key()] = None if message._message.has_null_value() else message.data()
+    reader.close()
+    return found, count
+
+
+def test_a_relay_of_latest_values_keeps_a_compacted_topic(
+    cluster: Cluster, namespace: str, client: pulsar.Client, tmp_path: Path
+) -> None:
+    address, url = f"{cluster.url}/{namespace}", f"persistent://{namespace}/latest"
+    flags = ("--set", f"pulsar.admin_url={cluster.admin}", "--no-follow", "--latest")
+
+    def relay() -> None:
+        started = RelayProcess(
+            tmp_path / "relay.log", f"file:{tmp_path / 'log'}", "orders", "latest", "--to", address, *flags
+        )
+        code, _ = started.finish()
+        assert code == 0, (tmp_path / "relay.log").read_text()
+
+    def write(last: str) -> None:
+        with connect(f"file:{tmp_path / 'log'}") as writer:
+            for number in range(20):
+                with writer.transaction() as txn:
+                    txn.send("orders", f"{last}{number}", key=f"k{number % 4}")
+                    txn.send("orders", "keyless")
+                    if number % 5 == 4:
+                        txn.abort()
+            with writer.transaction() as txn:
+                txn.delete("orders", "k3")
+
+    write("a")
+    relay()
+    assert latest(client, url) == ({"k0": b"a16", "k1": b"a17", "k2": b"a18"}, 3)
+    write("b")
+    relay()
+    assert latest(client, url) == ({"k0": b"b16", "k1": b"b17", "k2": b"b18"}, 3)
+    relay()
+    assert latest(client, url) == ({"k0": b"b16", "k1": b"b17", "k2": b"b18"}, 3), "nothing new"

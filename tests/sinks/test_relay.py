@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -24,6 +25,7 @@ from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import pack
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relaying
+from txnbuffer.sinks import relay_targets
 from txnbuffer.sinks.relay import Relay, RelayProgress
 from txnbuffer.sinks.relay_targets import MARK_PROPERTIES, OwnedTarget, RelayMark, ServiceTarget
 
@@ -102,6 +104,48 @@ def test_committed_records_are_copied_once_as_messages(source: Source, far: Memo
     assert all(set(one.properties) <= set(MARK_PROPERTIES) for one in found)
     assert [one.properties["relay.seqno"] for one in found] == ["1", "2", "3", "4"]
     assert json.loads(found[0].properties["relay.source"])["topic"] == T
+
+
+def latest(far: MemoryBroker) -> OwnedTarget:
+    """A target that keeps the latest value of each key."""
+    far.log.compacted_prefix = CLEAN
+    return OwnedTarget(far.connect, CLEAN, compacts=True)
+
+
+def compacted(far: MemoryBroker) -> list[tuple[bytes | None, bytes | None]]:
+    with far.connect() as broker, broker.reader(CLEAN, EARLIEST, compacted=True) as reader:
+        return [(row.message.key, row.message.value) for placed in iter(reader.read, None) for row in placed]
+
+
+def test_a_target_of_latest_values_is_compacted_and_has_no_records_without_a_key(
+    source: Source, far: MemoryBroker
+) -> None:
+    source.commit("a", "b", key="k")
+    source.commit("keyless")
+    source.commit("c", key="other")
+    source.commit(None, key="other")
+    assert source.relay(latest(far), keyed=True).run(follow=False).records == 4
+    assert compacted(far) == [(b"k", b"b")]
+    source.commit("keyless")
+    source.commit("d", key="k")
+    assert source.relay(latest(far), keyed=True).run(follow=False).records == 1
+    assert compacted(far) == [(b"k", b"d")]
+
+
+def test_a_target_of_latest_values_is_compacted_after_many_bytes(
+    source: Source, far: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    target = latest(far)
+    monkeypatch.setattr(relay_targets, "COMPACT_BYTES", 1)
+    monkeypatch.setattr(relay_targets, "COMPACT_SECONDS", math.inf)
+    monkeypatch.setattr(MemoryBroker, "compact", lambda self, topic: calls.append(topic))
+    source.commit("a", key="k")
+    source.relay(target, keyed=True).run(follow=False)
+    assert calls == [CLEAN]
+    monkeypatch.setattr(relay_targets, "COMPACT_SECONDS", 0.0)
+    source.relay(target, keyed=True).run(follow=False)
+    assert calls == [CLEAN], "nothing new"
 
 
 def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(far: MemoryBroker) -> None:

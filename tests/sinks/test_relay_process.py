@@ -67,6 +67,9 @@ def test_invalid_relays_are_rejected(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path / "memory.txt", "memory:", T, CLEAN)
     assert relay.finish()[0] == 2
     assert "in the memory of this process only" in relay.log.read_text()
+    relay = RelayProcess(tmp_path / "latest.txt", "memory:", T, CLEAN, "--to", f"file:{tmp_path / 'to'}", "--latest")
+    assert relay.finish()[0] == 2
+    assert "--latest needs a target on a cluster" in relay.log.read_text()
     nobody = ("--to", "txnbuf://127.0.0.1:1", "--max-unavailable", "1")
     relay = RelayProcess(tmp_path / "nobody.txt", "memory:", T, CLEAN, *nobody)
     assert relay.finish()[0] == 3

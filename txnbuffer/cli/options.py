@@ -66,10 +66,13 @@ class LogAddress(NamedTuple):
             options = {"root_certificates": read_ca_file(self.tls_ca)}
         return open_broker(self.address, **options)
 
-    def open_for_writing(self) -> Broker:
-        """Open a broker as its owner."""
+    def open_for_writing(self, *, compacted: str | None = None) -> Broker:
+        """Open a broker as its owner. `compacted`: a topic of a cluster that may be compacted."""
+        if is_cluster(self.address):
+            more = {} if compacted is None else {"compacted_prefix": compacted}
+            return open_broker(self.address, **self.config.pulsar.options(), **more)
         if not self.address.startswith("file:"):
-            return open_broker(self.address, **self.config.pulsar.options() if is_cluster(self.address) else {})
+            return open_broker(self.address)
         log = self.config.log
         return open_broker(
             self.address,

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +41,8 @@ CURSOR_TIMEOUT = 5.0
               "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE.")  # fmt: skip
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more records at the end.")
 @click.option("--resend", is_flag=True, help="If the history of SOURCE branched: append the new history.")
+@click.option("--latest", is_flag=True, help="Keep only the latest value of each key in TARGET, a topic of a cluster: "
+              "leave out records without a key, and let the cluster compact it.")  # fmt: skip
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Give up after this many seconds of transient errors without progress.")  # fmt: skip
 @click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that SOURCE keeps what is not in TARGET yet.")
@@ -47,17 +50,9 @@ CURSOR_TIMEOUT = 5.0
 @log_options
 @output_option
 def relay_command(
-    log: LogAddress,
-    source: str,
-    target: str,
-    destination: str | None,
-    follow: bool,
-    resend: bool,
-    max_unavailable: float,
-    cursor: str | None,
-    service: str | None,
-    output: str,
-) -> None:
+    log: LogAddress, source: str, target: str, destination: str | None, follow: bool, resend: bool, latest: bool,
+    max_unavailable: float, cursor: str | None, service: str | None, output: str,
+) -> None:  # fmt: skip
     """Copy the committed records of topic SOURCE to topic TARGET: each once, in order, as an ordinary message.
 
     Any client can read TARGET without knowing about transactions. Only the relay may write to TARGET; another relay
@@ -69,17 +64,20 @@ def relay_command(
 
     If the history of SOURCE branched, as after a repair, relayed records cannot be withdrawn: the relay ends with an
     error, or with --resend appends the new history from the branch on.
+
+    With --latest consumers of TARGET read compacted (read_compacted), and see at least the latest value of each key.
     """
     from txnbuffer.sinks.relay import Relay
 
     there = log._replace(address=destination or log.address)
-    copy = _target(there, target, max_unavailable)
+    copy = _target(there, target, max_unavailable, latest=latest)
     stop = _stop_event()
     relay = Relay(
         log.open_for_reading,
         source,
         copy,
         resend=resend,
+        keyed=latest,
         max_unavailable=max_unavailable,
         on_progress=_progress(),
         cursor=None if cursor is None else _cursor(log, source, cursor, service),
@@ -151,8 +149,8 @@ def _cursor(log: LogAddress, topic: str, name: str, service: str | None) -> Rela
     return RelayCursor(call_owner, topic, name)
 
 
-def _target(log: LogAddress, topic: str, max_unavailable: float) -> Target:
-    """The target at an address. Raises InvalidAddress."""
+def _target(log: LogAddress, topic: str, max_unavailable: float, *, latest: bool) -> Target:
+    """The target at an address. Raises InvalidAddress, and InvalidRequest if it can't keep only the `latest` values."""
     from txnbuffer.client.connection import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
@@ -161,10 +159,16 @@ def _target(log: LogAddress, topic: str, max_unavailable: float) -> Target:
         raise InvalidAddress(
             f"{log.address!r} exists in the memory of this process only: give --to an address that stays"
         )
+    if latest and not is_cluster(log.address):
+        raise InvalidRequest(
+            f"--latest needs a target on a cluster, which {log.address} is not: relay without it, and compact the "
+            "target with `txnbuf compact`"
+        )
     if log.address.startswith("txnbuf://"):
         opening = connect(log.address, max_unavailable=max_unavailable, tls_ca=log.tls_ca)
         return ServiceTarget(opening.open_sync, topic)
-    return OwnedTarget(log.open_for_writing, topic, release=is_cluster(log.address))
+    opening_log = partial(log.open_for_writing, compacted=topic if latest else None)
+    return OwnedTarget(opening_log, topic, release=is_cluster(log.address), compacts=latest)
 
 
 def _progress() -> Callable[[RelayProgress], None]:

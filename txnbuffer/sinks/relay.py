@@ -135,6 +135,9 @@ class Target(Protocol):
     def acknowledged(self, outcome: Any) -> None:
         """Called when an append is durable; `outcome` is the result of its future."""
 
+    def caught_up(self) -> None:
+        """Called again and again while the source has no more records, and all appends are durable."""
+
     def close(self) -> None: ...
 
 
@@ -190,9 +193,10 @@ class _ResumePoint(NamedTuple):
 class Relay:
     """Copies one topic; see `run`. `open_source` opens the broker of the topic.
 
-    `resend`: if the history of the source branched, append the new history from the branch on. `max_unavailable`:
-    seconds without progress after which a transient error is raised. `on_progress` is called after every durable
-    append. `cursor` keeps in the log of the source what the target does not have yet.
+    `resend`: if the history of the source branched, append the new history from the branch on. `keyed`: leave out
+    records without a key. `max_unavailable`: seconds without progress after which a transient error is raised.
+    `on_progress` is called after every durable append. `cursor` keeps in the log of the source what the target does not
+    have yet.
     """
 
     open_source: Callable[[], Broker]
@@ -200,6 +204,7 @@ class Relay:
     target: Target
     _: KW_ONLY
     resend: bool = False
+    keyed: bool = False
     max_unavailable: float = 60.0
     on_progress: Callable[[RelayProgress], None] | None = None
     cursor: RelayCursor | None = None
@@ -298,6 +303,7 @@ class Relay:
             batch = reader.read(limit=RECORDS, timeout=POLL if follow and not appends else 0.0)
             if batch is None:
                 if not appends and not follow:
+                    self.target.caught_up()
                     return
                 self._idle(stop)
                 continue
@@ -311,6 +317,8 @@ class Relay:
                 if origin.failover is None or reader.epochs != epochs:
                     epochs = reader.epochs
                     origin = _Origin.of(self.topic, load(broker, self.topic))
+            if self.keyed:
+                batch = batch.take(~batch.messages.keys.absent_mask())
             for source, records in origin.by_version(batch):
                 self._append(relay_messages(records, source, rollback), records)
                 rollback = None
@@ -329,6 +337,7 @@ class Relay:
         if self._appends:
             self._await_oldest(stop)
             return
+        self.target.caught_up()
         self._last_progress = self._clock.monotonic()
         if self.cursor is not None:
             self.cursor.move_if_due()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -117,19 +118,30 @@ def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark |
 READ_TIMEOUT = 30.0
 """Seconds for reading the last message of a target."""
 POLL = 0.1
+COMPACT_BYTES = 64 * 1024 * 1024
+"""Bytes of messages after which a target of latest values is compacted."""
+COMPACT_SECONDS = 60.0
+"""Seconds between compactions while the source has no more records."""
 
 
 class OwnedTarget:
     """A topic that the relay writes directly; its exclusive writer fences every other relay.
 
     `open_broker` opens its broker. With `release` the relay keeps only the last message from being trimmed; retention
-    and subscriptions decide about the others, as on any topic.
+    and subscriptions decide about the others, as on any topic. With `compacts` the target keeps the newest message of
+    each key, which the broker must allow; what a compaction has read is no longer kept from being trimmed.
     """
 
-    def __init__(self, open_broker: Callable[[], Broker], topic: str, *, release: bool = False) -> None:
+    def __init__(
+        self, open_broker: Callable[[], Broker], topic: str, *, release: bool = False, compacts: bool = False
+    ) -> None:
         self._open_broker = open_broker
         self._topic = topic
-        self._release = release
+        self._release = release and not compacts
+        self._compacts = compacts
+        self._appended = 0
+        self._last_compaction = -math.inf
+        self._clock = current().clock
         self._stack = ExitStack()
         self._broker: Broker
         self._writer: Writer
@@ -145,6 +157,7 @@ class OwnedTarget:
         return last_mark(broker, self._topic, READ_TIMEOUT)
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Positions]:
+        self._appended += int(batch.sizes().sum()) if self._compacts else 0
         return self._writer.append(batch)
 
     def acknowledged(self, outcome: Positions) -> None:
@@ -152,6 +165,17 @@ class OwnedTarget:
         if self._release and ledger != self._ledger:
             self._broker.trim(self._topic, ledger)
         self._ledger = ledger
+        if self._appended >= COMPACT_BYTES:
+            self._compact()
+
+    def caught_up(self) -> None:
+        if self._appended and self._clock.monotonic() - self._last_compaction >= COMPACT_SECONDS:
+            self._compact()
+
+    def _compact(self) -> None:
+        self._appended = 0
+        self._broker.compact(self._topic)
+        self._last_compaction = self._clock.monotonic()
 
     def close(self) -> None:
         self._stack.close()
@@ -213,6 +237,9 @@ class ServiceTarget:
 
     def acknowledged(self, outcome: Any) -> None:
         """Nothing to do."""
+
+    def caught_up(self) -> None:
+        """Nothing to do: its service compacts it if it has a policy."""
 
     def close(self) -> None:
         """Unacknowledged records may still be written afterwards; the next relay finds out at its start."""
