@@ -5,11 +5,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
+from bench.fresh import fresh
 from bench.harness import Pair, figure
+from bench.service_process import service
 from bench.workload import end_of
 from broker_io.batch import Batch, Blobs
 from broker_io.compaction import CompactionReport, CompactionRequest
@@ -17,6 +21,7 @@ from broker_io.file.broker import FileBroker
 from broker_io.position import EARLIEST, Int64s
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.compaction import TransactionRules
+from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config
 from txnbuffer.follow import LogFollower
 from txnbuffer.model import Outcome, TxnId
@@ -111,3 +116,54 @@ EVERYTHING = "cleaning everything each time"
 @figure("compaction.write_amplification", unit="bytes per byte appended", goal="<= 0.5 times the peer", peer=EVERYTHING)
 def write_amplification() -> Pair:
     return Pair(written(Config().compaction.least_dead), written(0.0))
+
+
+COLD, COLD_RECORDS = 8, 500_000
+SECONDS = 6.0
+
+
+def fill_by_client(address: str, topic: str) -> None:
+    """Five records a key, in transactions of 1,000 records."""
+    from txnbuffer import connect
+
+    with connect(address) as client:
+        for first in range(0, COLD_RECORDS, 1000):
+            keys = [b"key-%08d" % (number % (COLD_RECORDS // 5)) for number in range(first, first + 1000)]
+            with client.transaction() as txn:
+                txn.send_many(topic, [bytes(VALUE_BYTES)] * 1000, keys=keys)
+
+
+def compacted(address: str, topics: list[str]) -> float:
+    """Compact topics one after the other; the records looked at in a second."""
+    service, records, start = ServiceAddress(address.removeprefix("txnbuf://"), None), 0, time.perf_counter()
+    row: dict[str, Any]
+    for topic in topics:
+        call(service, "Compact", topic=topic)
+        while (row := call(service, "Compactions", topic=topic)[0])["run"] is None or row["state"] in (
+            "waiting",
+            "running",
+        ):
+            time.sleep(0.02)
+        records += row["run"]["statistics"]["records_in"]
+    return records / (time.perf_counter() - start)
+
+
+def while_compacting() -> tuple[float, float]:
+    """Transactions per second without and with a compaction in the same service."""
+    topics = [f"cold{number}" for number in range(COLD)]
+    with service() as address:
+        for topic in topics:
+            fill_by_client(address, topic)
+        alone = fresh("bench.figures_embedded", "run_lanes", address, ["a"], 512, 1, SECONDS)
+        with ThreadPoolExecutor(1) as thread:
+            rate = thread.submit(compacted, address, topics)
+            meanwhile = fresh("bench.figures_embedded", "run_lanes", address, ["a"], 512, 1, SECONDS)
+            print("compaction", rate.result())
+    return float(meanwhile["per_second"]), float(alone["per_second"])
+
+
+@figure(
+    "compaction.serving", unit="transactions/s", goal=">= 0.7 times the peer", peer="the service without a compaction"
+)
+def serving() -> Pair:
+    return Pair(*while_compacting())
