@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TypeVar
 
+from broker_io.compaction import CompactionState
 from broker_io.environment import current
 from broker_io.errors import NotSupported, ServiceUnavailable, UntrustedService
 from broker_io.port import Ledger, Resource, check_topic_name
@@ -112,6 +113,11 @@ class RemoteBroker(Resource):
 
     def position_at(self, topic: str, time_ms: int) -> Position | None:
         return self._position("PositionAt", topic, time_ms)
+
+    def compaction(self, topic: str) -> CompactionState:
+        """How far the service has compacted a topic, without its policy."""
+        found = self._ask("Compaction", log_pb2.TopicCompaction, topic)
+        return CompactionState(found.cleaned, found.purged)
 
     def roll(self, topic: str) -> None:
         self._ask("Roll", log_pb2.Empty, topic, slow=True)

@@ -24,6 +24,7 @@ import grpc
 import numpy as np
 
 from broker_io.batch import ROW_BYTES, Batch, Labels, PlacedBatch
+from broker_io.compaction import CompactionState, CompactionStateBroker
 from broker_io.environment import current
 from broker_io.errors import Error, ServiceUnavailable, TooManyStreams, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Reader, Writer
@@ -516,12 +517,18 @@ def _ledgers(broker: Broker, request: TopicRequest) -> log_pb2.LedgerList:
     return log_pb2.LedgerList(ledgers=[asdict(row) for row in broker.ledgers(request.topic)])
 
 
+def _compaction(broker: Broker, request: TopicRequest) -> log_pb2.TopicCompaction:
+    state = broker.compaction(request.topic) if isinstance(broker, CompactionStateBroker) else CompactionState()
+    return log_pb2.TopicCompaction(cleaned=state.cleaned, purged=state.purged)
+
+
 QUERIES: dict[str, Query] = {
     "Topics": lambda broker, _: log_pb2.TopicNames(names=broker.topics()),
     "Incarnation": lambda broker, request: log_pb2.TopicIncarnation(incarnation=broker.incarnation(request.topic)),
     "Ledgers": _ledgers,
     "FirstPosition": lambda broker, request: _position(broker.first_position(request.topic)),
     "LastPosition": lambda broker, request: _position(broker.last_position(request.topic)),
+    "Compaction": _compaction,
     "PositionAt": lambda broker, request: _position(broker.position_at(request.topic, request.number)),
 }
 

@@ -90,6 +90,14 @@ class LogLedger(_message.Message):
     lasting: bool
     def __init__(self, ledger: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., closed: _Optional[bool] = ..., lasting: _Optional[bool] = ...) -> None: ...
 
+class TopicCompaction(_message.Message):
+    __slots__ = ("cleaned", "purged")
+    CLEANED_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    cleaned: int
+    purged: int
+    def __init__(self, cleaned: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
+
 class FoundPosition(_message.Message):
     __slots__ = ("position",)
     POSITION_FIELD_NUMBER: _ClassVar[int]

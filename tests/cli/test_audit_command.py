@@ -124,6 +124,21 @@ def test_a_digest_of_one_audit_is_checked_by_another(log: str, other: str) -> No
     assert "differ from those of the digest" in wrong.stderr
 
 
+def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> None:
+    rows = [(b"k%d" % (number % 5), b"%d" % number) for number in range(50)]
+    address = make(tmp_path / "log", *rows, (b"k3", None))
+    copy = f"file:{shutil.copytree(tmp_path / 'log', tmp_path / 'copy')}"
+    before = result(address, T)
+    assert txnbuf("recover", address, "--decisions", "--write").returncode == 0  # this log has no decisions
+    compacted = txnbuf("compact", T, "--log", address, "--output", "json")
+    assert compacted.returncode == 0, compacted.stderr
+    found = result(address, T, "--against", copy)
+    assert (found["same"], found["up_to"], found["log_keys"]) == (True, 51, 4)
+    assert found["log_records"] < found["copy_records"] == 51
+    after = result(address, T, "--digest", before["digest"])
+    assert (after["same"], after["log_keys"], after["log_records"]) == (True, 4, found["log_records"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -34,7 +34,17 @@ PATHS = {
     f"/{SERVICE}/Read": ("log-open-reader", "log-ask", "log-ask"),
 }
 """The methods with streams, and the targets whose inputs are sent in this order."""
-LOG_METHODS = ("Hello", "Topics", "Incarnation", "Ledgers", "PositionAt", "CreateTopic", "Trim", "Compact")
+LOG_METHODS = (
+    "Hello",
+    "Topics",
+    "Incarnation",
+    "Ledgers",
+    "Compaction",
+    "PositionAt",
+    "CreateTopic",
+    "Trim",
+    "Compact",
+)
 
 
 class Bystander:

@@ -22,10 +22,14 @@ from audited_topic import (
 from file_logs import World, append, numbered
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from log_server import LogServer
 
+from broker_io import open_broker
 from broker_io.batch import Message
+from broker_io.compaction import CompactionState, CompactionStateBroker
 from broker_io.environment import Environment, use
 from broker_io.key_digest import KeyDigest
+from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing import SimulatedDisk
 from snapshots.errors import SnapshotMissing
@@ -258,6 +262,27 @@ def test_lost_transaction_state_is_reported() -> None:
     append(broker, T, [Message(b"k", b"v", {"tb.v": "1", TXN: str(TxnId(0, 1)), "tb.seq": "1"})])
     with pytest.raises(SnapshotMissing):
         compare(broker, topic.broker)
+
+
+def test_a_service_says_how_far_it_has_compacted() -> None:
+    topic = AuditedTopic()
+    topic.write("k", "1")
+    older = topic.copy()
+    topic.write("k", "2")
+    topic.broker.roll(T)
+    full = topic.copy()
+    with LogServer(topic.broker) as server, open_broker(server.address) as remote:
+        assert isinstance(remote, CompactionStateBroker)
+        assert remote.compaction(T) == CompactionState()
+        topic.compact()
+        assert remote.compaction(T) == topic.broker.compaction(T) == CompactionState(cleaned=1)
+        assert compare(remote, full).different == 0
+        with pytest.raises(InvalidRequest, match=r"the copy was compacted up to seqno 2"):
+            compare(older, remote)
+    with MemoryBroker() as memory, LogServer(memory) as server, open_broker(server.address) as remote:
+        memory.create_topic(T)
+        assert isinstance(remote, CompactionStateBroker)
+        assert remote.compaction(T) == CompactionState()
 
 
 class Interfering:
