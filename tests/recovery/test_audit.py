@@ -158,7 +158,9 @@ def test_changed_lost_and_resurrected_keys_are_named_in_the_order_of_the_log() -
         (b"back", "in the log only", b"3", None),
     ]
     assert [(one.log.seqno, one.copy.seqno) for one in found.differences] == [(None, 1), (2, 2), (3, 5)]
-    short = compare(log, topic.broker, first=2)
+    progress: list[tuple[str, int, int]] = []
+    short = compare(log, topic.broker, first=2, on_progress=lambda *call: progress.append(call))
+    assert (progress[0][0], progress[-1]) == ("copy", ("log", 3, 5))
     assert short.different == 3
     assert [one.key for one in short.differences] == [b"lost", b"changed"]
     assert compare(log, topic.broker, first=0).differences == ()

@@ -80,19 +80,19 @@ def audit_command(
     copied = against is not None or against_topic is not None
     _check_options(copied=copied, relayed=relayed, raw=raw, up_to=up_to, expected=expected)
     like = None if expected is None else LogDigest.parse(expected)
-    with log.open_for_reading() as broker, _working(memory) as working:
-        if not copied:
+    if not copied:
+        with log.open_for_reading() as broker, _working(memory) as working:
             found, tally = digest_of(CommittedLog(broker, topic), like=like, **working)
-            _show_digest(topic, found, tally, like, output)
-        place = log._replace(address=against or log.address)
-        with place.open_for_reading() as other:
-            name = against_topic or topic
-            if relayed:
-                compacted = is_cluster(place.address) and not raw
-                copy = _relayed(other, name, topic, broker.incarnation(topic), compacted=compacted)
-            else:
-                copy = CommittedLog(other, name)
-            _show(topic, audit(CommittedLog(broker, topic), copy, up_to=up_to, first=first, **working), output)
+        _show_digest(topic, found, tally, like, output)
+    place, name = log._replace(address=against or log.address), against_topic or topic
+    with log.open_for_reading() as broker, place.open_for_reading() as other, _working(memory) as working:
+        if relayed:
+            compacted = is_cluster(place.address) and not raw
+            copy = _relayed(other, name, topic, broker.incarnation(topic), compacted=compacted)
+        else:
+            copy = CommittedLog(other, name)
+        result = audit(CommittedLog(broker, topic), copy, up_to=up_to, first=first, **working)
+    _show(topic, result, output)
 
 
 def _check_options(*, copied: bool, relayed: bool, raw: bool, up_to: int | None, expected: str | None) -> None:
