@@ -8,185 +8,28 @@ above that seqno were purged.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import pytest
+from compacted_topic import Shown, T, Topic, applied, taken
 from file_logs import DIRECTORY, World, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
-from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest, CompactionState
+from broker_io.compaction import CompactionPolicy, CompactionRequest, CompactionState
 from broker_io.errors import Damaged, DiskFull, NotSupported
 from broker_io.file import key_columns
-from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from broker_io.testing import Crash, Unsynced
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.compaction import TransactionRules
-from txnbuffer.buffer.state import BufferState
-from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer
+from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.follow import LogFollower, RecordFollower, SequencedFollower
+from txnbuffer.follow import RecordFollower
 from txnbuffer.model import TxnId
 from txnbuffer.recordset import pack_all
 
-T = "orders"
 KEYS = ["a", "b", "c", "d", None]
-
-
-class Written(NamedTuple):
-    """A record as it was written."""
-
-    position: Position
-    key: bytes | None
-    value: bytes | None
-    txn: int | None
-
-
-class Shown(NamedTuple):
-    """A visible record with its seqno."""
-
-    seqno: int
-    key: bytes | None
-    value: bytes | None
-
-
-def applied(state: dict[bytes, bytes], records: list[Shown]) -> dict[bytes, bytes]:
-    """The state of a reader that has read more records."""
-    after = dict(state)
-    for record in records:
-        if record.key is not None and record.value is None:
-            after.pop(record.key, None)
-        elif record.key is not None and record.value is not None:
-            after[record.key] = record.value
-    return after
-
-
-@dataclass
-class Topic:
-    """A topic of an embedded log on a simulated disk, and all that was written to it."""
-
-    world: World = field(default_factory=World)
-    written: list[Written] = field(default_factory=list)
-    committed: set[int] = field(default_factory=set)
-    open: set[int] = field(default_factory=set)
-    next_txn: int = 1
-    options: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.reopen()
-
-    def reopen(self) -> None:
-        self.broker = self.world.own(compacted_prefix="__txnbuffer", **self.options)
-        written = getattr(self, "writer", None)
-        self.writer = TopicWriter(self.broker, T)
-        if written is not None:
-            self.writer._written = written._written
-
-    # Writing
-
-    def write(self, key: str | None, value: str | None, txn: int | None = None) -> None:
-        self.world.clock.advance(1)
-        add = self.writer.plain if txn is None else lambda value, key: self.writer.records(txn, value, key=key)
-        position = add(value, key=key).last
-        encoded = [None if text is None else text.encode() for text in (key, value)]
-        self.written.append(Written(position, encoded[0], encoded[1], txn))
-
-    def write_set(self, key: str, value: str) -> None:
-        """A record set of two ordinary records."""
-        records = Batch.of([Message(key.encode(), value.encode()), Message(None, b"keyless")])
-        position = self.writer._append(pack_all(records, [(None, 0, 2)])).last
-        self.written += [Written(position, row.key, row.value, None) for row in records]
-
-    def begin(self) -> int:
-        self.open.add(self.next_txn)
-        self.next_txn += 1
-        return self.next_txn - 1
-
-    def end(self, txn: int, commit: bool) -> None:
-        (self.writer.commit if commit else self.writer.abort)(txn)
-        self.open.remove(txn)
-        self.committed |= {txn} if commit else set()
-
-    # What a reader must see
-
-    def shown(self, upto: Position) -> list[Shown]:
-        """All decided visible records, whatever was emptied since."""
-        visible = [one for one in self.written if one.txn is None or one.txn in self.committed]
-        found = [one for one in visible if one.position <= upto]
-        return [Shown(number, one.key, one.value) for number, one in enumerate(found, 1)]
-
-    # Reading
-
-    def replayed(self, broker: Broker | None = None) -> TransactionBuffer:
-        buffer = TransactionBuffer(4)
-        with LogFollower(broker or self.broker, T, buffer, EARLIEST) as log:
-            log.replay()
-        return buffer
-
-    def state(self) -> BufferState:
-        return self.replayed().snapshot_state()
-
-    def read(self) -> list[Shown]:
-        with RecordFollower(self.broker, T, TransactionBuffer(), EARLIEST, decided_after=EARLIEST) as log:
-            log.next_seqno = 1
-            log.replay()
-            return [*taken(log)]
-
-    def seqno_after(self, ledger: int) -> int:
-        """The last seqno of the ledgers up to one."""
-        buffer, numbers = TransactionBuffer(), Sequencer()
-        with SequencedFollower(self.broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=numbers) as log:
-            log.replay()
-            log.sequence_all()
-        return numbers.oldest(ledger + 1) - 1
-
-    # Compaction
-
-    def decided(self, buffer: TransactionBuffer) -> int:
-        """The last closed ledger whose messages are all decided."""
-        limit = buffer.max_read_position
-        found = 0
-        for ledger in self.broker.ledgers(T)[:-1]:
-            last = Position(ledger.ledger, ledger.entries - 1, -1)
-            if limit is not None and (limit >= last or not ledger.entries):
-                found = ledger.ledger
-        return found
-
-    def compact(self, *, purge: bool = True, least_dead: float = 0.0, grace: int = 0) -> CompactionReport:
-        buffer = self.replayed()
-        upto = self.decided(buffer)
-        now = self.world.clock.now_ms() + 1
-        rules = TransactionRules(PinnedVisibility.of(buffer))
-        request = CompactionRequest(upto, rules, upto if purge else 0, now - grace, least_dead)
-        return self.broker.compact_records(T, request)
-
-    def check(self) -> None:
-        """What is left says what the model says."""
-        limit = self.replayed().max_read_position
-        everything = [] if limit is None else self.shown(limit)
-        found = self.read()
-        assert set(found) <= set(everything)
-        assert [one.seqno for one in found] == sorted(one.seqno for one in found)
-        assert [one for one in everything if one.key is None] == [one for one in found if one.key is None]
-        end = applied({}, everything)
-        assert applied({}, found) == end
-        purged = self.broker.compaction(T).purged
-        purge_seqno = self.seqno_after(purged) if purged else 0
-        for start in range(purge_seqno, len(everything) + 1):
-            assert applied(applied({}, everything[:start]), [one for one in found if one.seqno > start]) == end
-
-
-def taken(log: RecordFollower) -> Iterator[Shown]:
-    while (visible := log.take_visible(7)) is not None:
-        assert visible.seqnos is not None
-        for seqno, (_, _, message) in zip(visible.seqnos.tolist(), visible.records, strict=True):
-            yield Shown(seqno, message.key, message.value)
-
 
 STEPS = st.lists(
     st.tuples(
