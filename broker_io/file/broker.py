@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 from broker_io.batch import Batch
-from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest, CompactionState
+from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest
 from broker_io.environment import Environment, Mutex, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
@@ -253,10 +253,6 @@ class FileBroker(ReadingBroker):
         """As `CompactingBroker` says."""
         check_data_topic(topic, self._options.compacted_prefix)
         return self._compact(topic, request)
-
-    def compaction(self, topic: str) -> CompactionState:
-        """As `CompactingBroker` says."""
-        return self.named(topic).compaction
 
     def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
         """As `CompactingBroker` says."""

@@ -24,6 +24,7 @@ from broker_io.block import (
     parse_header,
     property_names,
 )
+from broker_io.compaction import CompactionState
 from broker_io.environment import Environment, Mutex, ReadableFile
 from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat
 from broker_io.file import layout
@@ -443,6 +444,10 @@ class ReadingBroker(Resource):
         return [
             Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
         ]
+
+    def compaction(self, topic: str) -> CompactionState:
+        """As `CompactionStateBroker` says."""
+        return self.named(topic).compaction
 
     def first_position(self, topic: str) -> Position | None:
         with self.reader(topic) as reader:

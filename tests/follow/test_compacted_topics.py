@@ -94,6 +94,7 @@ def test_a_compacted_topic_says_what_the_full_log_says(
     topic.reopen()
     topic.check()
     with topic.world.follow() as follower:
+        assert follower.compaction(T) == topic.broker.compaction(T)
         assert topic.replayed(follower).snapshot_state().differences(topic.state()) == []
 
 
