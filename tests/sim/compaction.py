@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 COMPACTED = "compacted topic"
-COMPATIBLE = ("reader", "late reader", "follower", "cursors", "rivals")
+COMPATIBLE = ("reader", "late reader", "follower", "cursors", "rivals", "branches")
 """Roles whose rules say what a reader of a compacted topic may miss."""
 POLICIES = (
     CompactionPolicy(0.01, 0, 500, 0),

@@ -58,7 +58,7 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("all processes have one version", "VersionMismatch", "UnsupportedFormat", "UnsupportedProtocol"),
         **_each("nobody breaks the protocol", "MalformedMessage", "MalformedFrame", "StreamViolation"),
         **_each("nobody breaks the protocol", "StreamExists", "UnregisteredTopic", "UnknownTransaction"),
-        **_each("there is one log", "ForeignDirectory", "ForeignTransaction", "ForeignTopic", "ForeignToken"),
+        **_each("there is one log", "ForeignDirectory", "ForeignTopic", "ForeignToken"),
         **_each("there is one log", "ForeignSink"),
         **_each("an operator gave the wrong topic", "TopicPartitioned"),
         **_each("nobody asks for what is not allowed", "ProtectedTopic", "NotSupported", "ReadOnly"),

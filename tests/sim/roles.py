@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sim.branch_apps import BranchDriver, BranchPlan, BranchWriter
 from sim.copy_apps import RELAYED, LedgerApp, RelayApp, TableApp, files_of_processes
 from sim.group_apps import REJECTS, RESULTS, GroupPlan, Member, Rival
 from sim.history import Shown
 from sim.local_apps import LocalLog
 from sim.readers import CursorFollower, Follower, Joiner, LateReader, Reader
-from sim.rules_roles import each_once, fenced, processed, relayed, sliced, stored, stretched
+from sim.rules_roles import branched, each_once, fenced, processed, relayed, sliced, stored, stretched
 from sim.task_apps import TaskFollower, TaskReader, TaskWriter
 
 if TYPE_CHECKING:
@@ -225,6 +226,21 @@ class Rivals(Role):
         yield from fenced(attempts, topics, self.scenario.committed_numbers[Rival.NAME])
 
 
+class Branches(Role):
+    """Processes that write the branches of one transaction after another, and one that commits them."""
+
+    def begin(self) -> None:
+        self.plan = BranchPlan(numbers=5)
+        setting = self.scenario.writer_setting(self.scenario.topics)
+        self.scenario.add(BranchDriver, "driver", self.plan, setting=setting)
+        for number in range(2):
+            self.scenario.add(BranchWriter, f"branch{number}", self.plan, setting=setting)
+
+    def wrong(self) -> Iterator[str]:
+        topics = {topic: self.records(topic) for topic in self.scenario.logs}
+        yield from branched(self.plan.commits, self.plan.number - 1, topics)
+
+
 class Tasks(Role):
     """Tasks that share what one client has."""
 
@@ -250,6 +266,7 @@ ROLES: dict[str, tuple[type[Role], int]] = {
     "relay": (Relays, 2),
     "sink": (Sinks, 2),
     "rivals": (Rivals, 2),
+    "branches": (Branches, 2),
     "tasks": (Tasks, 2),
     "local log": (LocalLogs, 1),
 }

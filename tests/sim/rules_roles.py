@@ -1,4 +1,4 @@
-"""Rules about what the roles of a simulated world did: relays, sinks, groups, late readers, rivals.
+"""Rules about what the roles of a simulated world did: relays, sinks, groups, late readers, rivals, branches.
 
 Each rule is a promise of the documentation, and yields a sentence for each violation.
 """
@@ -9,6 +9,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from sim.branch_apps import BranchCommit
 from sim.checker import Topics, progress
 from sim.copy_apps import Rows
 from sim.history import Attempt, Fate, Shown
@@ -142,3 +143,22 @@ def fenced(attempts: Sequence[Attempt], topics: Topics, committed: int) -> Itera
             yield f"{sorted(clients)} have all committed no. {number}"
     if sorted(visible) != [*range(1, committed + 1)]:
         yield f"the numbers {sorted(visible)} are visible, and the newest committed one is {committed}"
+
+
+def branched(commits: Sequence[BranchCommit], last: int, topics: Topics) -> Iterator[str]:
+    """All branches that one commit of a number named are visible, and no others; each number up to `last` is visible.
+
+    Of each branch by itself, `checker` compares the records and their order.
+    """
+    visible = {record.value for records in topics.values() for record in records}
+    numbers: dict[int, list[BranchCommit]] = defaultdict(list)
+    for commit in commits:
+        numbers[commit.number].append(commit)
+    for number, asked in numbers.items():
+        named = dict.fromkeys(branch for commit in asked for branch in commit.branches)
+        shown = [branch for branch in named if not visible.isdisjoint(itertools.chain(*branch.writes.values()))]
+        committed = [commit for commit in asked if commit.fate is Fate.COMMITTED]
+        possible = committed or [commit for commit in asked if commit.fate is not Fate.ABORTED]
+        if (shown or committed or number <= last) and not any({*shown} == {*commit.branches} for commit in possible):
+            wanted = [[*map(str, commit.branches)] for commit in possible]
+            yield f"branches {[*map(str, shown)]} of no. {number} are visible, and its commits named {wanted}"

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from sim.apps import PAUSE, App, Setting, Writer
 from sim.bit_rot import BitRot
+from sim.branch_apps import BranchDriver
 from sim.calls import Calls
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, NAMESPACE, SimCluster, in_place_of_pulsar
@@ -263,7 +264,7 @@ class Scenario:
         self.world.log("scenario", "calms down")
         self.faults.calm_down()
         self.calm = self.world.now
-        writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival)]
+        writers = [app for app in self.apps if isinstance(app, Writer | SyncWriter | Rival | BranchDriver)]
         self.wait(lambda: all(app.done for app in writers), "the writers have not ended")
         self._check_floors()
         for role in self.roles:

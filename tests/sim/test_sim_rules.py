@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sim.branch_apps import BranchCommit
 from sim.copy_apps import Rows
 from sim.history import Attempt, Fate, Shown
 from sim.readers import Slice, Stretch
-from sim.rules_roles import each_once, fenced, relayed, sliced, stored, stretched
+from sim.rules_roles import branched, each_once, fenced, relayed, sliced, stored, stretched
 
 from txnbuffer.model import Position
 
@@ -252,3 +253,62 @@ def test_rivals_that_break_their_order_are_found(
     more: list[Attempt], log: list[Shown], committed: int, part: str
 ) -> None:
     assert part in text(fenced([*NUMBERED, *more], {"a": log}, committed))
+
+
+# Branches
+
+FIRST, SECOND, LATE = (Attempt("x", {"a": values}) for values in ([b"1", b"2"], [b"3"], [b"4"]))
+"""Two branches that have committed together, and one that has not."""
+
+
+def commits(*named: tuple[Fate, Attempt, Attempt]) -> list[BranchCommit]:
+    """Commits of number 1, and one of number 2 that has committed."""
+    asked = [BranchCommit(1, (first, second), fate) for fate, first, second in named]
+    return [*asked, BranchCommit(2, (Attempt("x", {"a": [b"5"]}),), Fate.COMMITTED)]
+
+
+def log_of(*values: bytes) -> dict[str, list[Shown]]:
+    return {"a": [Shown(None, None, value) for value in (*values, b"5")]}
+
+
+WHOLE = (b"1", b"3", b"2")
+ASKED, COMMITTED, ABORTED = Fate.ASKED, Fate.COMMITTED, Fate.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("named", "values", "last"),
+    [
+        ([(COMMITTED, FIRST, SECOND)], WHOLE, 2),
+        ([(ASKED, FIRST, SECOND)], WHOLE, 2),
+        ([(ASKED, FIRST, SECOND)], (), 0),
+        ([(ASKED, FIRST, LATE), (COMMITTED, FIRST, SECOND)], WHOLE, 2),
+        ([(ABORTED, FIRST, LATE), (ASKED, FIRST, SECOND)], WHOLE, 2),
+        ([(ABORTED, FIRST, LATE)], (), 0),
+    ],
+    ids=["committed", "asked", "asked, not committed", "asked before", "aborted before", "aborted"],
+)
+def test_a_number_that_commits_the_branches_of_one_commit_is_right(
+    named: list[tuple[Fate, Attempt, Attempt]], values: tuple[bytes, ...], last: int
+) -> None:
+    assert text(branched(commits(*named), last, log_of(*values))) == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "values", "last"),
+    [
+        ([(COMMITTED, FIRST, SECOND)], (), 0),
+        ([(COMMITTED, FIRST, SECOND)], (b"1", b"2"), 0),
+        ([(ASKED, FIRST, SECOND)], (b"3",), 0),
+        ([(ASKED, FIRST, SECOND)], (), 1),
+        ([(ABORTED, FIRST, SECOND)], WHOLE, 0),
+        ([(ASKED, FIRST, LATE), (COMMITTED, FIRST, SECOND)], (b"1", b"2", b"4"), 0),
+        ([(ASKED, FIRST, LATE), (ASKED, FIRST, SECOND)], (*WHOLE, b"4"), 0),
+    ],
+    ids=["lost", "committed, one lost", "asked, one lost", "known, lost", "aborted", "those of another commit", "both"],
+)
+def test_a_number_that_commits_other_branches_is_found(
+    named: list[tuple[Fate, Attempt, Attempt]], values: tuple[bytes, ...], last: int
+) -> None:
+    found = text(branched(commits(*named), last, log_of(*values)))
+    assert "of no. 1 are visible, and its commits named" in found
+    assert "no. 2" not in found
