@@ -62,6 +62,8 @@ class SimCluster:
         """The probability that a reader which attaches gets nothing for some seconds."""
         self.moved_new_topics = 0.0
         """The probability that a topic moves to another broker just after its creation."""
+        self.slow_callbacks = 0.0
+        """The probability that a reader's callback gets its message late; its queue has the next ones meanwhile."""
         self.slow_compaction = 0.0
         """Seconds that a compaction takes, at most."""
         self.random = world.random("cluster")

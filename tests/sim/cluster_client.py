@@ -8,6 +8,7 @@
 - A reader that loses its connection continues after the last message that was taken, in whatever topic has the name
   then, and from the next message that exists. Sometimes it falls silent for ever, or gets nothing at first, as from a
   broker that has just come back under load.
+- The callback of a reader may get its message late, while the queue has the next ones already.
 - Whoever attaches to a topic that does not exist creates it.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import _pulsar
@@ -32,6 +34,8 @@ DELIVERED = 100
 MAX_ENTRY = 5 * 1024 * 1024
 SLOW_SECONDS = 10.0
 """Seconds for which a slow broker sends nothing to a reader that attaches, at most."""
+CALLBACK_SECONDS = 2.0
+"""Seconds after which a reader's slow callback is called, at most."""
 GIVE_UP_SECONDS = 30.0
 """Seconds after which a producer whose acknowledgements do not arrive gives its connection up, at most."""
 KILLED_IN_RESEND = 0.3
@@ -580,8 +584,13 @@ class SimReader:
 
     def _serve_waiting(self) -> None:
         while self._waiting and self._queue:
-            callback, message = self._waiting.popleft(), self._pop()
-            self.client.call(lambda callback=callback, message=message: callback(OK, message))
+            call = partial(self._waiting.popleft(), OK, self._pop())
+            choose = self._cluster.random
+            if self._cluster.slow_callbacks and choose.random() < self._cluster.slow_callbacks:
+                self._cluster.world.count("slow callback")
+                self._scheduler.after(choose.uniform(0.0, CALLBACK_SECONDS), partial(self.client.call, call))
+            else:
+                self.client.call(call)
 
     def _answer_whether_more(self, callback: Any) -> None:
         if self._queue:

@@ -32,7 +32,7 @@ class ClusterFaults(Faults):
     def calm_down(self) -> None:
         super().calm_down()
         self.cluster.away = False
-        self.cluster.moved_new_topics = 0.0
+        self.cluster.moved_new_topics = self.cluster.slow_callbacks = 0.0
         for kind in WINDOWS:
             self._set(kind, 0.0)
         for name in [*self.cluster.topics]:

@@ -458,6 +458,7 @@ class ClusterScenario(Scenario):
         """Make the cluster, in place of Pulsar, with the topics that an operator has partitioned."""
         self.cluster = SimCluster(self.world, ledger_entries=self.choose.choice((10, 100, 1000)))
         self.cluster.moved_new_topics = self.world.random("moves").choice((0.0, 0.0, 0.5))
+        self.cluster.slow_callbacks = self.world.random("callbacks").choice((0.0, 0.0, 0.05, 0.3))
         self.world.enter(in_place_of_pulsar(self.cluster))
         for topic, count in self.history.partitions.counts.items():
             self.world.count("partitioned topic")
