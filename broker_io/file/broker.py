@@ -20,9 +20,9 @@ from broker_io.environment import Environment, Mutex, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
-from broker_io.file.compaction import Compaction, Compactor
+from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.following import FollowingBroker
-from broker_io.file.layout import MIB, Options, TopicEntry, disk_error
+from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles, disk_error
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks
@@ -265,33 +265,25 @@ class FileBroker(ReadingBroker):
 
     def _compact(self, topic: str, request: CompactionRequest | None) -> CompactionReport:
         with self._unchanged(topic):
-            entry = self.named(topic)
-            compactor = Compactor(
-                self.environment.disk,
-                self.directory,
-                entry,
-                request,
-                seed=self._log.seed,
-                compress=self._options.compress,
-                map_bytes=self._options.compaction_bytes,
-            )
+            files = TopicFiles(self.directory, self.named(topic), self._log.seed, self._options.compress)
+            compactor = Compactor(self.environment.disk, files, request, self._options.compaction_bytes)
             try:
                 done = compactor.run()
             except OSError as error:
                 what = f"topic {topic!r} was not compacted; nothing changed"
                 raise disk_error(error, self.directory, what) from error
-            self._swap(topic, compactor, done)
+            self._swap(files, request, done)
         return done.report
 
-    def _swap(self, topic: str, compactor: Compactor, done: Compaction) -> None:
+    def _swap(self, files: TopicFiles, request: CompactionRequest | None, done: Compaction) -> None:
         """Replace the rewritten ledgers, of which none was trimmed meanwhile."""
         news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
         with self._work:
             self.check()
-            found = self._log.topic(topic)
+            found = self._log.topic(files.topic.name)
             state = found.entry.compaction
-            if compactor.request is not None and compactor.ledgers:
-                cleaned = max(state.cleaned, compactor.ledgers[-1].ledger)
+            if request is not None and (seen := ledgers_of(files, request)):
+                cleaned = max(state.cleaned, seen[-1].ledger)
                 state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
             ledgers = tuple(news.get(ledger, ledger) for ledger in found.entry.ledgers)
             entry = found.entry._replace(ledgers=ledgers, compaction=state)

@@ -32,7 +32,7 @@ from broker_io.compaction import CompactionRequest, RecordRetention
 from broker_io.environment import Disk, File
 from broker_io.file import layout
 from broker_io.file.keymap import Bytes, Hashes, KeyColumn, Mask
-from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
+from broker_io.file.layout import LedgerEntry, TopicFiles, damage_at
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SegmentScan
 from broker_io.position import NO_INDEX, Positions
@@ -70,16 +70,13 @@ class KeyColumns:
     purged. `bytes_read` of the ledgers and of the temporary file.
     """
 
-    def __init__(
-        self, disk: Disk, directory: str, topic: TopicEntry, seed: int, request: CompactionRequest | None
-    ) -> None:
+    def __init__(self, disk: Disk, files: TopicFiles, request: CompactionRequest | None) -> None:
         self.chunks: list[list[KeyChunk]] = []
         self.contents: list[int] = []
         self.bytes_read = 0
-        self._disk, self._directory, self._topic = disk, directory, topic
-        self._seed, self._request = seed, request
+        self._disk, self._files, self._request = disk, files, request
         self._hidden_keys = False
-        self._path = layout.join(layout.topic_path(directory, topic.number), layout.KEY_COLUMNS)
+        self._path = layout.join(files.path, layout.KEY_COLUMNS)
         self._file: File | None = None
         self._in_memory = self._in_file = 0
 
@@ -99,9 +96,10 @@ class KeyColumns:
         chunks: list[KeyChunk] = []
         self.contents.append(0)
         read = 0
-        path = layout.segment_path(self._directory, self._topic, ledger)
+        topic = self._files.topic
+        path = layout.segment_path(self._files.directory, topic, ledger)
         with closing(open_segment(self._disk, path)) as file:
-            scan = SegmentScan(file, path, ledger.bytes, self._topic.place(ledger))
+            scan = SegmentScan(file, path, ledger.bytes, topic.place(ledger))
             for offset, blocks in _grouped(scan):
                 with damage_at(path, offset):
                     chunks.append(self._store(ledger, blocks))
@@ -121,7 +119,7 @@ class KeyColumns:
             self.contents[-1] += rows
         else:
             competes, purgeable, unwanted = self._retained(self._request, ledger, blocks, deleted)
-        hashes = _hashes(blocks, keys, self._seed)
+        hashes = _hashes(blocks, keys, self._files.seed)
         bitmaps = [np.packbits(mask).tobytes() for mask in (competes, purgeable, unwanted)]
         packed = b"".join([hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
         if self._in_memory + len(packed) <= MEMORY_BYTES:

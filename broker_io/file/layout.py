@@ -275,6 +275,20 @@ class TopicEntry(NamedTuple):
         return self._replace(ledgers=(*self.ledgers[:-1], entry))
 
 
+class TopicFiles(NamedTuple):
+    """The files of a topic, and how their blocks are written: the seed of the key hashes, and whether to compress."""
+
+    directory: str
+    topic: TopicEntry
+    seed: int
+    compress: bool
+
+    @property
+    def path(self) -> str:
+        """The directory of the topic."""
+        return topic_path(self.directory, self.topic.number)
+
+
 def empty_topic(number: int, name: str, incarnation: bytes, first: int) -> TopicEntry:
     """A new topic with one empty ledger, of number `first`."""
     return TopicEntry(number, name, incarnation.hex(), (first, 0) if first > 1 else (0, 0), (LedgerEntry(first),))
