@@ -7,14 +7,18 @@ The caller says of each message by its properties whether it is retained (`Recor
 A deletion that is the newest message of its key may be purged: emptied, too, because nothing older of its key is left.
 Readers that had read something older and have not read the deletion would keep it. So the caller says which deletions
 all readers have read, and the log stores the newest ledger that had a purged one.
+
+A log with more keys than one process should remember is compacted by tasks, of one ledger each, which other processes
+can do. First each finds the newest message of each key in its ledger; of all messages whose keys have one digest, the
+one with the highest ordinal survives. Then each rewrites its ledger with the bitmap of the survivors.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,3 +135,87 @@ class CompactingBroker(CompactionStateBroker, Protocol):
 
     def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
         """Store a policy with the topic, or remove it; durable when this returns."""
+
+
+ROW_BITS = 40
+"""An ordinal has the number of the ledger in its upper bits, then the row, and in its lowest bit `purgeable`."""
+Ordinals: TypeAlias = NDArray[np.int64]
+
+
+class NewestRows(NamedTuple):
+    """The newest message of each key in a ledger: digests of the keys (int64[n, 2]) and ordinals.
+
+    `record_sets`: the ledger has visible record sets, so deletions in later ledgers stay.
+    """
+
+    digests: NDArray[np.int64]
+    ordinals: Ordinals
+    record_sets: bool
+
+
+class Survivors(NamedTuple):
+    """Bitmaps of the messages of a ledger (`np.packbits`, zeros at the end left out): those that are the newest of
+    their key in the log, and of these the deletions that are purged.
+    """
+
+    newest: bytes = b""
+    purged: bytes = b""
+
+    @classmethod
+    def of(cls, ordinals: Ordinals) -> Survivors:
+        """The survivors of one ledger; all deletions that may be purged are."""
+        rows = (ordinals >> 1) & (2**ROW_BITS - 1)
+        return cls(_bitmap(rows), _bitmap(rows[ordinals & 1 == 1]))
+
+
+def _bitmap(rows: Ordinals) -> bytes:
+    mask = np.zeros(int(rows.max()) + 1 if len(rows) else 0, np.bool_)
+    mask[rows] = True
+    return np.packbits(mask).tobytes()
+
+
+class LedgerPart(NamedTuple):
+    """What compaction did with a ledger, in numbers of messages and bytes; `written` is what the broker adopts."""
+
+    records: int
+    emptied: int
+    purged: int
+    bytes_read: int
+    written: Any
+
+
+class CompactionTasks(Protocol):
+    """The tasks of one compaction, for ledgers that are numbered from 0. It can be pickled."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def count(self) -> int:
+        """The number of ledgers."""
+
+    def newest(self, ledger: int) -> NewestRows:
+        """Find the newest messages of a ledger.
+
+        Raises Damaged, UnsupportedFormat, NotSupported where the files of the log are not, OSError, and what the rules
+        raise.
+        """
+
+    def rewrite(self, ledger: int, survivors: Survivors, attempt: str) -> LedgerPart:
+        """Write a ledger that loses messages. Each run has an `attempt` of its own: only one of them is adopted.
+
+        Raises as `newest`.
+        """
+
+
+@runtime_checkable
+class TaskingBroker(CompactingBroker, Protocol):
+    """A broker whose compactions other processes can do."""
+
+    def compact_in_tasks(
+        self, topic: str, request: CompactionRequest, run: Callable[[CompactionTasks], Sequence[LedgerPart]]
+    ) -> CompactionReport:
+        """Compact a topic as `compact_records`. `run` runs the tasks, and returns the parts of all ledgers in order.
+
+        All ledgers that lose messages are rewritten, whatever `least_dead` is. Raises what `run` raises, too.
+        """

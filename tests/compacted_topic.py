@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 from file_logs import World
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
-from broker_io.compaction import CompactionReport, CompactionRequest
+from broker_io.compaction import ROW_BITS, CompactionReport, CompactionRequest, CompactionTasks, LedgerPart, Survivors
+from broker_io.environment import use
 from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -61,6 +63,7 @@ class Topic:
     open: set[int] = field(default_factory=set)
     next_txn: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    in_tasks: bool = False
 
     def __post_init__(self) -> None:
         self.reopen()
@@ -148,6 +151,11 @@ class Topic:
         now = self.world.clock.now_ms() + 1
         rules = TransactionRules(PinnedVisibility.of(buffer))
         request = CompactionRequest(upto, rules, upto if purge else 0, now - grace, least_dead)
+        return self.compact_by(request)
+
+    def compact_by(self, request: CompactionRequest) -> CompactionReport:
+        if self.in_tasks:
+            return self.broker.compact_in_tasks(T, request, lambda tasks: run_tasks(self.world, tasks))
         return self.broker.compact_records(T, request)
 
     def check(self) -> None:
@@ -164,6 +172,24 @@ class Topic:
         purge_seqno = self.seqno_after(purged) if purged else 0
         for start in range(purge_seqno, len(everything) + 1):
             assert applied(applied({}, everything[:start]), [one for one in found if one.seqno > start]) == end
+
+
+def run_tasks(world: World, tasks: CompactionTasks) -> list[LedgerPart]:
+    """Run the tasks of a compaction as a cluster does: in any order, and some of them twice."""
+    with use(world.environment):
+        newest = [tasks.newest(ledger) for ledger in reversed(range(tasks.count))][::-1]
+        first_sets = next((ledger for ledger, found in enumerate(newest) if found.record_sets), tasks.count)
+        last: dict[tuple[int, ...], int] = {}
+        for found in newest:
+            for digest, ordinal in zip(found.digests.tolist(), found.ordinals.tolist(), strict=True):
+                last[tuple(digest)] = max(last.get(tuple(digest), 0), ordinal)
+        ordinals = np.array(sorted(last.values()), np.int64)
+        parts: list[LedgerPart] = []
+        for ledger in range(tasks.count):
+            one = Survivors.of(ordinals[ordinals >> (ROW_BITS + 1) == ledger])
+            one = one if ledger <= first_sets else Survivors(one.newest)
+            parts.append([tasks.rewrite(ledger, one, attempt) for attempt in ("7", "8")][ledger % 2])
+        return parts
 
 
 def taken(log: RecordFollower) -> Iterator[Shown]:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, overload
 
 from broker_io.batch import Batch
-from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest
+from broker_io.compaction import (
+    CompactionPolicy,
+    CompactionReport,
+    CompactionRequest,
+    CompactionTasks,
+    LedgerPart,
+)
 from broker_io.environment import Environment, Mutex, Thread, current
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
+from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles, disk_error
 from broker_io.file.reader import ReadingBroker
@@ -247,12 +254,30 @@ class FileBroker(ReadingBroker):
         self.named(topic)
         check_compaction(topic, self._options.compacted_prefix)
         self.roll(topic)
-        self.last_compaction = self._compact(topic, None)
+        self.last_compaction = self._compact(topic, None, self._compactor(None))
 
     def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
         """As `CompactingBroker` says."""
         check_data_topic(topic, self._options.compacted_prefix)
-        return self._compact(topic, request)
+        return self._compact(topic, request, self._compactor(request))
+
+    def compact_in_tasks(
+        self, topic: str, request: CompactionRequest, run: Callable[[CompactionTasks], Sequence[LedgerPart]]
+    ) -> CompactionReport:
+        """As `TaskingBroker` says. The tasks need this directory at the same path."""
+        check_data_topic(topic, self._options.compacted_prefix)
+        disk = self.environment.disk
+
+        def work(files: TopicFiles) -> Compaction:
+            request.progress(0)
+            tasks = LedgerTasks(files, request, self._options.compaction_bytes)
+            try:
+                return adopted(disk, tasks, request, run(tasks))
+            finally:
+                with contextlib.suppress(OSError):  # the next owner of the log removes them
+                    layout.remove_attempts(disk, files.path)
+
+        return self._compact(topic, request, work)
 
     def set_compaction_policy(self, topic: str, policy: CompactionPolicy | None) -> None:
         """As `CompactingBroker` says."""
@@ -263,12 +288,17 @@ class FileBroker(ReadingBroker):
             state = found.entry.compaction._replace(policy=policy)
             self._log.change(found, found.entry._replace(compaction=state), ())
 
-    def _compact(self, topic: str, request: CompactionRequest | None) -> CompactionReport:
+    def _compactor(self, request: CompactionRequest | None) -> Callable[[TopicFiles], Compaction]:
+        disk, map_bytes = self.environment.disk, self._options.compaction_bytes
+        return lambda files: Compactor(disk, files, request, map_bytes).run()
+
+    def _compact(
+        self, topic: str, request: CompactionRequest | None, work: Callable[[TopicFiles], Compaction]
+    ) -> CompactionReport:
         with self._unchanged(topic):
             files = TopicFiles(self.directory, self.named(topic), self._log.seed, self._options.compress)
-            compactor = Compactor(self.environment.disk, files, request, self._options.compaction_bytes)
             try:
-                done = compactor.run()
+                done = work(files)
             except OSError as error:
                 what = f"topic {topic!r} was not compacted; nothing changed"
                 raise disk_error(error, self.directory, what) from error

@@ -17,6 +17,7 @@ The manifest that names the new files is the swap; the old files are removed aft
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +28,7 @@ from broker_io.file import layout
 from broker_io.file.key_columns import KeyColumns, bits
 from broker_io.file.keymap import ALL_HASHES, Bytes, KeyMap, Mask
 from broker_io.file.layout import LedgerEntry, TopicFiles
-from broker_io.file.rewriting import Rewrite, rewrite_ledger
+from broker_io.file.rewriting import Rewrite, next_generation, rewrite_ledger
 
 
 @dataclass(slots=True)
@@ -43,6 +44,15 @@ def ledgers_of(files: TopicFiles, request: CompactionRequest | None) -> list[Led
     """The ledgers that a compaction looks at."""
     closed = files.topic.ledgers[:-1]
     return [ledger for ledger in closed if request is None or ledger.ledger <= request.upto]
+
+
+def discard(disk: Disk, files: TopicFiles, rewrites: Iterable[Rewrite]) -> None:
+    """Remove the files that were written, which will not be used."""
+    for rewrite in rewrites:
+        path = layout.segment_path(files.directory, files.topic, rewrite.new, rewrite.attempt)
+        with contextlib.suppress(OSError):
+            disk.remove(path)
+            disk.remove(layout.index_path(path))
 
 
 class Compactor:
@@ -67,19 +77,11 @@ class Compactor:
             if done.rewrites:
                 self._disk.sync_directory(self._files.path)
         except BaseException:
-            self.discard()
+            discard(self._disk, self._files, done.rewrites)
             raise
         report.rewritten = len(done.rewrites)
         report.bytes_after = report.bytes_before + sum(one.new.bytes - one.old.bytes for one in done.rewrites)
         return done
-
-    def discard(self) -> None:
-        """Remove the files that were written, which will not be used."""
-        for rewrite in self._done.rewrites:
-            path = layout.segment_path(self._files.directory, self._files.topic, rewrite.new)
-            with contextlib.suppress(OSError):
-                self._disk.remove(path)
-                self._disk.remove(layout.index_path(path))
 
     def _removed(self) -> list[Mask]:
         """Which messages of each ledger are removed or emptied."""
@@ -106,7 +108,7 @@ class Compactor:
 
     def _rewrite(self, ledger: LedgerEntry, removed: Mask) -> None:
         rewrites, report = self._done.rewrites, self._done.report
-        rewrites.append(Rewrite(ledger, ledger._replace(generation=ledger.generation + 1)))
+        rewrites.append(Rewrite(ledger, next_generation(ledger)))
         rewrites[-1] = rewrite_ledger(self._disk, self._files, self._request, ledger, removed)
         report.bytes_read += rewrites[-1].bytes_read
         report.bytes_written += rewrites[-1].new.bytes

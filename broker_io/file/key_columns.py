@@ -67,15 +67,22 @@ class KeyColumns:
     """The chunks of each ledger that was added, and `contents`, the number of its messages with a key or a value.
 
     Without a `request` the topic has no transactions: messages without a key are unwanted, and all deletions can be
-    purged. `bytes_read` of the ledgers and of the temporary file.
+    purged. `bytes_read` of the ledgers and of the temporary file; without `memory_bytes` there is none. `record_sets`:
+    visible ones were found, whose keys are unknown.
     """
 
-    def __init__(self, disk: Disk, files: TopicFiles, request: CompactionRequest | None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        files: TopicFiles,
+        request: CompactionRequest | None,
+        memory_bytes: int | None = MEMORY_BYTES,
+    ) -> None:
         self.chunks: list[list[KeyChunk]] = []
         self.contents: list[int] = []
         self.bytes_read = 0
-        self._disk, self._files, self._request = disk, files, request
-        self._hidden_keys = False
+        self.record_sets = False
+        self._disk, self._files, self._request, self._memory_bytes = disk, files, request, memory_bytes
         self._path = layout.join(files.path, layout.KEY_COLUMNS)
         self._file: File | None = None
         self._in_memory = self._in_file = 0
@@ -122,7 +129,7 @@ class KeyColumns:
         hashes = _hashes(blocks, keys, self._files.seed)
         bitmaps = [np.packbits(mask).tobytes() for mask in (competes, purgeable, unwanted)]
         packed = b"".join([hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
-        if self._in_memory + len(packed) <= MEMORY_BYTES:
+        if self._memory_bytes is None or self._in_memory + len(packed) <= self._memory_bytes:
             self._in_memory += len(packed)
             return KeyChunk(rows, len(packed), packed)
         if self._file is None:
@@ -139,10 +146,10 @@ class KeyColumns:
         entries, times, messages = decode_keys_parts(blocks)
         columns = np.full(len(entries), ledger.ledger, np.int64), entries, np.full(len(entries), NO_INDEX, np.int64)
         found = request.rules.retentions(PlacedBatch(Positions(*columns), times, messages))
-        self._hidden_keys |= bool((found == RecordRetention.RECORD_SET).any())
+        self.record_sets |= bool((found == RecordRetention.RECORD_SET).any())
         competes = found == RecordRetention.LATEST
         self.contents[-1] += int(np.count_nonzero((found != RecordRetention.RETAIN) | ~deleted))
-        if self._hidden_keys or ledger.ledger > request.purge_upto:
+        if self.record_sets or ledger.ledger > request.purge_upto:
             return competes, np.zeros(len(found), np.bool_), found == RecordRetention.EMPTY
         return competes, competes & deleted & (times < request.purge_before_ms), found == RecordRetention.EMPTY
 

@@ -7,6 +7,8 @@
     DIR/topics/<topic>/<ledger>-<generation>.log    one ledger of a topic: blocks, nothing else (segment.py)
     DIR/topics/<topic>/<ledger>-<generation>.index  sparse index of it, may be missing (segment.py)
     DIR/topics/<topic>/keys                         scratch of a compaction that runs (key_columns.py)
+    DIR/topics/<topic>/<ledger>-<generation>-<attempt>.log, .index
+                                                  written by another process for the owner (compaction_tasks.py)
 
 Topic directories are named by number; topic names are in the manifest only, so any name suits any file system. Files
 that the manifest does not name are leftovers of an unfinished change; the next owner removes them.
@@ -151,8 +153,10 @@ def topic_path(directory: str, topic: int) -> str:
     return join(directory, TOPICS, str(topic))
 
 
-def segment_path(directory: str, topic: TopicEntry, ledger: LedgerEntry) -> str:
-    return join(directory, TOPICS, str(topic.number), f"{ledger.ledger}-{ledger.generation}.log")
+def segment_path(directory: str, topic: TopicEntry, ledger: LedgerEntry, attempt: str = "") -> str:
+    """The path of a segment, or of what an attempt to rewrite it has written."""
+    name = f"{ledger.ledger}-{ledger.generation}{attempt and '-'}{attempt}.log"
+    return join(directory, TOPICS, str(topic.number), name)
 
 
 def index_path(segment: str) -> str:
@@ -173,6 +177,13 @@ def remove_leftovers(disk: Disk, directory: str, manifest: Manifest) -> None:
             path = join(directory, TOPICS, topic, name)
             if path not in kept and path.removesuffix(".index") + ".log" not in kept:
                 disk.remove(path)
+
+
+def remove_attempts(disk: Disk, topic: str) -> None:
+    """Remove what attempts to rewrite ledgers have left in the directory of a topic. May raise OSError."""
+    for name in disk.list(topic):
+        if name.count("-") > 1:
+            disk.remove(join(topic, name))
 
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 20, 0.005

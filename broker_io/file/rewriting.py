@@ -30,33 +30,49 @@ EMPTIED_BYTES = 24
 
 
 class Rewrite(NamedTuple):
-    """A closed ledger before and after compaction. `digest`: CRC32C of the new file; `bytes_read` of the old one."""
+    """A closed ledger before and after compaction, and the `attempt` that has the new file.
+
+    `digest`: CRC32C of the new file; `bytes_read` of the old one.
+    """
 
     old: LedgerEntry
     new: LedgerEntry
+    attempt: str = ""
     digest: int = 0
     bytes_read: int = 0
 
 
+def next_generation(ledger: LedgerEntry) -> LedgerEntry:
+    """The ledger after a rewrite, still empty."""
+    return ledger._replace(generation=ledger.generation + 1, bytes=0)
+
+
 def rewrite_ledger(
-    disk: Disk, files: TopicFiles, request: CompactionRequest | None, ledger: LedgerEntry, removed: Mask
+    disk: Disk,
+    files: TopicFiles,
+    request: CompactionRequest | None,
+    ledger: LedgerEntry,
+    removed: Mask,
+    attempt: str = "",
 ) -> Rewrite:
     """Write a closed ledger without the messages of a mask (bool[messages]), or with these emptied.
 
     The new file is synced, its name is not. Raises Damaged for an invalid block, OSError, and what the request raises.
     """
-    with closing(_Rewriting(disk, files, request, ledger)) as file:
+    with closing(_Rewriting(disk, files, request, ledger, attempt)) as file:
         return file.run(removed)
 
 
 class _Rewriting:
     """The rewrite of one ledger: blocks in order, from its old file to the next one."""
 
-    def __init__(self, disk: Disk, files: TopicFiles, request: CompactionRequest | None, old: LedgerEntry) -> None:
-        self._disk, self._files, self._request = disk, files, request
-        self._old, self._new = old, old._replace(generation=old.generation + 1, bytes=0)
+    def __init__(
+        self, disk: Disk, files: TopicFiles, request: CompactionRequest | None, old: LedgerEntry, attempt: str
+    ) -> None:
+        self._disk, self._files, self._request, self._attempt = disk, files, request, attempt
+        self._old, self._new = old, next_generation(old)
         self._place = files.topic.place(self._new)
-        self._path = layout.segment_path(files.directory, files.topic, self._new)
+        self._path = layout.segment_path(files.directory, files.topic, self._new, attempt)
         self._digest = 0
         self._index = SparseIndex()
         self._blocks: list[RawBlock] = []
@@ -96,7 +112,7 @@ class _Rewriting:
         self._file.sync()
         if len(self._index):
             self._index.save(self._disk, layout.index_path(self._path))
-        return Rewrite(self._old, self._new, self._digest, scan.bytes_read)
+        return Rewrite(self._old, self._new, self._attempt, self._digest, scan.bytes_read)
 
     def _add(self, block: RawBlock, mask: Mask) -> None:
         self._blocks.append(block)

@@ -8,15 +8,25 @@ above that seqno were purged.
 from __future__ import annotations
 
 import errno
+import pickle
+from contextlib import closing
 
 import pytest
-from compacted_topic import Shown, T, Topic, applied, taken
+from compacted_topic import Shown, T, Topic, applied, run_tasks, taken
 from file_logs import DIRECTORY, World, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Message
-from broker_io.compaction import CompactionPolicy, CompactionRequest, CompactionState
+from broker_io.compaction import (
+    CompactionPolicy,
+    CompactionRequest,
+    CompactionState,
+    CompactionTasks,
+    LedgerPart,
+    Survivors,
+)
+from broker_io.environment import use
 from broker_io.errors import Damaged, DiskFull, NotSupported
 from broker_io.file import key_columns
 from broker_io.position import EARLIEST, Position
@@ -83,12 +93,13 @@ def run(topic: Topic, steps: list[tuple[str, str | None, str | None, bool]]) -> 
             topic.check()
 
 
-@given(STEPS)
-@settings(max_examples=150)
+@pytest.mark.parametrize("in_tasks", [False, True])
+@given(steps=STEPS)
+@settings(max_examples=100)
 def test_a_compacted_topic_says_what_the_full_log_says(
-    steps: list[tuple[str, str | None, str | None, bool]],
+    in_tasks: bool, steps: list[tuple[str, str | None, str | None, bool]]
 ) -> None:
-    topic = Topic()
+    topic = Topic(in_tasks=in_tasks)
     run(topic, [*steps, ("roll", None, None, True), ("compact", None, None, True)])
     topic.broker.close()
     topic.reopen()
@@ -96,6 +107,32 @@ def test_a_compacted_topic_says_what_the_full_log_says(
     with topic.world.follow() as follower:
         assert follower.compaction(T) == topic.broker.compaction(T)
         assert topic.replayed(follower).snapshot_state().differences(topic.state()) == []
+
+
+@given(STEPS)
+@settings(max_examples=100)
+def test_tasks_empty_what_one_process_empties(steps: list[tuple[str, str | None, str | None, bool]]) -> None:
+    """The compactions among the steps keep ledgers as they are if few of their records go."""
+    topics = Topic(), Topic()
+    found = []
+    for topic in topics:
+        run(topic, [*steps, ("roll", None, None, True)])
+    for topic, topic.in_tasks in zip(topics, (False, True), strict=True):
+        report = topic.compact()
+        counts = report.ledgers, report.rewritten, report.records, report.emptied, report.purged
+        files = {path for path in topic.world.disk.files() if path.endswith((".log", ".index"))}
+        found.append((rows(topic.broker, T), topic.broker.compaction(T), counts, report.bytes_after, files))
+    assert found[0] == found[1]
+
+
+def test_rows_of_a_ledger_are_numbered_across_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_columns, "CHUNK_ROWS", 3)
+    topic = Topic(in_tasks=True)
+    for number in range(20):
+        topic.write(f"{number % 7}", f"{number}")
+    topic.broker.roll(T)
+    assert topic.compact().emptied == 13
+    assert [one.value for one in topic.read()] == [b"%d" % number for number in range(13, 20)]
 
 
 @given(STEPS)
@@ -233,11 +270,12 @@ def test_many_deletions_make_all_ledgers_be_rewritten() -> None:
     topic.check()
 
 
+@pytest.mark.parametrize("in_tasks", [False, True])
 @pytest.mark.parametrize("unsynced", list(Unsynced))
-def test_a_crash_at_any_step_leaves_the_topic_before_or_after(unsynced: Unsynced) -> None:
+def test_a_crash_at_any_step_leaves_the_topic_before_or_after(unsynced: Unsynced, in_tasks: bool) -> None:
     stopped, outcomes = True, set()
-    for operation in range(1, 80):
-        topic = Topic(options={"segment_bytes": 400})
+    for operation in range(1, 200):
+        topic = Topic(options={"segment_bytes": 400}, in_tasks=in_tasks)
         for number in range(12):
             topic.write(f"{number % 5}", f"{number}" if number % 4 else None)
         topic.broker.roll(T)
@@ -267,8 +305,9 @@ def test_a_crash_at_any_step_leaves_the_topic_before_or_after(unsynced: Unsynced
     assert len(outcomes) == 2
 
 
-def test_damage_and_a_full_disk_change_nothing() -> None:
-    topic = Topic()
+@pytest.mark.parametrize("in_tasks", [False, True])
+def test_damage_and_a_full_disk_change_nothing(in_tasks: bool) -> None:
+    topic = Topic(in_tasks=in_tasks)
     filled(topic, 2, fresh=1)
     before, files = rows(topic.broker, T), set(topic.world.disk.files())
     for operation in range(1, 5):
@@ -282,8 +321,71 @@ def test_damage_and_a_full_disk_change_nothing() -> None:
     path = f"{DIRECTORY}/topics/1/1-0.log"
     topic.world.disk.flip(path, (topic.world.disk.files()[path] - 20) * 8)
     with pytest.raises(Damaged, match=r"1-0.log"):
-        topic.broker.compact_records(T, CompactionRequest(2, TransactionRules(PinnedVisibility.of(buffer))))
+        topic.compact_by(CompactionRequest(2, TransactionRules(PinnedVisibility.of(buffer))))
     assert set(topic.world.disk.files()) == files
+
+
+@pytest.mark.parametrize("change", ["flip", "cut", "remove"])
+def test_files_that_are_not_what_a_task_wrote_are_not_adopted(change: str) -> None:
+    topic = Topic()
+    filled(topic, 2, fresh=1)
+    before, files, disk = rows(topic.broker, T), set(topic.world.disk.files()), topic.world.disk
+
+    def run_badly(tasks: CompactionTasks) -> list[LedgerPart]:
+        parts = run_tasks(topic.world, tasks)
+        (path,) = (one for one in disk.files() if one.endswith("/1-1-7.log"))
+        if change == "flip":
+            disk.flip(path, 700)
+        elif change == "remove":
+            disk.remove(path)
+        else:
+            with closing(disk.open(path, write=True)) as file:
+                file.truncate(file.size() - 1)
+        return parts
+
+    rules = TransactionRules(PinnedVisibility.of(topic.replayed()))
+    with pytest.raises(Damaged, match=r"1-1-7.log"):
+        topic.broker.compact_in_tasks(T, CompactionRequest(2, rules), run_badly)
+    assert rows(topic.broker, T) == before
+    assert set(disk.files()) == files
+    assert topic.broker.compaction(T) == CompactionState()
+
+
+def test_an_attempt_that_ends_after_the_compaction_changes_nothing() -> None:
+    topic = Topic()
+    filled(topic, 2, fresh=1)
+    disk, rules = topic.world.disk, TransactionRules(PinnedVisibility.of(topic.replayed()))
+    kept: list[CompactionTasks] = []
+
+    def run_and_keep(tasks: CompactionTasks) -> list[LedgerPart]:
+        kept.append(tasks)
+        return run_tasks(topic.world, tasks)
+
+    topic.broker.compact_in_tasks(T, CompactionRequest(2, rules), run_and_keep)
+    after = rows(topic.broker, T)
+    with use(topic.world.environment):
+        with pytest.raises(Damaged, match=r"1-0.log.*missing"):
+            kept[0].rewrite(0, Survivors(), "9")
+        kept[0].rewrite(1, Survivors(), "9")
+    assert rows(topic.broker, T) == after
+    topic.broker.close()
+    topic.reopen()
+    assert rows(topic.broker, T) == after
+    assert not any(path.endswith("-9.log") for path in disk.files())
+
+
+def test_a_task_can_be_sent_to_another_process() -> None:
+    """A task can be sent to another process, without the progress of the request."""
+    topic = Topic()
+    filled(topic, 2, fresh=1)
+    rules = TransactionRules(PinnedVisibility.of(topic.replayed()))
+
+    def run_copies(tasks: CompactionTasks) -> list[LedgerPart]:
+        return run_tasks(topic.world, pickle.loads(pickle.dumps(tasks)))
+
+    seen: list[int] = []
+    report = topic.broker.compact_in_tasks(T, CompactionRequest(2, rules, progress=seen.append), run_copies)
+    assert sum(seen) == report.bytes_written > 0
 
 
 class Ended(Exception):

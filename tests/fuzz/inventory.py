@@ -30,6 +30,7 @@ PRIMITIVES = {
 INSIDE = {
     "broker_io.varint.decode_varint": "reads the numbers in messages for broker_io.rpc.encoding",
     "broker_io.block._of_columns.decode_columns": "wraps the decoders of columns",
+    "broker_io.file.compaction_tasks": "reads bitmaps and keys that the same compaction has found",
     "broker_io.file.key_columns": "reads columns that the same compaction has written",
     "broker_io.testing.standalone": "test code: answers of a broker that a test has started",
     "snapshots.shards": "hashes names, decodes nothing",
