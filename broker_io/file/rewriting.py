@@ -32,7 +32,7 @@ EMPTIED_BYTES = 24
 class Rewrite(NamedTuple):
     """A closed ledger before and after compaction, and the `attempt` that has the new file.
 
-    `digest`: CRC32C of the new file; `bytes_read` of the old one.
+    `digest`: CRC32C of the new file, which only an attempt needs; `bytes_read` of the old one.
     """
 
     old: LedgerEntry
@@ -164,7 +164,7 @@ class _Rewriting:
     def _write(self, chunks: list[bytes], first_entry: int, publish_time: int) -> None:
         self._file.write(self._new.bytes, chunks)
         self._index.add(first_entry, self._new.bytes, publish_time)
-        for chunk in chunks:
+        for chunk in chunks if self._attempt else ():
             self._digest = google_crc32c.extend(self._digest, chunk)
         size = sum(map(len, chunks))
         self._new = self._new._replace(bytes=self._new.bytes + size)

@@ -12,7 +12,7 @@ from commands import txnbuf
 
 def test_help_lists_the_jobs() -> None:
     listing = txnbuf("pipeline", "--help").stdout
-    for name in ("export", "audit", "recover", "profile"):
+    for name in ("export", "audit", "recover", "profile", "compact"):
         assert f"  {name}" in listing
 
 
@@ -32,6 +32,9 @@ def test_help_lists_the_jobs() -> None:
         (["export", "file:/no/log", "/no/log/topics/x"], "/no/log/topics/x is inside the log"),
         (["export", "file:///no/log", "/no/log"], "/no/log is inside the log"),
         (["export", "file:log", "DIR", "--columns", "colour"], "unknown column colour"),
+        (["compact", "txnbuf://h:1"], "'txnbuf://h:1' is not a directory"),
+        (["compact", "file:log", "--topic", "a", "--set", "pulsar.admin_url=http://h"], "for clusters"),
+        (["compact", "file:no/log"], "no/log contains no log"),
         (["export", "file:no/log", "DIR"], "no/log contains no log"),
     ],
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,13 +16,12 @@ from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, ser
 from txnbuffer.cli.options import LogAddress, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
-from txnbuffer.errors import CompactionFailed, InvalidRequest
+from txnbuffer.errors import InvalidRequest
 
-POLLS = (0.05, 0.1, 0.2, 0.5)
-"""Seconds between questions how far a compaction is; the last one is repeated."""
+if TYPE_CHECKING:
+    from txnbuffer.service.offline import Ask
 
-Ask = Callable[..., Awaitable[Any]]
-"""`ask(method, **request)` asks the service."""
+NOTHING = "nothing to compact yet: the records are undecided, younger than least_lag, or read by a stream"
 
 
 @click.command("compact")
@@ -99,45 +98,28 @@ async def _service(service: ServiceAddress) -> AsyncIterator[Ask]:
 @contextlib.asynccontextmanager
 async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
     """Own a log and ask its engine; nobody else can connect to it."""
-    from txnbuffer.service.admin import ServiceAdmin
     from txnbuffer.service.compaction import unsupported
-    from txnbuffer.service.engine import Engine
+    from txnbuffer.service.offline import owning
 
     if is_cluster(log.address):
         raise unsupported(topic)
     if not log.address.startswith("file:"):
         raise InvalidAddress(f"{log.address!r} is not a directory: give --log file:DIR, or --service HOST:PORT")
     with log.open_for_writing() as broker:
-        engine = await Engine.start(broker, owner="txnbuf compact", compaction=log.config.compaction)
-        methods = ServiceAdmin(engine).methods()
-
-        async def ask(method: str, **request: Any) -> Any:
-            return await methods[method](request)
-
-        try:
+        async with owning(broker, "txnbuf compact", log.config.compaction) as ask:
             yield ask
-        finally:
-            await engine.stop()
 
 
 async def _compact(ask: Ask, topic: str) -> dict[str, Any]:
     """Compact a topic; the statistics. Raises CompactionFailed."""
+    from txnbuffer.service.offline import compacted
+
     number = (await ask("Compact", topic=topic))["run"]
     with _progress(topic) as show:
-        for polls in range(sys.maxsize):
-            (row,) = await ask("Compactions", topic=topic)
-            run, state = row["run"], row["state"]
-            if run["number"] >= number and state not in ("waiting", "running"):
-                break
-            show(state, run["bytes_done"], run["bytes_expected"])
-            await asyncio.sleep(POLLS[min(polls, len(POLLS) - 1)])
-        show(state, run["bytes_done"], run["bytes_done"])
-    if run["problem"] is not None:
-        raise CompactionFailed(topic, run["problem"])
-    if not run["upto"]:
-        narrate("nothing to compact yet: the records are undecided, younger than least_lag, or read by a stream")
-    statistics: dict[str, Any] = run["statistics"]
-    return {"topic": topic, "upto": run["upto"], **statistics}
+        statistics = await compacted(ask, topic, number, show)
+    if not statistics["upto"]:
+        narrate(NOTHING)
+    return statistics
 
 
 @contextlib.contextmanager

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from txnbuffer.cli.options import address_argument, tls_option
+from broker_io.errors import InvalidAddress
+from txnbuffer.cli.options import LogAddress, address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.delta import DELTA, PARQUET, check_outside_log, find
 from txnbuffer.pipeline.delta import target as target_of
@@ -266,3 +268,45 @@ def recover(
         rows = rebuild(spark, options, everything=everything, wanted=wanted, on_progress=narrate)
     show_rows(rows, output, empty="no topic has transactions")
     sys.exit(0 if all(row["written"] or row["snapshot"] in ("equal", TRIMMED) for row in rows) else 1)
+
+
+@pipeline_command.command("compact")
+@address_argument
+@topics_options
+@job_options
+@output_option
+def compact(address: str, topics: tuple[str, ...], pattern: str | None, job: Job, output: str) -> None:
+    """Compact topics of a log file:DIR that has more keys or bytes than one process should handle.
+
+    Does what `txnbuf compact TOPIC --log file:DIR` does, for each topic of --topic or --pattern, or else for each that
+    has a policy. No service may own the log at the same time, and DIR must have the same path on all workers. Shows
+    the same statistics.
+    """
+    from txnbuffer.pipeline.jobs.compact import compact as run
+    from txnbuffer.pipeline.jobs.compact import with_policy
+    from txnbuffer.pipeline.jobs.running import check_reading, session
+    from txnbuffer.pipeline.options import ReadOptions, reading_options
+    from txnbuffer.pipeline.planning import names
+    from txnbuffer.pipeline.spark.tasks import anywhere
+
+    if not address.startswith("file:"):
+        raise InvalidAddress(f"{address!r} is not a directory: give file:DIR")
+    source = {name: text for name, text in job.source.items() if name != "config"}
+    options = reading_options(address, topics, pattern, source)
+    check_reading(options)
+    chosen = anywhere(ReadOptions.of(options))
+    config = load_config(job.source.get("config"), os.environ)
+    with LogAddress(chosen.broker, config).open_for_writing() as broker:
+        wanted = names(broker, chosen)
+        if not topics and pattern is None:
+            wanted = with_policy(broker, wanted)
+        if not wanted:
+            show_rows([], output, empty="no topic has a policy")
+            return
+        with session(job.master, job.settings) as spark:
+            rows, failures = run(spark, broker, config.compaction, wanted, on_progress=narrate)
+    show_rows(rows, output, title="compaction", empty="no topic was compacted")
+    for error in failures[:-1]:
+        narrate(str(error))
+    if failures:
+        raise failures[-1]

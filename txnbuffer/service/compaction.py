@@ -19,7 +19,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from broker_io.compaction import (
     CompactingBroker,
@@ -69,6 +69,9 @@ class Backlog(NamedTuple):
 
 
 NO_BACKLOG = Backlog(0, 0)
+
+CompactRecords: TypeAlias = Callable[[str, CompactionRequest], CompactionReport]
+"""As `CompactingBroker.compact_records`."""
 
 
 def last_compactable(ledgers: Sequence[Ledger], sequenced: Position | None, young: Position | None) -> int:
@@ -217,6 +220,8 @@ class CompactionProgress:
 class CompactionScheduler:
     """Compacts the topics of an embedded log that have a policy, and others on request.
 
+    `compact_records` does the work instead of the broker.
+
     `runs`: the newest run of each topic. `quarantined`: topics with a damaged segment, which are compacted again on
     request only; `problems`: errors of other topics, which are tried again. `dirty_ratio`: the highest one of the
     topics with a policy at the last check.
@@ -230,6 +235,7 @@ class CompactionScheduler:
         config: CompactionConfig,
         clock: Clock,
         floors: TrimFloors,
+        compact_records: CompactRecords | None = None,
     ) -> None:
         self.runs: dict[str, CompactionRun] = {}
         self.quarantined: dict[str, Damaged] = {}
@@ -242,6 +248,7 @@ class CompactionScheduler:
         self._config = config
         self._clock = clock
         self._floors = floors
+        self._compact_records = compact_records
         self._numbers = 0
         self._one = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -417,7 +424,8 @@ class CompactionScheduler:
         try:
             request, cleaned = await self._plan(run, topic)
             if run.upto > (0 if run.requested else cleaned):
-                self._work = self._thread.submit(self.broker(run.topic).compact_records, run.topic, request)
+                compact = self._compact_records or self.broker(run.topic).compact_records
+                self._work = self._thread.submit(compact, run.topic, request)
                 run.report = await asyncio.wrap_future(self._work)
             elif not run.requested:  # a stream reads what was due
                 self._not_before[run.topic] = self._clock.monotonic() + self._config.check_seconds

@@ -29,7 +29,7 @@ from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends, ServiceTopic
 from txnbuffer.service.cluster import ClusterTopics
-from txnbuffer.service.compaction import CompactionScheduler
+from txnbuffer.service.compaction import CompactionScheduler, CompactRecords
 from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.effects import EffectExecutor
@@ -76,6 +76,7 @@ class Engine(Loop):
         clock: Clock,
         now: Callable[[], float],
         executor: Executor,
+        compact_records: CompactRecords | None,
     ) -> None:
         super().__init__(now)
         self.broker = broker
@@ -102,7 +103,7 @@ class Engine(Loop):
         )
         self.retention = LogRetention(self.topics, self.snapshots, retention, clock, self.trim_floors)
         self.compaction = CompactionScheduler(
-            self.topics, self.snapshots, self.streams, compaction, clock, self.trim_floors
+            self.topics, self.snapshots, self.streams, compaction, clock, self.trim_floors, compact_records
         )
         self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
         self.verification = LogVerification(self.topics)
@@ -128,12 +129,13 @@ class Engine(Loop):
         compaction: CompactionConfig | None = None,
         streams: StreamsConfig | None = None,
         clock: Clock | None = None,
+        compact_records: CompactRecords | None = None,
     ) -> Engine:
         """Become the owner of the broker's log and start. Raises the error that prevents it.
 
         `address`: HOST:PORT where clients reach this engine. `shard`: the shard it owns. `cluster_mode`: applications
         write to the topics themselves. `standby_state`: the writer and the decision log that a standby has acquired;
-        None fences any other owner.
+        None fences any other owner. `compact_records`: compacts topics instead of the broker.
         """
         topics, limits, clock = topics_class(cluster_mode=cluster_mode), limits or Limits(), clock or current().clock
         check_shard(shard, topics.max_shards)
@@ -157,7 +159,7 @@ class Engine(Loop):
             executor.shutdown(wait=False)
             raise
         configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
-        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor)
+        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
         engine._run_parts()
         engine.run(engine._watch_time())
