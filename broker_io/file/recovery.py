@@ -194,6 +194,8 @@ def _sync_names(disk: Disk, directory: str) -> None:
 def _open_locked(environment: Environment, directory: str, options: Options, lock: Lock) -> tuple[FileLog, list[str]]:
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
+    # A former owner that was killed may have renamed the manifest without syncing that: a loss of power would undo it.
+    disk.sync_directory(directory)
     recovered = recover(disk, directory, manifest)
     manifest, journal = _start_journal(environment, directory, manifest, recovered)
     try:

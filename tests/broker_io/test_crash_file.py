@@ -83,6 +83,26 @@ def test_a_crash_at_any_operation(number: int) -> None:
             check_all(stopped_at(operation, written=written), operation)
 
 
+NAMES = [number for number, operation in enumerate(OPERATIONS, 1) if operation.kind == "sync_directory"]
+"""The operations before which a name may exist that is not durable."""
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_what_follows_a_kill_survives_a_loss_of_power(number: int) -> None:
+    """The next owner finds what the killed one wrote, synced or not, and what it appends is durable with it."""
+    tried = 0
+    for operation in NAMES[number::SHARDS]:
+        killed = stopped_at(operation, written=0).disk.kill()
+        with open_log(killed) as broker:
+            for topic in broker.topics()[:1]:
+                with broker.writer(topic) as writer:
+                    writer.append(Batch.of([Message(b"k", b"appended")])).result(120)
+                tried += 1
+            with open_log(killed.crash(Unsynced.LOST)) as found:
+                assert content_of(found) == content_of(broker)
+    assert tried
+
+
 @pytest.mark.parametrize("number", range(SHARDS))
 def test_a_crash_during_the_recovery_from_a_crash(number: int) -> None:
     for operation in shard(number)[::3]:
@@ -236,4 +256,5 @@ def test_clean_close_leaves_nothing_to_recover() -> None:
     with open_log(disk) as broker:
         assert broker.report == []
         check_found(broker, life)
-    assert {operation.path for operation in disk.history} <= {f"{DIRECTORY}/lock"}
+    changes = [operation for operation in disk.history if operation.kind != "sync_directory"]
+    assert {operation.path for operation in changes} <= {f"{DIRECTORY}/lock"}
