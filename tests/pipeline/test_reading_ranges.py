@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from file_logs import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_world import Life, filter_of, records_of, row_of, rows_read
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
+from broker_io.compaction import CompactionRequest
 from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from txnbuffer import recordset
+from txnbuffer.buffer.compaction import TransactionRules
 from txnbuffer.errors import LogTruncated
 from txnbuffer.model import Position
 from txnbuffer.pipeline import reading
@@ -101,6 +105,38 @@ def test_outcomes_of_all_records(seed: int, target: int) -> None:
             assert (row[-1] == "committed") == (record.position in visible)
             assert row[-1] != "aborted" or record.txn in pinned.visibility.aborted
             assert row[-1] != "suppressed" or pinned.visibility.suppressed.count(record.position, 1)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), target=targets())
+def test_ranges_of_a_compacted_log_have_no_emptied_records(seed: int, target: int) -> None:
+    with World().own(compacted_prefix="__txnbuffer") as broker, SnapshotManager(broker, segment_size=2) as manager:
+        manager.recover()
+        Life(broker, manager, TOPIC, seed).run(40)
+        pinned = pin(broker, TOPIC)
+        before = records_of(broker, TOPIC)
+        ranges = RangePlanner(True, target).ranges(
+            TOPIC, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last
+        )
+        compact(broker, pinned)
+        left = records_of(broker, TOPIC)
+        assert [one for one in before if one in left] == left
+        assert rows_read(broker, pinned, ranges) == [row_of(record) for record in left]
+        everything = records_of(broker, TOPIC, isolation="read_uncommitted")
+        uncommitted = rows_read(broker, pinned, ranges, isolated=False)
+        assert [row[1] for row in uncommitted] == [tuple(r.position) for r in everything if r.position < pinned.stop]
+        hidden = {row[1] for row in rows_read(broker, pinned, ranges, keep_hidden=True)}
+        assert hidden == {row[1] for row in uncommitted}
+
+
+def compact(broker: FileBroker, pinned: PinnedTopic) -> None:
+    """Compact all closed ledgers that are wholly decided."""
+    limit = pinned.visibility.max_read_position
+    upto = 0
+    for ledger in broker.ledgers(TOPIC)[:-1]:
+        if limit is not None and (not ledger.entries or limit >= Position(ledger.ledger, ledger.entries - 1, -1)):
+            upto = ledger.ledger
+    broker.compact_records(TOPIC, CompactionRequest(upto, TransactionRules(pinned.visibility)))
 
 
 def test_records_of_a_topic_without_transactions_have_no_seqnos(broker: Broker) -> None:
