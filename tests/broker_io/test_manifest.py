@@ -4,6 +4,7 @@ import google_crc32c
 import pytest
 from golden_files import committed
 
+from broker_io.compaction import CompactionPolicy, CompactionState
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
 from broker_io.file.layout import (
     LedgerEntry,
@@ -39,6 +40,26 @@ MANIFEST = Manifest(
 def test_golden() -> None:
     data = committed("broker_io/manifest.txt", encode_manifest(MANIFEST))
     assert decode_manifest(data, "manifest") == MANIFEST
+
+
+COMPACTED = MANIFEST._replace(
+    topics=(
+        MANIFEST.topics[0]._replace(compaction=CompactionState(3, 2, CompactionPolicy(0.25, 1000, 60_000, 3_600_000))),
+        MANIFEST.topics[1]._replace(compaction=CompactionState(0, 0, CompactionPolicy())),
+    )
+)
+
+
+def test_golden_of_compacted_topics() -> None:
+    data = committed("broker_io/manifest-compacted.txt", encode_manifest(COMPACTED))
+    assert decode_manifest(data, "manifest") == COMPACTED
+
+
+def test_a_policy_that_is_none_is_damage() -> None:
+    rest = encode_manifest(COMPACTED).partition(b"\n")[2].replace(b"dirty_ratio", b"dirty_ratios")
+    data = f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+    with pytest.raises(Damaged, match="parsed"):
+        decode_manifest(data, "manifest")
 
 
 def test_flipped_bits_and_truncation_are_damage() -> None:
