@@ -71,7 +71,7 @@ def test_the_policy_is_stored_with_the_topic(tmp_path: Path) -> None:
         at = ("--service", f"127.0.0.1:{service.port}")
         write(f"txnbuf://127.0.0.1:{service.port}")
         policy = {"dirty_ratio": 0.25, "least_lag": 0.0, "most_lag": 60.0, "grace": 3600.0}
-        given = "dirty_ratio=0.25, most_lag=60,grace=3600"
+        given = "dirty_ratio=0.25, most_lag = 60,grace=3600"
         assert result("orders", "--policy", given, *at) == {"topic": "orders", "policy": policy}
         service.kill()
     frequent = ("--set", "compaction.check_seconds=0.05")
@@ -151,18 +151,25 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     assert removed(json.loads(done.stdout)) == 39
 
 
+NOBODY = ("--service", "127.0.0.1:1")
+UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or grace"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
         (("--policy", "dirty_ratio=0.5"), 2, "give the TOPIC"),
         (("orders", "--policy", "dirty_ratio=1", "--no-policy"), 2, "exclude each other"),
         (("orders", "--policy", "dirty_ratio"), 2, "NAME=NUMBER"),
-        (("orders", "--policy", "dirty=1", "--log", "file:LOG"), 2, "dirty"),
-        (("orders", "--policy", "dirty_ratio=2", "--log", "file:LOG"), 2, "dirty_ratio must be a number from 0 to 1"),
+        (("orders", "--policy", "foo=1", *NOBODY), 2, UNKNOWN.format("foo")),
+        (("orders", "--policy", "topic=5", *NOBODY), 2, UNKNOWN.format("topic")),
+        (("orders", "--policy", "method=3", "--log", "file:LOG"), 2, UNKNOWN.format("method")),
+        (("orders", "--policy", "grace=1,grace = 2", *NOBODY), 2, "--policy has grace twice"),
+        (("orders", "--policy", "dirty_ratio=2", *NOBODY), 2, "dirty_ratio must be a number from 0 to 1"),
         (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
         (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
         (("orders", "--log", "LOG"), 2, "--log file:DIR"),
-        (("orders", "--service", "127.0.0.1:1"), 3, "127.0.0.1:1"),
+        (("orders", *NOBODY), 3, "127.0.0.1:1"),
     ],
 )
 def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:

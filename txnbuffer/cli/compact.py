@@ -77,13 +77,22 @@ def compact_command(
 
 def parse_policy(text: str) -> dict[str, float]:
     """The values of `--policy`, by name. Raises InvalidRequest."""
+    from txnbuffer.service.admin import POLICY_KEYS
+    from txnbuffer.service.compaction import check_policy
+
     values: dict[str, float] = {}
     for item in text.split(","):
-        name, _, value = item.strip().partition("=")
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if equals and name not in POLICY_KEYS:
+            *names, last = POLICY_KEYS
+            raise InvalidRequest(f"unknown policy value {name!r:.80}: give {', '.join(names)} or {last}")
+        if name in values:
+            raise InvalidRequest(f"--policy has {name} twice: give it once")
         try:
             values[name] = float(value)
         except ValueError:
             raise InvalidRequest(f"--policy {item.strip()!r:.80} is not NAME=NUMBER, such as dirty_ratio=0.5") from None
+    check_policy(**values)
     return values
 
 
