@@ -85,6 +85,8 @@ def audit_command(
             found, tally = digest_of(CommittedLog(broker, topic), like=like, **working)
         _show_digest(topic, found, tally, like, output)
     place, name = log._replace(address=against or log.address), against_topic or topic
+    if (place.address, name) == (log.address, topic):
+        raise click.UsageError(f"the other copy is topic {topic} itself: name another address or another topic")
     with log.open_for_reading() as broker, place.open_for_reading() as other, _working(memory) as working:
         if relayed:
             compacted = is_cluster(place.address) and not raw
