@@ -11,7 +11,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, overload
 
 from broker_io.batch import Batch
@@ -23,7 +23,7 @@ from broker_io.compaction import (
     LedgerPart,
 )
 from broker_io.environment import Environment, Mutex, Thread, current
-from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
+from broker_io.errors import CallerError, Closed, DiskWatermark, Fenced, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
@@ -259,6 +259,7 @@ class FileBroker(ReadingBroker):
     def compact_records(self, topic: str, request: CompactionRequest) -> CompactionReport:
         """As `CompactingBroker` says."""
         check_data_topic(topic, self._options.compacted_prefix)
+        request = self._leaving_room(topic, request)
         return self._compact(topic, request, self._compactor(request))
 
     def compact_in_tasks(
@@ -266,7 +267,7 @@ class FileBroker(ReadingBroker):
     ) -> CompactionReport:
         """As `TaskingBroker` says. The tasks need this directory at the same path."""
         check_data_topic(topic, self._options.compacted_prefix)
-        disk = self.environment.disk
+        request, disk = self._leaving_room(topic, request), self.environment.disk
 
         def work(files: TopicFiles) -> Compaction:
             request.progress(0)
@@ -287,6 +288,21 @@ class FileBroker(ReadingBroker):
             found = self._log.topic(topic)
             state = found.entry.compaction._replace(policy=policy)
             self._log.change(found, found.entry._replace(compaction=state), ())
+
+    def _leaving_room(self, topic: str, request: CompactionRequest) -> CompactionRequest:
+        """The request of a compaction that ends before it takes the free space that appends need."""
+        least = self._options.watermark_bytes * 5 // 4
+
+        def progress(moved: int) -> None:
+            free = self.environment.disk.free_bytes(self.directory)
+            if free < least:
+                raise DiskWatermark(
+                    f"{self.directory}: {free} bytes are free, and a compaction leaves {least}, a quarter more than "
+                    f"the watermark: topic {topic!r} was not compacted; free some space"
+                )
+            request.progress(moved)
+
+        return replace(request, progress=progress)
 
     def _compactor(self, request: CompactionRequest | None) -> Callable[[TopicFiles], Compaction]:
         disk, map_bytes = self.environment.disk, self._options.compaction_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from streamed import Follower, client_of
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionPolicy
 from broker_io.environment import use
-from broker_io.errors import Error, NotSupported, TopicNotFound
+from broker_io.errors import DiskWatermark, Error, NotSupported, TopicNotFound
 from broker_io.file.broker import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
@@ -532,6 +533,71 @@ async def test_a_compaction_ends_with_its_service(monkeypatch: pytest.MonkeyPatc
     async with stage(world=world) as one:
         assert one.cleaned("a") == 0
         assert one.contents("a") == {b"x": 1, b"y": 1, b"z": 1}
+
+
+@on_a_loop
+async def test_a_request_joins_one_that_waits_or_runs_and_follows_a_run_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stage("a") as one:
+        for value in "xyz":
+            await one.write("a", "k", value)
+        started, go_on = asyncio.Event(), threading.Event()
+        loop, compact = asyncio.get_running_loop(), one.broker.compact_records
+
+        def slow(name: str, request: Any) -> Any:
+            loop.call_soon_threadsafe(started.set)
+            assert go_on.wait(60)
+            return compact(name, request)
+
+        monkeypatch.setattr(one.broker, "compact_records", slow)
+        await one.compaction.set_policy("a", SOON)
+        checking = asyncio.ensure_future(one.compaction.check())
+        await started.wait()
+        background = one.compaction.runs["a"]
+        assert not background.requested
+        first = await one.compaction.request("a")
+        assert one.compaction.runs["a"] is background, "the run that goes on is shown"
+        assert await one.compaction.request("a") is first
+        started.clear()
+        go_on.set()
+        await started.wait()
+        go_on.clear()
+        await checking
+        assert one.compaction.runs["a"] is first
+        assert first.state is RunState.DONE
+        assert first.number > background.number
+        again = await one.compaction.request("a")
+        assert again is not first
+        checking = asyncio.ensure_future(one.compaction.check())
+        await eventually(lambda: again.state is RunState.RUNNING)
+        assert await one.compaction.request("a") is again
+        go_on.set()
+        await checking
+
+
+@on_a_loop
+async def test_a_compaction_leaves_the_room_that_appends_need() -> None:
+    async with stage("a") as one:
+        for value in "xyz":
+            await one.write("a", "k", value)
+        world, watermark = one.world, one.broker._options.watermark_bytes
+        used = sum(world.disk.files().values())
+        world.disk.capacity = used + watermark * 5 // 4 - 1
+        files = set(world.disk.files())
+        run = await one.compaction.request("a")
+        await one.compaction.check()
+        assert isinstance(run.problem, DiskWatermark)
+        assert "a quarter more than the watermark" in str(run.problem)
+        assert {path for path in world.disk.files() if path.endswith(".log")} >= {
+            path for path in files if path.endswith(".log")
+        }
+        assert one.cleaned("a") == 0
+        await one.write("a", "k", "w")
+        world.disk.capacity = 1 << 40
+        await one.compaction.request("a")
+        await one.compaction.check()
+        assert one.contents("a") == {b"w": 1}
 
 
 def test_the_io_limit_waits_and_notices_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

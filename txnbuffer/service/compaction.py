@@ -269,13 +269,21 @@ class CompactionScheduler:
         return broker
 
     async def request(self, topic: str) -> CompactionRun:
-        """Compact a topic soon, before the topics that are due. Raises as `set_policy`."""
+        """Compact a topic soon, before the topics that are due, or join a request that waits or runs.
+
+        A run that nobody has requested goes on, and the requested one follows. Raises as `set_policy`.
+        """
         await self._topic(topic)
+        running = self.runs.get(topic)
+        if running is not None and running.requested and running.state is RunState.RUNNING:
+            return running
         waiting = self._requests.get(topic)
         if waiting is None:
             self.quarantined.pop(topic, None)
             self.problems.pop(topic, None)
             waiting = self._requests[topic] = self._new_run(topic, requested=True)
+            if running is None or running.state is not RunState.RUNNING:
+                self.runs[topic] = waiting
             self._wanted.set()
         return waiting
 
@@ -330,7 +338,9 @@ class CompactionScheduler:
 
     async def _next(self) -> CompactionRun | None:
         if self._requests:
-            return self._requests.pop(next(iter(self._requests)))
+            run = self._requests.pop(next(iter(self._requests)))
+            self.runs[run.topic] = run
+            return run
         now = self._clock.monotonic()
         sequenced = {
             name: topic.followed.numbered.position
@@ -347,12 +357,12 @@ class CompactionScheduler:
             return None
         chosen = choose(backlogs, self._passed)
         self._passed = {name: self._passed.get(name, 0) + 1 for name in backlogs if name != chosen}
-        return self._new_run(chosen)
+        run = self.runs[chosen] = self._new_run(chosen)
+        return run
 
     def _new_run(self, topic: str, *, requested: bool = False) -> CompactionRun:
         self._numbers += 1
-        run = self.runs[topic] = CompactionRun(topic, self._numbers, requested)
-        return run
+        return CompactionRun(topic, self._numbers, requested)
 
     def _due(self, sequenced: Mapping[str, Position | None]) -> tuple[dict[str, int], float]:
         """The backlogs of the topics that are due, and the highest dirty ratio. Runs in another thread."""
