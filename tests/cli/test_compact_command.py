@@ -169,10 +169,15 @@ UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or g
         (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
         (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
         (("orders", "--log", "LOG"), 2, "--log file:DIR"),
+        (("orders", "--log", "file:LOG-mistyped"), 4, "LOG-mistyped contains no log"),
         (("orders", *NOBODY), 3, "127.0.0.1:1"),
     ],
 )
 def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:
-    refused = txnbuf("compact", *(one.replace("LOG", str(tmp_path / "log")) for one in arguments))
-    assert (refused.returncode, why in refused.stderr) == (code, True), refused.stderr
+    log = str(tmp_path / "log")
+    with connect(f"file:{log}"):
+        pass
+    refused = txnbuf("compact", *(one.replace("LOG", log) for one in arguments))
+    assert (refused.returncode, why.replace("LOG", log) in refused.stderr) == (code, True), refused.stderr
     assert "Traceback" not in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["log"], "the command creates no log"

@@ -114,6 +114,7 @@ async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
         raise unsupported(topic)
     if not log.address.startswith("file:"):
         raise InvalidAddress(f"{log.address!r} is not a directory: give --log file:DIR, or --service HOST:PORT")
+    log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
     with log.open_for_writing() as broker:
         async with owning(broker, "txnbuf compact", log.config.compaction) as ask:
             yield ask
