@@ -271,7 +271,7 @@ class CompactionScheduler:
     async def request(self, topic: str) -> CompactionRun:
         """Compact a topic soon, before the topics that are due, or join a request that waits or runs.
 
-        A run that nobody has requested goes on, and the requested one follows. Raises as `set_policy`.
+        A run that nobody has requested continues, and the requested one follows. Raises as `set_policy`.
         """
         await self._topic(topic)
         running = self.runs.get(topic)
