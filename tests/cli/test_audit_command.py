@@ -177,3 +177,11 @@ def test_bad_input_is_one_clear_error(log: str, arguments: list[str], message: s
 def test_a_topic_of_the_service_is_refused(log: str) -> None:
     refused = txnbuf("audit", log, "__txnbuffer_snapshots")
     assert refused.returncode == 2
+
+
+def test_a_temporary_directory_that_does_not_exist_is_refused(log: str, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    refused = txnbuf("audit", log, T, environ={"TMPDIR": str(missing)})
+    assert refused.returncode == 2
+    assert f"TMPDIR is {missing}, which is no directory that can be written" in refused.stderr
+    assert txnbuf("audit", log, T, environ={"TMPDIR": ""}).returncode == 0

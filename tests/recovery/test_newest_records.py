@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.environment import Environment, use
+from broker_io.errors import DiskFailed, DiskFull
 from broker_io.testing import SimulatedDisk
 from txnbuffer.recovery.newest_records import ROW, NewestRecords, Rows, paired
 
@@ -85,3 +89,15 @@ def test_few_keys_need_no_file() -> None:
         for start in range(0, 10_000, 50):
             found.add(rows_of([(key, key) for key in range(50)], start + 1))
         assert (found.runs, disk.history) == (0, [])
+
+
+@pytest.mark.parametrize(("operation", "number"), [(1, errno.EIO), (2, errno.ENOSPC), (2, errno.EDQUOT)])
+def test_a_temporary_file_that_cannot_be_written_is_named(operation: int, number: int) -> None:
+    disk = SimulatedDisk()
+    disk.fail_at(operation, number)  # its creation, or the write
+    with use(Environment(disk=disk)), NewestRecords(100, "/runs") as found:
+        found.add(rows_of([(key, key) for key in range(100)], 1))
+        with pytest.raises(DiskFailed, match=r"/runs: .*set TMPDIR .* or give more --memory") as failed:
+            found.add(rows_of([(100, 100)], 101))
+        assert isinstance(failed.value, DiskFull) == (number != errno.EIO)
+    assert disk.files() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from broker_io.port import Broker
 from snapshots.format import check_data_topic
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.recovery.audit import (
     FIRST_DIFFERENCES,
     MEMORY_BYTES,
@@ -115,7 +117,16 @@ def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, compa
 @contextlib.contextmanager
 def _working(memory: int) -> Iterator[dict[str, Any]]:
     """The memory, the directory for temporary files and the progress of an audit, as arguments."""
-    with tempfile.TemporaryDirectory(prefix="txnbuf-audit-") as directory, _progress() as on_progress:
+    named = os.environ.get("TMPDIR")
+    if named and not (os.path.isdir(named) and os.access(named, os.W_OK | os.X_OK)):
+        # Python would silently take another directory.
+        raise InvalidConfiguration(
+            f"TMPDIR is {named}, which is no directory that can be written: set it to one with room for temporary files"
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix="txnbuf-audit-", dir=named or None) as directory,
+        _progress() as on_progress,
+    ):
         yield {"directory": directory, "memory_bytes": memory * MIB, "on_progress": on_progress}
 
 

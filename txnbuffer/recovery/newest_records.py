@@ -10,6 +10,8 @@ Keys and values are represented by 128-bit hashes, whose seed nobody knows in ad
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from broker_io.batch import PlacedBatch
 from broker_io.block import hash_keys
 from broker_io.environment import File, current
+from broker_io.errors import DiskFailed, DiskFull
 from broker_io.port import Resource
 from broker_io.position import Int64s
 
@@ -70,6 +73,19 @@ def has_value(rows: Rows) -> NDArray[np.bool_]:
     return present
 
 
+@contextlib.contextmanager
+def _temporary_file(path: str) -> Iterator[None]:
+    """Turn an OSError about the temporary file `path` into DiskFull or DiskFailed."""
+    try:
+        yield
+    except OSError as error:
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+        raise kind(
+            f"{path}: {error.strerror}: keys for which --memory has no room go to this temporary file; set TMPDIR to a "
+            "directory with room, or give more --memory"
+        ) from error
+
+
 class SortedRun(NamedTuple):
     """Sorted rows with one row a key: in memory, or in a file from `offset` on. `bounds`: where the buckets begin."""
 
@@ -110,7 +126,7 @@ class NewestRecords(Resource):
         self._end = 0
 
     def add(self, rows: Rows) -> None:
-        """Add records that are newer than those added before. Raises OSError."""
+        """Add records that are newer than those added before. Raises DiskFull or DiskFailed."""
         for start in range(0, len(rows), self._most_rows):
             self._add(rows[start : start + self._most_rows])
 
@@ -128,10 +144,11 @@ class NewestRecords(Resource):
 
     def _write(self) -> None:
         """Write the rows, which are reduced, as a run."""
-        if self._file is None:
-            self._file = self._disk.open(self._path, write=True, create=True)
         (rows,) = self._rows
-        self._file.write(self._end, [rows.tobytes()])
+        with _temporary_file(self._path):
+            if self._file is None:
+                self._file = self._disk.open(self._path, write=True, create=True)
+            self._file.write(self._end, [rows.tobytes()])
         self._runs.append(SortedRun(_bounds(rows), None, self._file, self._end))
         self._end += rows.nbytes
         self.runs += 1
