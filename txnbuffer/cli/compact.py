@@ -48,9 +48,17 @@ def compact_command(
     all. It reads what is decided; the newest ledger is closed first. A topic that is quarantined because a segment was
     damaged is compacted again.
 
-    Policy: the topic is due once `dirty_ratio` of it (0.5) was written since the last compaction, or once such a record
-    is older than `most_lag` (0: no limit). Records younger than `least_lag` (0) are left alone. Deletions stay for
-    `grace` (86400).
+    The command waits for the end of the compaction. If you interrupt it (Ctrl-C), the compaction continues in the
+    service; with --log it ends, and the topic stays as it was.
+
+    Policy: the topic is due once `dirty_ratio` of its bytes (0.5) was written since the last compaction, or once such a
+    record is older than `most_lag` (0: no limit). Records younger than `least_lag` (0) are left alone. Deletions stay
+    for `grace` (86400).
+
+    The settings of --config and --set matter only with --log; a service has its own.
+
+    Exit code 0 also if there is nothing to compact yet; 2 if the request is invalid, 3 if the service can't be reached,
+    4 if the compaction failed, 5 if another process has the log.
     """
     if policy is not None and no_policy:
         raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
