@@ -50,7 +50,7 @@ MIB = 1024 * 1024
 )
 @click.option("--digest", "expected", metavar="DIGEST", help="Compare with a digest that an earlier audit printed.")
 @click.option("--memory", type=click.IntRange(1), default=MEMORY_BYTES // MIB, show_default=True, metavar="MIB",
-              help="Memory for keys; more of them go to a temporary file.")  # fmt: skip
+              help="Memory for keys; more go to temporary files in the directory that TMPDIR names.")  # fmt: skip
 @click.option("--first", type=click.IntRange(0), default=FIRST_DIFFERENCES, show_default=True,
               help="Number of different keys to show.")  # fmt: skip
 @log_options
@@ -72,11 +72,12 @@ def audit_command(
 
     The copy is a topic at another address (a copy of the directory, a restored backup, a service, a cluster), or with
     --relayed the target of a relay of TOPIC. Both are read as readers of committed records do, and compared as of the
-    last seqno that both have. Exit code 1 if keys differ; the first are shown. Records that were trimmed from one of
-    the two are not compared.
+    last seqno that both have. Exit code 1 if keys differ; the first are shown. Exit code 2 if the two can't be
+    compared, mostly because one ends before what was compacted in the other. Keys that only one has, because their
+    records were trimmed from the other, are not compared; unproven_keys counts them.
 
-    Without a copy: print a digest of the newest record of each key. Give it to a later audit with --digest, to prove
-    that a compaction in between has changed none of them; exit code 1 if it has.
+    Without a copy: print a digest of the newest record of each key, of its key and position but not of its value. Give
+    it to a later audit with --digest, to prove that a compaction in between has changed none; exit code 1 if it has.
     """
     check_data_topic(topic)
     copied = against is not None or against_topic is not None
