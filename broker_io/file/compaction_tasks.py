@@ -107,7 +107,7 @@ class LedgerTasks:
             raise NotSupported(
                 f"there is no directory {path} here: all processes that compact a log need its directory at one path"
             )
-        columns = KeyColumns(disk, self.files, self._request, memory_bytes=None)
+        columns = KeyColumns(disk, self.files, self._request, in_memory=True)
         columns.add(self.ledgers[ledger])
         return columns
 

@@ -67,7 +67,7 @@ class KeyColumns:
     """The chunks of each ledger that was added, and `contents`, the number of its messages with a key or a value.
 
     Without a `request` the topic has no transactions: messages without a key are unwanted, and all deletions can be
-    purged. `bytes_read` of the ledgers and of the temporary file; without `memory_bytes` there is none. `record_sets`:
+    purged. `bytes_read` of the ledgers and of the temporary file; there is none if all stays `in_memory`. `record_sets`:
     visible ones were found, whose keys are unknown.
     """
 
@@ -76,13 +76,13 @@ class KeyColumns:
         disk: Disk,
         files: TopicFiles,
         request: CompactionRequest | None,
-        memory_bytes: int | None = MEMORY_BYTES,
+        in_memory: bool = False,
     ) -> None:
         self.chunks: list[list[KeyChunk]] = []
         self.contents: list[int] = []
         self.bytes_read = 0
         self.record_sets = False
-        self._disk, self._files, self._request, self._memory_bytes = disk, files, request, memory_bytes
+        self._disk, self._files, self._request, self._all_in_memory = disk, files, request, in_memory
         self._path = layout.join(files.path, layout.KEY_COLUMNS)
         self._file: File | None = None
         self._in_memory = self._in_file = 0
@@ -129,7 +129,7 @@ class KeyColumns:
         hashes = _hashes(blocks, keys, self._files.seed)
         bitmaps = [np.packbits(mask).tobytes() for mask in (competes, purgeable, unwanted)]
         packed = b"".join([hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
-        if self._memory_bytes is None or self._in_memory + len(packed) <= self._memory_bytes:
+        if self._all_in_memory or self._in_memory + len(packed) <= MEMORY_BYTES:
             self._in_memory += len(packed)
             return KeyChunk(rows, len(packed), packed)
         if self._file is None:

@@ -173,7 +173,7 @@ def test_log_works_without_a_usable_index(monkeypatch: pytest.MonkeyPatch) -> No
                 assert one.position_at("t", 0) == (1, 0, -1)
 
 
-def test_opening_a_log_that_was_closed_writes_nothing_but_the_lock() -> None:
+def test_opening_a_log_that_was_closed_writes_nothing_but_the_lock_and_syncs_the_names() -> None:
     world = World()
     with world.own() as broker:
         broker.create_topic("t")
@@ -181,7 +181,8 @@ def test_opening_a_log_that_was_closed_writes_nothing_but_the_lock() -> None:
     before = len(world.disk.history)
     with world.own() as broker:
         assert broker.report == []
-    assert [operation.path for operation in world.disk.history[before:]] == [f"{DIRECTORY}/lock"]
+    operations = [(operation.kind, operation.path) for operation in world.disk.history[before:]]
+    assert operations == [("write", f"{DIRECTORY}/lock"), ("sync_directory", DIRECTORY)]
 
 
 def test_leftovers_are_removed_and_nothing_else() -> None:
