@@ -67,8 +67,8 @@ class KeyColumns:
     """The chunks of each ledger that was added, and `contents`, the number of its messages with a key or a value.
 
     Without a `request` the topic has no transactions: messages without a key are unwanted, and all deletions can be
-    purged. `bytes_read` of the ledgers and of the temporary file; there is none if all stays `in_memory`. `record_sets`:
-    visible ones were found, whose keys are unknown.
+    purged. `bytes_read` of the ledgers and of the temporary file; if all stays `in_memory`, there is no such file.
+    `record_sets`: visible ones were found, whose keys are unknown.
     """
 
     def __init__(
