@@ -131,7 +131,7 @@ class Topic:
         with SequencedFollower(self.broker, T, buffer, EARLIEST, decided_after=EARLIEST, sequencer=numbers) as log:
             log.replay()
             log.sequence_all()
-        return numbers.oldest(ledger + 1) - 1
+        return numbers.last_in(ledger)
 
     # Compaction
 

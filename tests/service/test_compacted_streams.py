@@ -22,7 +22,7 @@ from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer
 from txnbuffer.client.streams import ShardStreams
 from txnbuffer.config import StreamsConfig
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.stream_topic import compactable, last_seqno
+from txnbuffer.service.stream_topic import compactable
 from txnbuffer.streams.client import ClientConfig
 
 T = "t"
@@ -119,8 +119,8 @@ async def test_compaction_stops_at_the_end_of_a_snapshot_that_a_stream_is_readin
         assert bound < world.high
         upto = await world.compact()
         assert upto < ledgers[-2]
-        assert last_seqno(world.followed, upto) <= bound
-        assert manager.compacted_to == last_seqno(world.followed, upto)
+        assert world.followed.numbered.last_in(upto) <= bound
+        assert manager.compacted_to == world.followed.numbered.last_in(upto)
         await follower.until(world.high)
         world.check(follower)
         assert manager.compaction_bound() is None
@@ -180,7 +180,7 @@ async def test_a_read_that_is_under_way_learns_what_was_purged(tmp_path, monkeyp
             await follower.read()
         closed = world.broker.ledgers(T)[-2].ledger
         world.engine.streams._compacting[T] = closed
-        world.engine.streams.feeds[T].manager.compacted(last_seqno(world.followed, closed))
+        world.engine.streams.feeds[T].manager.compacted(world.followed.numbered.last_in(closed))
         world.empty(closed)
         await follower.until(world.high)
         assert follower.rollbacks == [0]
@@ -200,7 +200,7 @@ async def test_a_stream_that_is_opened_during_a_compaction_ends_its_snapshots_af
         follower = Follower(world.client.stream(T))
         while not follower.seqnos:
             await follower.read()
-        assert world.engine.streams.feeds[T].manager.compacted_to == last_seqno(world.followed, upto)
+        assert world.engine.streams.feeds[T].manager.compacted_to == world.followed.numbered.last_in(upto)
         world.empty(upto, purge=False)
         await follower.until(world.high)
         await world.engine.streams.end_compaction(T)
@@ -244,7 +244,7 @@ def test_what_may_be_compacted() -> None:
         (0, 5, 0),
     ]:
         assert compactable(followed, last, bound) == allowed, bound
-    assert [last_seqno(followed, ledger) for ledger in (0, 2, 3, 4, 5, 6)] == [0, 10, 10, 20, 20, 25]
+    assert [followed.numbered.last_in(ledger) for ledger in (0, 2, 3, 4, 5, 6)] == [0, 10, 10, 20, 20, 25]
 
 
 @on_a_loop

@@ -169,6 +169,10 @@ class Sequencer:
         firsts = [seqno for ledger, seqno in [*self.first_seqnos.items()] if ledger >= first_ledger]
         return min(firsts, default=self.next_seqno)
 
+    def last_in(self, ledger: int) -> int:
+        """The last seqno in the ledgers up to this one, which are wholly numbered; 0 for the ledger 0."""
+        return self.oldest(ledger + 1) - 1 if ledger else 0
+
     def trim(self, first_ledger: int) -> None:
         """Forget the ledgers below one."""
         self.first_seqnos = {ledger: seqno for ledger, seqno in self.first_seqnos.items() if ledger >= first_ledger}

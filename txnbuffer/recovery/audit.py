@@ -144,7 +144,7 @@ class CommittedLog:
         if not loaded.registered and loaded.buffer.transactional:
             raise SnapshotMissing(topic, LOST)
         self.start, self.end = sequencer.oldest(loaded.first_ledger), sequencer.next_seqno - 1
-        self.cleaned = sequencer.oldest(self._cleaned + 1) - 1 if self._cleaned else 0
+        self.cleaned = sequencer.last_in(self._cleaned)
 
     def records(self, limit: int = LAST_SEQNO) -> Iterator[NumberedRecords]:
         """The visible records up to a seqno. Raises what reading the log raises, and UndecodableRecordSet."""
@@ -178,7 +178,7 @@ class CommittedLog:
         cleaned = _cleaned_ledger(self._broker, self.topic)
         if cleaned == self._cleaned:
             return
-        if self._last is None or cleaned >= self._last.ledger or self._sequencer.oldest(cleaned + 1) - 1 > reached:
+        if self._last is None or cleaned >= self._last.ledger or self._sequencer.last_in(cleaned) > reached:
             raise InvalidRequest(
                 f"topic {self.topic} was compacted during the audit, maybe beyond seqno {reached}: audit again"
             )

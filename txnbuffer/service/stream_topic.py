@@ -116,8 +116,8 @@ class Feed:
 
     def compacted(self, state: CompactionState) -> None:
         """The log is compacted as `state` says, or may be so from now on. Everything numbered must have been taken."""
-        self.manager.compacted(last_seqno(self.followed, state.cleaned))
-        if (purge_seqno := last_seqno(self.followed, state.purged)) > self.purge_seqno:
+        self.manager.compacted(self.followed.numbered.last_in(state.cleaned))
+        if (purge_seqno := self.followed.numbered.last_in(state.purged)) > self.purge_seqno:
             self.purge_seqno = purge_seqno
             self.manager.read_again(purge_seqno)
 
@@ -211,11 +211,6 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
         Batch(messages.keys, messages.values, properties, messages.event_times),
         removed_rows(messages),
     )
-
-
-def last_seqno(followed: FollowedTopic, ledger: int) -> int:
-    """The last seqno in the ledgers up to this one, which are wholly numbered; 0 for the ledger 0."""
-    return followed.numbered.oldest(ledger + 1) - 1 if ledger else 0
 
 
 def compactable(followed: FollowedTopic, last: int, bound: int | None) -> int:

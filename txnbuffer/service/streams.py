@@ -36,7 +36,7 @@ from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.connection import MIB
-from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, compactable, last_seqno
+from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, compactable
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
     ClientMessage,
@@ -628,7 +628,7 @@ class Streams:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
         trimmed = followed.numbered.oldest(ledgers[0].ledger) - 1
-        purge = last_seqno(followed, (await self._compaction(name)).purged)
+        purge = followed.numbered.last_in((await self._compaction(name)).purged)
         high = followed.numbered.next_seqno - 1
         return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, purge, trimmed)
 
