@@ -562,8 +562,8 @@ async def test_a_request_joins_one_that_waits_or_runs_and_follows_a_run_of_the_s
         started.clear()
         go_on.set()
         await started.wait()
-        go_on.clear()
         await checking
+        go_on.clear()
         assert one.compaction.runs["a"] is first
         assert first.state is RunState.DONE
         assert first.number > background.number
