@@ -16,19 +16,16 @@ The manifest that names the new files is the swap; the old files are removed aft
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from broker_io.compaction import CompactionReport, CompactionRequest
 from broker_io.environment import Disk
-from broker_io.file import layout
 from broker_io.file.key_columns import KeyColumns, bits
 from broker_io.file.keymap import ALL_HASHES, Bytes, KeyMap, Mask
 from broker_io.file.layout import LedgerEntry, TopicFiles
-from broker_io.file.rewriting import Rewrite, next_generation, rewrite_ledger
+from broker_io.file.rewriting import Rewrite, discard, rewrite_ledger
 
 
 @dataclass(slots=True)
@@ -44,15 +41,6 @@ def ledgers_of(files: TopicFiles, request: CompactionRequest | None) -> list[Led
     """The ledgers that a compaction looks at."""
     closed = files.topic.ledgers[:-1]
     return [ledger for ledger in closed if request is None or ledger.ledger <= request.upto]
-
-
-def discard(disk: Disk, files: TopicFiles, rewrites: Iterable[Rewrite]) -> None:
-    """Remove the files that were written, which will not be used."""
-    for rewrite in rewrites:
-        path = layout.segment_path(files.directory, files.topic, rewrite.new, rewrite.attempt)
-        with contextlib.suppress(OSError):
-            disk.remove(path)
-            disk.remove(layout.index_path(path))
 
 
 class Compactor:
@@ -108,8 +96,7 @@ class Compactor:
 
     def _rewrite(self, ledger: LedgerEntry, removed: Mask) -> None:
         rewrites, report = self._done.rewrites, self._done.report
-        rewrites.append(Rewrite(ledger, next_generation(ledger)))
-        rewrites[-1] = rewrite_ledger(self._disk, self._files, self._request, ledger, removed)
+        rewrites.append(rewrite_ledger(self._disk, self._files, self._request, ledger, removed))
         report.bytes_read += rewrites[-1].bytes_read
         report.bytes_written += rewrites[-1].new.bytes
 

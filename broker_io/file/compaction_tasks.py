@@ -24,12 +24,12 @@ from broker_io.compaction import ROW_BITS, CompactionRequest, LedgerPart, Newest
 from broker_io.environment import Disk, current
 from broker_io.errors import Damaged, NotSupported
 from broker_io.file import layout
-from broker_io.file.compaction import Compaction, discard, ledgers_of
+from broker_io.file.compaction import Compaction, ledgers_of
 from broker_io.file.key_columns import Columns, KeyColumns, bits
 from broker_io.file.keymap import KeyMap, Mask
 from broker_io.file.layout import TopicFiles
 from broker_io.file.recovery import open_segment
-from broker_io.file.rewriting import Rewrite, next_generation, rewrite_ledger
+from broker_io.file.rewriting import Rewrite, discard, rewrite_ledger
 
 DIGEST_BYTES = 16
 CHECK_BYTES = 4 * 1024 * 1024
@@ -94,11 +94,7 @@ class LedgerTasks:
         counts = int(np.count_nonzero(emptied)), int(np.count_nonzero(purged))
         if not any(counts):
             return LedgerPart(records, *counts, read, None)
-        try:
-            rewrite = rewrite_ledger(disk, self.files, self._request, old, emptied | purged, attempt)
-        except BaseException:
-            discard(disk, self.files, [Rewrite(old, next_generation(old), attempt)])
-            raise
+        rewrite = rewrite_ledger(disk, self.files, self._request, old, emptied | purged, attempt)
         return LedgerPart(records, *counts, read + rewrite.bytes_read, rewrite)
 
     def _columns(self, ledger: int) -> KeyColumns:

@@ -6,6 +6,8 @@ its checksums were verified; others are merged. Nothing names the new file until
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from contextlib import closing
 from typing import NamedTuple
 
@@ -47,6 +49,15 @@ def next_generation(ledger: LedgerEntry) -> LedgerEntry:
     return ledger._replace(generation=ledger.generation + 1, bytes=0)
 
 
+def discard(disk: Disk, files: TopicFiles, rewrites: Iterable[Rewrite]) -> None:
+    """Remove the files that were written, which will not be used."""
+    for rewrite in rewrites:
+        path = layout.segment_path(files.directory, files.topic, rewrite.new, rewrite.attempt)
+        with contextlib.suppress(OSError):
+            disk.remove(path)
+            disk.remove(layout.index_path(path))
+
+
 def rewrite_ledger(
     disk: Disk,
     files: TopicFiles,
@@ -57,10 +68,15 @@ def rewrite_ledger(
 ) -> Rewrite:
     """Write a closed ledger without the messages of a mask (bool[messages]), or with these emptied.
 
-    The new file is synced, its name is not. Raises Damaged for an invalid block, OSError, and what the request raises.
+    The new file is synced, its name is not. Raises Damaged for an invalid block, OSError, and what the request raises;
+    what was written by then is removed.
     """
-    with closing(_Rewriting(disk, files, request, ledger, attempt)) as file:
-        return file.run(removed)
+    try:
+        with closing(_Rewriting(disk, files, request, ledger, attempt)) as file:
+            return file.run(removed)
+    except BaseException:
+        discard(disk, files, [Rewrite(ledger, next_generation(ledger), attempt)])
+        raise
 
 
 class _Rewriting:
