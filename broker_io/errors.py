@@ -11,6 +11,7 @@ has the error as trailing metadata under `txnbuffer-error-bin`.
 from __future__ import annotations
 
 import enum
+import errno
 from typing import ClassVar
 
 
@@ -256,3 +257,21 @@ class TooManyFiles(EnvironmentFault):
 
 class MissingDependency(EnvironmentFault):
     """An optional package is not installed."""
+
+
+def out_of_files(error: OSError) -> bool:
+    """Whether an error means that no file descriptor is left, which is no fault of the disk."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
+    """The error of the tree for an OSError about a path; `what` describes the consequence."""
+    if out_of_files(error):
+        return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
+    return disk_failure(error, path, what)
+
+
+def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
+    """As `disk_error`, for an OSError that stops the log."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")

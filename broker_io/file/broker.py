@@ -23,13 +23,13 @@ from broker_io.compaction import (
     LedgerPart,
 )
 from broker_io.environment import Environment, Mutex, Thread, current
-from broker_io.errors import CallerError, Closed, DiskWatermark, Fenced, StillHeld, TopicNotFound
+from broker_io.errors import CallerError, Closed, DiskWatermark, Fenced, StillHeld, TopicNotFound, disk_error
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
-from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles, disk_error
+from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks

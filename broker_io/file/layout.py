@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import errno
 import json
 import re
 from collections.abc import Iterator
@@ -59,11 +58,8 @@ from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import (
     CallerError,
     Damaged,
-    DiskFailed,
-    DiskFull,
     ForeignDirectory,
     Locked,
-    TooManyFiles,
     UnsupportedFormat,
 )
 from broker_io.file.keymap import SMALLEST_BYTES
@@ -103,24 +99,6 @@ _BOUNDS = (
     ("compaction_bytes", SMALLEST_BYTES, 2**40),
 )
 """A journal is read into memory as a whole; the offsets in a block have 31 bits."""
-
-
-def out_of_files(error: OSError) -> bool:
-    """Whether an error means that no file descriptor is left, which is no fault of the disk."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
-    """The error of the tree for an OSError about a path; `what` describes the consequence."""
-    if out_of_files(error):
-        return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
-    return disk_failure(error, path, what)
-
-
-def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
-    """As `disk_error`, for an OSError that stops the log."""
-    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
-    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
 
 
 @contextlib.contextmanager

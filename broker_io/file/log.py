@@ -25,7 +25,15 @@ from typing import Any
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment
-from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles, TopicNotFound
+from broker_io.errors import (
+    DiskFailed,
+    DiskWatermark,
+    TooManyFiles,
+    TopicNotFound,
+    disk_error,
+    disk_failure,
+    out_of_files,
+)
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
@@ -37,10 +45,7 @@ from broker_io.file.layout import (
     Options,
     TopicEntry,
     TopicTexts,
-    disk_error,
-    disk_failure,
     empty_topic,
-    out_of_files,
     replace_manifest,
 )
 from broker_io.file.segment import Segment

@@ -26,9 +26,9 @@ from broker_io.block import (
 )
 from broker_io.compaction import CompactionState
 from broker_io.environment import Environment, Mutex, ReadableFile
-from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat
+from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat, disk_error
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at, disk_error
+from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import missing_segment
 from broker_io.file.segment import (
     CHUNK_BYTES,

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from broker_io.environment import Disk, Environment, File, read_file
-from broker_io.errors import Damaged
+from broker_io.errors import Damaged, disk_error
 from broker_io.file import layout
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, JournalBlock, Replay, read_journal
 from broker_io.file.layout import (
@@ -19,7 +19,6 @@ from broker_io.file.layout import (
     Manifest,
     Options,
     TopicEntry,
-    disk_error,
     load_manifest,
     replace_manifest,
     take_lock,

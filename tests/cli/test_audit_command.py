@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from commands import txnbuf
@@ -185,3 +188,8 @@ def test_a_temporary_directory_that_does_not_exist_is_refused(log: str, tmp_path
     assert refused.returncode == 2
     assert f"TMPDIR is {missing}, which is no directory that can be written" in refused.stderr
     assert txnbuf("audit", log, T, environ={"TMPDIR": ""}).returncode == 0
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+    with mock.patch.object(tempfile, "mkdtemp", side_effect=full):
+        failed = txnbuf("audit", log, T)
+    assert failed.returncode == 4
+    assert f"{tmp_path}: No space left on device: set TMPDIR to a directory" in failed.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.environment import Environment, use
-from broker_io.errors import DiskFailed, DiskFull
+from broker_io.errors import DiskFailed, DiskFull, Error, TooManyFiles
 from broker_io.testing import SimulatedDisk
+from broker_io.testing.disk import SimulatedFile
 from txnbuffer.recovery.newest_records import ROW, NewestRecords, Rows, paired
 
 Key = tuple[int, int]
@@ -91,13 +93,38 @@ def test_few_keys_need_no_file() -> None:
         assert (found.runs, disk.history) == (0, [])
 
 
-@pytest.mark.parametrize(("operation", "number"), [(1, errno.EIO), (2, errno.ENOSPC), (2, errno.EDQUOT)])
-def test_a_temporary_file_that_cannot_be_written_is_named(operation: int, number: int) -> None:
+FAILURES = [
+    (1, errno.EIO, DiskFailed),
+    (1, errno.EMFILE, TooManyFiles),
+    (1, errno.ENFILE, TooManyFiles),
+    (2, errno.ENOSPC, DiskFull),
+    (2, errno.EDQUOT, DiskFull),
+    (2, errno.EIO, DiskFailed),
+]
+
+
+@pytest.mark.parametrize(("operation", "number", "kind"), FAILURES)
+def test_a_temporary_file_that_cannot_be_written_is_named(operation: int, number: int, kind: type[Error]) -> None:
     disk = SimulatedDisk()
     disk.fail_at(operation, number)  # its creation, or the write
     with use(Environment(disk=disk)), NewestRecords(100, "/runs") as found:
         found.add(rows_of([(key, key) for key in range(100)], 1))
-        with pytest.raises(DiskFailed, match=r"/runs: .*set TMPDIR .* or give more --memory") as failed:
+        with pytest.raises(Error, match=r"/runs: .*set TMPDIR .* or give more --memory") as failed:
             found.add(rows_of([(100, 100)], 101))
-        assert isinstance(failed.value, DiskFull) == (number != errno.EIO)
+        assert type(failed.value) is kind
+    assert disk.files() == {}
+
+
+def test_a_temporary_file_that_cannot_be_read_is_named() -> None:
+    disk = SimulatedDisk()
+    with use(Environment(disk=disk)), NewestRecords(100, "/runs") as found, NewestRecords(100, "/none") as none:
+        for start in range(0, 200, 100):
+            found.add(rows_of([(key, key) for key in range(start, start + 100)], start + 1))
+        assert found.runs == 1
+        failed = OSError(errno.EIO, "Input/output error")
+        with (
+            mock.patch.object(SimulatedFile, "read", side_effect=failed),
+            pytest.raises(DiskFailed, match=r"/runs: Input/output error: .*set TMPDIR"),
+        ):
+            list(paired(found, none, 1000))
     assert disk.files() == {}

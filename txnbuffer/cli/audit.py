@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from broker_io import is_cluster
+from broker_io.errors import disk_error
 from broker_io.port import Broker
 from snapshots.format import check_data_topic
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
@@ -124,10 +125,11 @@ def _working(memory: int) -> Iterator[dict[str, Any]]:
         raise InvalidConfiguration(
             f"TMPDIR is {named}, which is no directory that can be written: set it to one with room for temporary files"
         )
-    with (
-        tempfile.TemporaryDirectory(prefix="txnbuf-audit-", dir=named or None) as directory,
-        _progress() as on_progress,
-    ):
+    try:
+        temporary = tempfile.TemporaryDirectory("", "txnbuf-audit-", named or None, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise disk_error(error, named or "TMPDIR", "set TMPDIR to a directory for temporary files") from error
+    with temporary as directory, _progress() as on_progress:
         yield {"directory": directory, "memory_bytes": memory * MIB, "on_progress": on_progress}
 
 

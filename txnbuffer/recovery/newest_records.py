@@ -11,7 +11,6 @@ Keys and values are represented by 128-bit hashes, whose seed nobody knows in ad
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from broker_io.batch import PlacedBatch
 from broker_io.block import hash_keys
 from broker_io.environment import File, current
-from broker_io.errors import DiskFailed, DiskFull
+from broker_io.errors import disk_error
 from broker_io.port import Resource
 from broker_io.position import Int64s
 
@@ -75,31 +74,33 @@ def has_value(rows: Rows) -> NDArray[np.bool_]:
 
 @contextlib.contextmanager
 def _temporary_file(path: str) -> Iterator[None]:
-    """Turn an OSError about the temporary file `path` into DiskFull or DiskFailed."""
+    """Turn an OSError about the temporary file `path` into DiskFull, DiskFailed or TooManyFiles."""
     try:
         yield
     except OSError as error:
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
-        raise kind(
-            f"{path}: {error.strerror}: keys for which --memory has no room go to this temporary file; set TMPDIR to a "
-            "directory with room, or give more --memory"
-        ) from error
+        what = "keys for which --memory has no room go to this temporary file; set TMPDIR to "
+        raise disk_error(error, path, f"{what}another directory with room, or give more --memory") from error
 
 
 class SortedRun(NamedTuple):
-    """Sorted rows with one row a key: in memory, or in a file from `offset` on. `bounds`: where the buckets begin."""
+    """Sorted rows with one row a key: in memory, or in the file `path` from `offset` on.
+
+    `bounds`: where the buckets begin.
+    """
 
     bounds: NDArray[np.int32]
     rows: Rows | None
     file: File | None
     offset: int = 0
+    path: str = ""
 
     def read(self, first: int, end: int) -> Rows:
-        """The rows of the buckets from `first` to before `end`."""
+        """The rows of the buckets from `first` to before `end`. Raises DiskFailed or TooManyFiles."""
         start, stop = int(self.bounds[first]), int(self.bounds[end])
         if self.rows is not None or self.file is None:
             return np.zeros(0, ROW) if self.rows is None else self.rows[start:stop]
-        data = self.file.read(self.offset + start * ROW.itemsize, (stop - start) * ROW.itemsize)
+        with _temporary_file(self.path):
+            data = self.file.read(self.offset + start * ROW.itemsize, (stop - start) * ROW.itemsize)
         return np.frombuffer(data, ROW)
 
 
@@ -126,7 +127,7 @@ class NewestRecords(Resource):
         self._end = 0
 
     def add(self, rows: Rows) -> None:
-        """Add records that are newer than those added before. Raises DiskFull or DiskFailed."""
+        """Add records that are newer than those added before. Raises DiskFull, DiskFailed or TooManyFiles."""
         for start in range(0, len(rows), self._most_rows):
             self._add(rows[start : start + self._most_rows])
 
@@ -149,7 +150,7 @@ class NewestRecords(Resource):
             if self._file is None:
                 self._file = self._disk.open(self._path, write=True, create=True)
             self._file.write(self._end, [rows.tobytes()])
-        self._runs.append(SortedRun(_bounds(rows), None, self._file, self._end))
+        self._runs.append(SortedRun(_bounds(rows), None, self._file, self._end, self._path))
         self._end += rows.nbytes
         self.runs += 1
         self._rows, self._count = [], 0
@@ -164,7 +165,8 @@ class NewestRecords(Resource):
         if self._file is not None:
             self._file.close()
             self._file = None
-            self._disk.remove(self._path)
+            with contextlib.suppress(OSError):  # its directory is removed, too
+                self._disk.remove(self._path)
 
 
 def newest(parts: Sequence[Rows]) -> Rows:
@@ -195,7 +197,9 @@ def _bounds(rows: Rows) -> NDArray[np.int32]:
 def paired(some: NewestRecords, others: NewestRecords, most_rows: int) -> Iterator[tuple[Rows, Rows]]:
     """The newest records of two topics in pairs of one key, range by range; zeros where a topic does not have the key.
 
-    At most about `most_rows` rows are in memory at once. Nothing may be added meanwhile. Raises OSError.
+    At most about `most_rows` rows are in memory at once. Nothing may be added meanwhile.
+
+    Raises DiskFailed or TooManyFiles.
     """
     sides = [some.sorted_runs(), others.sorted_runs()]
     sizes = np.sum([np.diff(run.bounds) for runs in sides for run in runs], axis=0)
