@@ -298,7 +298,7 @@ class FileBroker(ReadingBroker):
             if free < least:
                 raise DiskWatermark(
                     f"{self.directory}: {free} bytes are free, and a compaction leaves {least}, a quarter more than "
-                    f"the watermark: topic {topic!r} was not compacted; free some space"
+                    "the watermark: free some space"
                 )
             request.progress(moved)
 
@@ -316,8 +316,8 @@ class FileBroker(ReadingBroker):
             try:
                 done = work(files)
             except OSError as error:
-                what = f"topic {topic!r} was not compacted; nothing changed"
-                raise disk_error(error, self.directory, what) from error
+                which = "" if request is not None else f"topic {topic!r} was not compacted; "  # else the caller says so
+                raise disk_error(error, self.directory, f"{which}nothing changed") from error
             self._swap(files, request, done)
         return done.report
 

@@ -30,7 +30,7 @@ from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.client.streams import ShardStreams
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
-from txnbuffer.errors import CoordinatorStopped, InvalidRequest
+from txnbuffer.errors import CompactionFailed, CoordinatorStopped, InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, NamedRequest
@@ -588,7 +588,9 @@ async def test_a_compaction_leaves_the_room_that_appends_need() -> None:
         run = await one.compaction.request("a")
         await one.compaction.check()
         assert isinstance(run.problem, DiskWatermark)
-        assert "a quarter more than the watermark" in str(run.problem)
+        said = str(CompactionFailed("a", str(run.problem)))
+        assert "a quarter more than the watermark: free some space" in said
+        assert said.count("was not compacted") == 1
         assert {path for path in world.disk.files() if path.endswith(".log")} >= {
             path for path in files if path.endswith(".log")
         }
