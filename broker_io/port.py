@@ -129,7 +129,8 @@ class Writer(Resource, Protocol):
         `published` of the positions is the publish time if the backend knows it.
 
         Raises MessageTooLarge before anything of the batch is written. The future fails with Fenced,
-        Closed, DiskFull, DiskFailed or DiskWatermark.
+        Closed, DiskFull, DiskFailed or DiskWatermark. After DiskFull and DiskFailed the messages may or may not be
+        there once the log is opened again.
         """
 
     def close(self) -> None:

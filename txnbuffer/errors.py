@@ -273,7 +273,7 @@ class OutcomeUnknown(PeerError):
 
 
 class SendUnknown(PeerError):
-    """The connection broke during a send outside of a transaction: the records may or may not be in the log."""
+    """The connection broke, or the log stopped, during a send outside of a transaction: it may or may not be stored."""
 
 
 class ReplayStalled(PeerError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_setup import registered, rows, welcomed
 
-from broker_io.errors import MessageTooLarge
+from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error, MessageTooLarge
 from txnbuffer.client.record_path import EndPlan, ServicePath
 from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
@@ -120,6 +120,19 @@ def test_unacknowledged_records_are_sent_again_with_their_numbers() -> None:
     assert frame is not None
     (send,) = frame.sends
     assert [(message.value, message.properties["tb.seq"]) for message in send.batch] == [(b"w", "2")]
+
+
+@pytest.mark.parametrize(
+    ("error", "known"), [(DiskFull("full"), False), (DiskFailed("EIO"), False), (DiskWatermark("low"), True)]
+)
+def test_a_log_that_stopped_may_have_stored_an_ordinary_record(error: Error, known: bool) -> None:
+    core = welcomed()
+    core.send("a", rows(b"v"), None, "sent")
+    core.take_frame()
+    core.receive(ServerFrame(failures=(Failure(1, error),)))
+    ((waiter, result),) = core.take_results()
+    assert waiter == "sent"
+    assert result is error if known else isinstance(result, SendUnknown) and result.__cause__ is error
 
 
 def test_ordinary_records_in_flight_are_not_sent_again() -> None:

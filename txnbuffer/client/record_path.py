@@ -19,7 +19,7 @@ import numpy as np
 from broker_io.batch import ROW_BYTES, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
 from txnbuffer.client.send_columns import MAX_PROPERTIES, SendColumns, weight, width
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, SendUnknown
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import SEQ, TXN, VERSION, transactional
 from txnbuffer.recordset import BatchSlice, pack_all
@@ -245,6 +245,13 @@ class SendResult(NamedTuple):
     error: Error | None = None
     txn: TxnId | None = None
     settled: bool = True
+
+
+def send_unknown(topic: str, error: Error) -> SendUnknown:
+    """The error of a send outside of a transaction that failed in a way which does not say whether it was stored."""
+    unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may or may not be in the log ({error})")
+    unknown.__cause__ = error
+    return unknown
 
 
 class RecordPath(ABC):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import Batch
+from broker_io.errors import DiskFailed
 from txnbuffer.client.record_path import (
     EndPlan,
     OpenTransaction,
@@ -29,6 +30,7 @@ from txnbuffer.client.record_path import (
     SendTopic,
     TransactionSlice,
     Waiter,
+    send_unknown,
 )
 from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.coordinator.messages import (
@@ -570,6 +572,8 @@ class SessionCore:
         for run in flight.runs:
             if txn is None or run.transaction.txn == txn:
                 self.transactions.fail(run.transaction, error)
+        if isinstance(error, DiskFailed):  # it may have failed after the records were durable
+            error = send_unknown(flight.send.topic, error)
         self._results += [(waiter, error) for waiter in flight.waiters]
         flight.waiters.clear()
 

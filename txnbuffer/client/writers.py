@@ -27,9 +27,8 @@ from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
 from snapshots.format import INTERNAL_PREFIX, is_internal
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic
+from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic, send_unknown
 from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.errors import SendUnknown
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
 from txnbuffer.rpc.frames import Send, ServerFrame
@@ -359,22 +358,15 @@ class OrdinarySends:
                     continue
                 if error is None:
                     waiter.set_result(None)
+                elif error.retryable:  # a retry may duplicate the records
+                    waiter.set_exception(send_unknown(flight.send.topic, error))
                 else:
-                    waiter.set_exception(_as_unknown(flight.send.topic, error))
+                    waiter.set_exception(error)
         while self._for_room and self._path.room > 0:
             waiter = self._for_room.popleft()
             if not waiter.done():
                 waiter.set_result(None)
         self._schedule()
-
-
-def _as_unknown(topic: str, error: Error) -> Error:
-    """Convert a retryable error to SendUnknown, because a retry may duplicate the records."""
-    if not error.retryable:
-        return error
-    unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may or may not be in the log ({error})")
-    unknown.__cause__ = error
-    return unknown
 
 
 CREDITS = 8 * 1024 * 1024
