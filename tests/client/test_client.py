@@ -127,10 +127,11 @@ def test_send_many_and_delete() -> None:
         async with client.transaction() as txn:
             await txn.send_many("log", [b"%d" % index for index in range(count)], keys=[None] * (count - 1) + ["k"])
             await txn.send_many("log", [])
-            await txn.delete("log", "k")
+            await txn.delete("log", "k", properties={"a": "1"})
         found = read_all(world.broker, "log")
         assert [record.value for record in found] == [*(b"%d" % index for index in range(count)), None]
         assert [record.key for record in found[-3:]] == [None, b"k", b"k"]
+        assert found[-1].properties == {"a": "1"}
         assert [record.seqno for record in found] == list(range(1, count + 2))
 
     in_world(test)
@@ -159,9 +160,10 @@ def test_ordinary_records_and_transactions_on_one_topic() -> None:
         async with client.transaction() as txn:
             await txn.send("log", b"second")
         await client.send_many("log", [b"third", b"fourth"])
-        await client.delete("log", "k")
+        await client.delete("log", "k", properties={"b": "2"})
         found = read_all(world.broker, "log")
         assert [record.value for record in found] == [b"first", b"second", b"third", b"fourth", None]
+        assert (found[4].key, found[4].properties) == (b"k", {"b": "2"})
         assert [record.txn for record in found] == [None, txn.id, None, None, None]
 
     in_world(test)

@@ -79,15 +79,17 @@ def test_partition_can_be_given() -> None:
         await client.send(WIDE[0], b"0")
         async with client.transaction() as txn:
             await txn.send_many("wide", [b"2", b"3"], partition=2)
+            await txn.delete("wide", "k", partition=2)
             for wrong in (3, -1, "1"):
                 with pytest.raises(InvalidRequest, match="partition"):
                     await txn.send("wide", b"lost", partition=wrong)  # type: ignore[arg-type]  # one is none
             with pytest.raises(InvalidRequest, match="no partitions"):
                 await txn.send("narrow", b"lost", partition=0)
-        await until(lambda: everything(world.broker) == [[b"0"], [], [b"1", b"2", b"3"]])
+        await until(lambda: everything(world.broker) == [[b"0"], [], [b"1", b"2", b"3", None]])
         world.broker.partition("wide", 4)
         await client.send("wide", b"4", partition=3)
-        assert values(world.broker, partition_name("wide", 3)) == [b"4"]
+        await client.delete("wide", "k", partition=3)
+        assert values(world.broker, partition_name("wide", 3)) == [b"4", None]
 
     in_direct_world(test)
 

@@ -48,7 +48,7 @@ def test_transactions(client: SyncClient) -> None:
     with client.transaction() as txn:
         txn.send("orders", "one", key="a", properties={"p": "1"})
         txn.send_many("orders", [b"two", b"three"])
-        txn.delete("stock", "k")
+        txn.delete("stock", "k", properties={"p": "2"})
     assert client.outcome(txn.id) is Outcome.COMMIT
     with pytest.raises(ZeroDivisionError), client.transaction() as aborted:
         aborted.send("orders", b"never")
@@ -59,6 +59,10 @@ def test_transactions(client: SyncClient) -> None:
         raise ZeroDivisionError
     assert values(client, "orders", 3) == [b"one", b"two", b"three"]
     assert values(client, "stock", 1) == [None]
+    with client.reader("stock") as reader:
+        batch = reader.read(timeout=120)
+        assert batch is not None
+        assert [record.properties for record in batch] == [{"p": "2"}]
 
 
 def test_a_block_may_end_its_transaction_itself(client: SyncClient) -> None:

@@ -169,8 +169,9 @@ class Client(BaseClient):
         """Send one record outside of a transaction; return when it is durable.
 
         The arguments are those of `Transaction.send`. Raises InvalidMessage, MessageTooLarge, InvalidTopicName,
-        TopicNotFound and ServiceUnavailable: the record was not sent. Raises SendUnknown if the connection broke
-        before the acknowledgement: the record may or may not be in the log, and a retry may duplicate it.
+        TopicNotFound and ServiceUnavailable: the record was not sent. Raises SendUnknown if the connection broke or
+        the log stopped before the acknowledgement: the record may or may not be in the log, and a retry may duplicate
+        it.
         """
         rows = one_row(value, key, ordering_key, event_time, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
@@ -195,9 +196,14 @@ class Client(BaseClient):
         rows = many_rows(values, keys, event_times, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
-    async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key outside of a transaction: send a record with this key and no value. Raises as `send`."""
-        await self._send(topic, deletion(key))
+    async def delete(
+        self, topic: str, key: Key, *, properties: Properties = None, partition: int | None = None
+    ) -> None:
+        """Delete a key outside of a transaction: send a record with this key and no value.
+
+        Other arguments and errors as in `send`.
+        """
+        await self._send(topic, deletion(key, properties), partition=partition)
 
     # Reading
 

@@ -197,12 +197,13 @@ def one_row(
     return SendColumns((key,), (data,), (row,) if row else None, times, size)
 
 
-def deletion(key: Key) -> SendColumns:
+def deletion(key: Key, properties: Properties = None) -> SendColumns:
     """Return the record that deletes a key. Raises InvalidMessage."""
     data = key_bytes(key)
     if data is None:
         raise InvalidMessage("cannot delete without a key: give bytes or text")
-    return SendColumns((data,), (None,), None, None, len(data))
+    row = checked_properties(properties, None)
+    return SendColumns((data,), (None,), (row,) if row else None, None, len(data) + _text_bytes(row))
 
 
 def many_rows(

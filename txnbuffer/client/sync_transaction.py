@@ -158,9 +158,9 @@ class SyncTransaction:
         rows = many_rows(values, keys, event_times, properties, serializer)
         self._send(SyncSend(topic, rows, batching, partition))
 
-    def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: send a record with this key and no value. Raises as `send`."""
-        self._send(SyncSend(topic, deletion(key), None, None))
+    def delete(self, topic: str, key: Key, *, properties: Properties = None, partition: int | None = None) -> None:
+        """Delete a key: send a record with this key and no value. Other arguments and errors as in `send`."""
+        self._send(SyncSend(topic, deletion(key, properties), None, partition))
 
     def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; return when all records and the commit are durable. Arguments and errors as in `Transaction.commit`.

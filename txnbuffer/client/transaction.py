@@ -380,9 +380,11 @@ class Transaction:
         rows = many_rows(values, keys, event_times, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
-    async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: send a record with this key and no value. Raises as `send`."""
-        await self.send_rows(topic, deletion(key))
+    async def delete(
+        self, topic: str, key: Key, *, properties: Properties = None, partition: int | None = None
+    ) -> None:
+        """Delete a key: send a record with this key and no value. Other arguments and errors as in `send`."""
+        await self.send_rows(topic, deletion(key, properties), partition=partition)
 
     async def send_rows(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
