@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.history import Attempt, Fate, History, Reading
+from sim.history import DELETION, Attempt, Fate, History, Reading
 from sim.world import Host, Process
 
 from broker_io.errors import Error, Fenced, PositionTrimmed
@@ -34,6 +34,8 @@ from txnbuffer.errors import (
 
 PAUSE = 0.5
 KEYS = 8
+DELETIONS = 7
+"""One in so many records is a deletion where they are written."""
 NOT_COMMITTED = (TransactionAborted, Fenced, PositionConflict)
 """Errors of a commit after which the transaction has no effect."""
 
@@ -65,6 +67,8 @@ class Setting:
     """Seconds that writers wait between transactions, at most; faults should meet them while they write."""
     trims: bool = False
     """Whether retention drops what nothing holds."""
+    deletes: bool = False
+    """Whether some records are deletions."""
 
     @property
     def logs(self) -> tuple[str, ...]:
@@ -143,6 +147,12 @@ class App:
             where["partition"] = digest // 5 % count
         return where
 
+    def _write(self, to: Any, topic: str, value: bytes, where: dict[str, Any]) -> Any:
+        """Send a value with a client or a transaction as it is, or as a deletion that has it as a property."""
+        if self.setting.deletes and zlib.crc32(value) % DELETIONS == 0:
+            return to.delete(topic, properties={DELETION: value.decode()}, **where)
+        return to.send(topic, value, **where)
+
     @staticmethod
     def _key(value: bytes) -> bytes:
         return b"k%d" % (zlib.crc32(value) % KEYS)
@@ -184,7 +194,7 @@ class Writer(App):
         self.history.sent(attempt, topic, value, **where)
         self.history.asked(attempt)
         try:
-            await client.send(topic, value, **where)
+            await self._write(client, topic, value, where)
         except SendUnknown:
             return
         except Error as error:  # the record was not sent
@@ -232,7 +242,7 @@ class Writer(App):
                 for value in values:
                     where = self._where(topic, value)
                     self.history.sent(attempt, topic, value, **where)
-                    await transaction.send(topic, value, **where)
+                    await self._write(transaction, topic, value, where)
                     if self.choose.random() < 0.2:
                         await asyncio.sleep(self.choose.choice((0.001, 0.05, 0.5)))
             if patient:

@@ -198,7 +198,8 @@ def _reading(reading: Reading, records: Sequence[Shown], history: History) -> It
 def followed(following: Following, records: Sequence[Shown], history: History) -> Iterator[str]:
     """A stream shows changes as they are in the log.
 
-    It leaves out only what a later change of the key replaced, and what retention had dropped when it began.
+    It leaves out only what a later change of the key replaced, what retention had dropped when it began, and deletions
+    that compaction may have purged, but not if it shows an older change of such a key.
     """
     for seqno, change in sorted(following.changes.items()):
         expected = records[seqno - 1] if seqno <= len(records) else None
@@ -211,7 +212,10 @@ def followed(following: Following, records: Sequence[Shown], history: History) -
         wanted = {
             key: record.value
             for key, record in newest.items()
-            if key in data or not history.dropped(following.topic, record, following.began)
+            if key in data
+            or not (
+                history.may_purge(following.topic, record) or history.dropped(following.topic, record, following.began)
+            )
         }
         if data != wanted or following.seqno > len(records):
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}

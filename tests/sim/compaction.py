@@ -1,8 +1,9 @@
 """Compaction: the service compacts all data topics of an embedded log while they are written, read and followed.
 
 What a compaction may remove is computed before each one, by definition: of the committed records up to its last ledger
-those whose key has a newer one there. Readers may miss these, and nothing else. In the end they are put back among the
-records that are left, so that the rules of all other seeds apply to everything that was ever committed.
+those whose key has a newer one there, and the deletions that may be purged. Readers may miss these, and nothing else.
+In the end they are put back among the records that are left, so that the rules of all other seeds apply to everything
+that was ever committed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from sim.history import Shown
+from sim.readers import content
 from sim.roles import Role
 
 from broker_io.compaction import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 COMPACTED = "compacted topic"
+PURGED = "purged deletions"
 COMPATIBLE = ("reader", "late reader", "follower", "cursors", "rivals", "branches")
 """Roles whose rules say what a reader of a compacted topic may miss."""
 POLICIES = (
@@ -54,17 +57,22 @@ class Superseded:
     def __init__(self, world: World) -> None:
         self._world = world
         self._removable: dict[str, dict[Position, Shown]] = defaultdict(dict)
+        self._purgeable: dict[str, set[Position]] = defaultdict(set)
 
     def may_miss(self, topic: str, record: Shown) -> bool:
         """Whether a reader need not show a record."""
         return record.position in self._removable[topic]
+
+    def may_purge(self, topic: str, record: Shown) -> bool:
+        """Whether a record is a deletion that may have been purged as the newest one of its key."""
+        return record.position in self._purgeable[topic]
 
     def put_back(self, topic: str, left: list[Shown]) -> list[Shown]:
         """The records that are left in the end, and those that were removed, with their seqnos."""
         there = {record.position for record in left}
         removed = [record for position, record in self._removable[topic].items() if position not in there]
         every = sorted([*left, *removed], key=lambda record: record.position or Position(0, 0))
-        numbered = every[:1] and left[0].seqno is not None
+        numbered = any(record.seqno is not None for record in left)
         return [replace_seqno(record, number if numbered else None) for number, record in enumerate(every, 1)]
 
     def record(self, policy: CompactionPolicy) -> None:
@@ -74,6 +82,8 @@ class Superseded:
         def compact_records(broker: FileBroker, topic: str, request: CompactionRequest) -> CompactionReport:
             self._note(broker, topic, request)
             report = compact(broker, topic, request)
+            if report.purged and not topic.startswith("__"):
+                self._world.count(PURGED)
             if report.emptied and not topic.startswith("__"):
                 self._world.count(COMPACTED)
                 self._world.log("compaction", f"{topic} lost {report.emptied} of {report.records} records")
@@ -86,12 +96,21 @@ class Superseded:
         self._world.enter(mock.patch.object(FileBroker, "compaction", with_policy))
 
     def _note(self, broker: FileBroker, topic: str, request: CompactionRequest) -> None:
-        newest: dict[bytes, tuple[Position, Shown]] = {}
-        for position, key, value in _competing(broker, topic, request):
-            if key in newest:
-                older, record = newest[key]
-                self._removable[topic].setdefault(older, record)
-            newest[key] = position, Shown(None, key, value, position)
+        newest: dict[bytes, Shown] = {}
+        purgeable: set[Position] = set()
+        for record, deletion in _competing(broker, topic, request):
+            if deletion:
+                purgeable.add(record.position or Position(0, 0))
+            if record.key in newest:
+                self._remove(topic, newest[record.key])
+            newest[record.key or b""] = record
+        for record in newest.values():
+            if record.position in purgeable:
+                self._remove(topic, record)
+                self._purgeable[topic].add(record.position)
+
+    def _remove(self, topic: str, record: Shown) -> None:
+        self._removable[topic].setdefault(record.position or Position(0, 0), record)
 
 
 def replace_seqno(record: Shown, seqno: int | None) -> Shown:
@@ -99,14 +118,16 @@ def replace_seqno(record: Shown, seqno: int | None) -> Shown:
     return record if record.seqno is not None else record._replace(seqno=seqno)
 
 
-def _competing(broker: FileBroker, topic: str, request: CompactionRequest) -> Iterator[tuple[Position, bytes, bytes]]:
-    """The committed records with keys up to the last ledger of a compaction."""
+def _competing(broker: FileBroker, topic: str, request: CompactionRequest) -> Iterator[tuple[Shown, bool]]:
+    """The committed records with keys up to the last ledger of a compaction, and whether each may be purged."""
     with broker.reader(topic) as reader:
         while (placed := reader.read()) is not None and placed.positions.first.ledger <= request.upto:
             kinds = request.rules.retentions(placed).tolist()
-            for kind, (position, _, message) in zip(kinds, placed, strict=True):
+            for kind, (position, published, message) in zip(kinds, placed, strict=True):
                 if kind == RecordRetention.LATEST:
-                    yield position, message.key or b"", message.value or b""
+                    old = position.ledger <= request.purge_upto and published < request.purge_before_ms
+                    record = Shown(None, message.key or b"", content(message.value, message.properties), position)
+                    yield record, old and message.value is None
 
 
 class Compaction(Role):
@@ -125,6 +146,7 @@ class Compaction(Role):
         self.superseded = Superseded(scenario.world)
         self.superseded.record(choose.choice(POLICIES))
         scenario.history.may_miss = self.superseded.may_miss
+        scenario.history.may_purge = self.superseded.may_purge
 
     def put_back(self, topic: str, left: list[Shown]) -> list[Shown]:
         return self.superseded.put_back(topic, left)

@@ -58,6 +58,10 @@ class Attempt:
         return f"{self.client}'s {self.txn or 'send'}{name} ({self.fate.value})"
 
 
+DELETION = "deletion"
+"""Property of a deletion: what stands for its value in the history, where each value is there once."""
+
+
 class Shown(NamedTuple):
     """A committed record as a reader or a stream shows it; `position` is None in streams."""
 
@@ -127,6 +131,8 @@ class History:
         """Whether retention had dropped a record of a topic at a time."""
         self.may_miss: Callable[[str, Shown], bool] = lambda topic, record: False
         """Whether compaction may have removed a record of a topic."""
+        self.may_purge: Callable[[str, Shown], bool] = lambda topic, record: False
+        """Whether compaction may have removed a deletion of a topic although nothing newer has its key."""
         self._writers: dict[bytes, list[Attempt]] = {}
         self._derived: dict[bytes, bytes] = {}
         self._now = now

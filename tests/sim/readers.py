@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sim.apps import PAUSE, App, Setting
-from sim.history import Following, Shown
+from sim.history import DELETION, Following, Shown
 from sim.world import Host
 
 from txnbuffer.client.client import Client
@@ -20,14 +21,19 @@ from txnbuffer.model import Position
 from txnbuffer.streams.failover import ResumeToken
 
 
+def content(value: bytes | None, properties: Mapping[str, str]) -> bytes:
+    """The value of a record, or what stands for it in a deletion."""
+    return properties.get(DELETION, "").encode() if value is None else value
+
+
 def shown(batch: Any) -> list[Shown]:
     """The records of a batch as the history has them."""
-    return [Shown(record.seqno, record.key, record.value, record.position) for record in batch]
+    return [Shown(one.seqno, one.key, content(one.value, one.properties), one.position) for one in batch]
 
 
 def changes_of(batch: ChangeBatch) -> list[Shown]:
     """The mutations of a batch as the history has them."""
-    return [Shown(change.seqno, change.key, change.value or b"") for change in batch]
+    return [Shown(change.seqno, change.key, content(change.value, change.properties)) for change in batch]
 
 
 class TopicApp(App):

@@ -99,7 +99,8 @@ class Followers(Role):
 
     def wrong(self) -> Iterator[str]:
         for stretch in [] if self.joiner is None else self.joiner.stretches:
-            yield from stretched(stretch, self.records(stretch.topic))
+            may_purge = partial(self.scenario.history.may_purge, stretch.topic)
+            yield from stretched(stretch, self.records(stretch.topic), may_purge)
 
 
 class Cursors(Role):

@@ -58,8 +58,13 @@ def each_once(who: str, changes: Sequence[Shown], records: Sequence[Shown]) -> I
         newest = seqno
 
 
-def stretched(stretch: Stretch, records: Sequence[Shown]) -> Iterator[str]:
-    """A stream that starts in the middle shows the newest change of each key after its start, as it is in the log."""
+def stretched(
+    stretch: Stretch, records: Sequence[Shown], may_purge: Callable[[Shown], bool] = lambda record: False
+) -> Iterator[str]:
+    """A stream that starts in the middle shows the newest change of each key after its start, as it is in the log.
+
+    It may leave out a deletion that may be purged, if it shows nothing older of its key either.
+    """
     name = f"{stretch.follower}, from {stretch.start} of {stretch.topic},"
     for seqno, change in sorted(stretch.changes.items()):
         found = records[seqno - 1]._replace(position=None) if seqno <= len(records) else None
@@ -72,7 +77,9 @@ def stretched(stretch: Stretch, records: Sequence[Shown]) -> Iterator[str]:
         yield f"{stretch.follower} is at seqno {stretch.seqno} of {stretch.topic}, which has {len(records)}"
     elif stretch.complete:
         data = newest_of_keys(change for _, change in sorted(stretch.changes.items()))
-        wanted = newest_of_keys(records[stretch.start : stretch.seqno])
+        after = records[stretch.start : stretch.seqno]
+        purged = {record.key for record in {record.key: record for record in after}.values() if may_purge(record)}
+        wanted = {key: one for key, one in newest_of_keys(after).items() if key in data or key not in purged}
         if data != wanted:
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}
             more = {key: value for key, value in data.items() if wanted.get(key) != value}

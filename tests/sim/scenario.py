@@ -155,6 +155,7 @@ class Scenario:
         self.setting = Setting(
             self.address, self.history, self.topics, world.log, self.options, self.on_cluster, least, pause
         )
+        self.setting.deletes = "compaction" in names  # writers get copies of the setting before roles begin
         self.calm = 0.0
         """When the faults ended."""
         self.over = False

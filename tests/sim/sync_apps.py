@@ -30,7 +30,7 @@ class SyncWriter(App):
         while not self.done:
             try:
                 with connect(self.setting.address, **self.setting.options) as client:
-                    threads = [current().threads.thread(lambda: self._write(client)) for _ in range(2)]
+                    threads = [current().threads.thread(lambda: self._work(client)) for _ in range(2)]
                     for thread in threads:
                         thread.start()
                     for thread in threads:
@@ -40,7 +40,7 @@ class SyncWriter(App):
                 self.log(f"connects again after {error!r:.200}")
                 current().clock.sleep(PAUSE)
 
-    def _write(self, client: Any) -> None:
+    def _work(self, client: Any) -> None:
         while self.left > 0:
             self.left -= 1
             attempt = self.history.attempt(self.name)
@@ -68,7 +68,7 @@ class SyncWriter(App):
                     value = self._value()
                     where = self._where(topic, value)
                     self.history.sent(attempt, topic, value, **where)
-                    transaction.send(topic, value, **where)
+                    self._write(transaction, topic, value, where)
             if self.choose.random() < 0.1:
                 transaction.abort()
                 self._ended(attempt, Fate.ABORTED)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from file_logs import World as Files
-from sim.checker import behind, progress, violations
+from sim.checker import behind, followed, progress, violations
 from sim.compaction import Superseded, compacted
-from sim.history import History, Shown
+from sim.history import DELETION, Following, History, Shown
+from sim.readers import Stretch
 from sim.reduction import Part
+from sim.rules_roles import stretched
 from sim.scenario import run_seed
 from sim.world import World
 from writing import TopicWriter
 
+from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionPolicy, CompactionRequest
 from broker_io.file import FileBroker
 from broker_io.position import Position
@@ -101,6 +105,52 @@ def test_what_a_compaction_removes_is_put_back() -> None:
         wrong = [left[0]._replace(seqno=7), left[1]]
         assert found.put_back("orders", wrong)[2].seqno == 7, "a wrong number is kept, so that it is found"
         assert world.counts["compacted topic"] == 1
+
+
+DELETED = [*LOG[:3], Shown(4, b"k0", b"a deletion", Position(1, 4))]
+"""The last record deletes the key of the second one."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "start", "wrong"),
+    [((1, 2, 3, 4), 0, False), ((1, 3), 0, False), ((1, 2, 3), 0, True), ((3,), 2, False), ((1,), 0, True)],
+    ids=["all", "purged", "resurrected", "purged after the start", "another key"],
+)
+def test_a_stream_may_lack_a_purged_deletion_but_shows_no_older_value(
+    changes: tuple[int, ...], start: int, wrong: bool
+) -> None:
+    found = History(lambda: 0.0, pytest.fail)
+    found.may_purge = lambda topic, record: record == DELETED[3]
+    following = Following("follower", "orders", 4)
+    shown = {number: DELETED[number - 1]._replace(position=None) for number in changes}
+    following.changes |= shown
+    if not start:
+        assert bool([*followed(following, DELETED, found)]) == wrong
+    stretch = Stretch("joiner", "orders", start, None, 4, complete=True, changes=shown)
+    assert bool([*stretched(stretch, DELETED, lambda record: found.may_purge("orders", record))]) == wrong
+
+
+def test_deletions_that_may_be_purged_are_known() -> None:
+    broker = Files().own(compacted_prefix="__txnbuffer")
+    writer = TopicWriter(broker, "orders")
+    writer.plain("a", key="k")
+    broker.writer("orders").append(Batch.of([Message(b"k", None, {DELETION: "b"})])).result()
+    broker.roll("orders")
+    buffer = TransactionBuffer()
+    with LogFollower(broker, "orders", buffer, EARLIEST) as log:
+        log.replay()
+    with broker, World(1) as world:
+        found = Superseded(world)
+        found.record(CompactionPolicy())
+        request = CompactionRequest(1, TransactionRules(buffer))
+        broker.compact_records("orders", request)
+        every = found.put_back("orders", [])
+        assert [(record.value, found.may_purge("orders", record)) for record in every] == [(b"a", False)]
+        request = replace(request, purge_upto=1, purge_before_ms=1 << 60)
+        assert broker.compact_records("orders", request).purged == 1
+        every = found.put_back("orders", [])
+        assert [(record.value, found.may_purge("orders", record)) for record in every] == [(b"a", False), (b"b", True)]
+        assert world.counts["purged deletions"] == 1
 
 
 def test_roles_that_can_judge_a_compacted_topic_stay() -> None:
