@@ -59,7 +59,7 @@
 
     [compaction]                # of data topics that have a policy; only on an embedded log
     check_seconds = 30.0        # how often the policies are checked
-    bytes_per_second = 0        # maximum bytes that are read and written in a second; 0: no limit
+    bytes_per_second = 0        # maximum bytes that are read and written in a second, at least 4096; 0: no limit
     least_dead = 0.2            # a ledger is rewritten if at least this part of its records can be removed
 
     [streams]                   # change streams
@@ -104,6 +104,12 @@ ABOVE_0 = {
     "streams": ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors"),
 }
 """Settings that must be above 0: with 0 no client could connect, or retention would check without a pause."""
+
+LEAST = {("compaction", "bytes_per_second"): 4096}
+"""The least value of settings where 0 means that there is no limit; with less, a gigabyte would take days."""
+
+MOST = {("compaction", "least_dead"): 1.0}
+"""The largest values of settings."""
 
 UNSET = ("service", "shard", -1)
 """The only default below 0; it means that the setting is not given."""
@@ -309,7 +315,7 @@ def _convert(example: Any, setting: _Setting) -> Any:
         wanted = {int: "an integer", float: "a number"}.get(kind, "text")
         raise InvalidConfiguration(f"{name} must be {wanted}, {got}")
     if kind in (int, float) and (setting.section, setting.key, value) != UNSET:
-        _check_number(name, value, setting.key in ABOVE_0.get(setting.section, ()))
+        _check_number(name, value, setting)
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} must be "none" or "zstd", {got}')
     return value
@@ -323,9 +329,15 @@ def _shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _check_number(name: str, value: float, above_0: bool) -> None:
+def _check_number(name: str, value: float, setting: _Setting) -> None:
+    above_0 = setting.key in ABOVE_0.get(setting.section, ())
+    least, most = (table.get((setting.section, setting.key)) for table in (LEAST, MOST))
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConfiguration(f"{name} must be a {'finite ' if math.isinf(value) else ''}number, got {value}")
     if value < 0 or (above_0 and not value):
         bound = "at least 0" if not above_0 else "at least 1" if isinstance(value, int) else "above 0"
         raise InvalidConfiguration(f"{name} must be {bound}, got {value}")
+    if least is not None and 0 < value < least:
+        raise InvalidConfiguration(f"{name} must be 0 (no limit) or at least {least}, got {value}")
+    if most is not None and value > most:
+        raise InvalidConfiguration(f"{name} must be at most {most:g}, got {value}")

@@ -165,7 +165,7 @@ UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or g
         (("orders", "--policy", "topic=5", *NOBODY), 2, UNKNOWN.format("topic")),
         (("orders", "--policy", "method=3", "--log", "file:LOG"), 2, UNKNOWN.format("method")),
         (("orders", "--policy", "grace=1,grace = 2", *NOBODY), 2, "--policy has grace twice"),
-        (("orders", "--policy", "dirty_ratio=2", *NOBODY), 2, "dirty_ratio must be a number from 0 to 1"),
+        (("orders", "--policy", "dirty_ratio=2", *NOBODY), 2, "dirty_ratio must be a number above 0"),
         (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
         (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
         (("orders", "--log", "LOG"), 2, "--log file:DIR"),

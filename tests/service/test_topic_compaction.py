@@ -650,7 +650,8 @@ def test_policies_are_checked() -> None:
     assert check_policy(1, 2.5, 60, 0) == CompactionPolicy(1.0, 2500, 60_000, 0)
     wrong: list[dict[str, Any]] = [
         {"dirty_ratio": 0}, {"dirty_ratio": 1.5}, {"dirty_ratio": "x"}, {"dirty_ratio": True}, {"least_lag": -1},
-        {"grace": float("nan")}, {"grace": float("inf")}, {"least_lag": 10, "most_lag": 5},
+        {"grace": float("nan")}, {"grace": float("inf")}, {"least_lag": 10, "most_lag": 5}, {"dirty_ratio": -0.1},
+        {"dirty_ratio": float("nan")}, {"most_lag": 0.0004}, {"grace": 1e9 + 1}, {"most_lag": "x"}, {"grace": False},
     ]  # fmt: skip
     for values in wrong:
         with pytest.raises(InvalidRequest, match=r"dirty_ratio|lag|grace"):

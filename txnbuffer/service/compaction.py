@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -115,24 +116,26 @@ def check_policy(
         return None
     default = CompactionPolicy()
     times = {"least_lag": least_lag, "most_lag": most_lag, "grace": grace}
-    checked = {
-        f"{name}_ms": round(1000 * _check_range(name, seconds, MAX_SECONDS))
-        for name, seconds in times.items()
-        if seconds is not None
-    }
-    ratio = default.dirty_ratio if dirty_ratio is None else _check_range("dirty_ratio", dirty_ratio, 1.0)
+    checked = {f"{name}_ms": _milliseconds(name, given) for name, given in times.items() if given is not None}
+    ratio = default.dirty_ratio if dirty_ratio is None else _number(dirty_ratio)
+    if not 0 < ratio <= 1:
+        raise InvalidRequest(f"dirty_ratio must be a number above 0 and at most 1, got {dirty_ratio!r:.80}")
     policy = default._replace(dirty_ratio=ratio, **checked)
-    if not ratio:
-        raise InvalidRequest("dirty_ratio must be above 0 and at most 1, got 0: a topic would always be due")
     if 0 < policy.most_lag_ms < policy.least_lag_ms:
         raise InvalidRequest(f"most_lag must be at least least_lag, got {most_lag} and {least_lag} s")
     return policy
 
 
-def _check_range(name: str, value: object, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise InvalidRequest(f"{name} must be a number from 0 to {most:g}, got {value!r:.80}")
-    return float(value)
+def _milliseconds(name: str, seconds: object) -> int:
+    number = _number(seconds)
+    if number != 0 and not 0.001 <= number <= MAX_SECONDS:
+        raise InvalidRequest(f"{name} must be 0, or a number from 0.001 to {MAX_SECONDS:g}, got {seconds!r:.80}")
+    return round(1000 * number)
+
+
+def _number(value: object) -> float:
+    """A value as a number, which may be NaN; NaN if it is none."""
+    return math.nan if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 
 class RunState(enum.Enum):
