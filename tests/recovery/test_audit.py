@@ -168,6 +168,23 @@ def test_changed_lost_and_resurrected_keys_are_named_in_the_order_of_the_log() -
     assert compare(log, topic.broker, up_to=1).different == 1
 
 
+@pytest.mark.parametrize("rows", [2, 1000])
+def test_the_first_of_many_different_keys_are_named(rows: int) -> None:
+    """The order of the hashes, with a new seed in each audit, is that of the log once in 12!."""
+    topic = AuditedTopic()
+    topic.begin()
+    keys = [b"%d" % number for number in range(12)]
+    for key in keys:
+        topic.write(key.decode(), "1", 1)
+    topic.end(0, commit=True)
+    log: Broker = topic.broker
+    for one in topic.written:
+        log = changed(log, with_value(one.position, b"other"))
+    found = compare(log, topic.broker, rows=rows, first=5)
+    assert (found.different, [one.key for one in found.differences]) == (12, keys[:5])
+    assert [one.key for one in compare(log, topic.broker, rows=rows, first=99).differences] == keys
+
+
 def test_aborted_and_undecided_records_are_not_compared() -> None:
     topic = AuditedTopic()
     topic.write("k", "1")
