@@ -69,6 +69,16 @@ def check_address(address: str) -> None:
         )
 
 
+def canonical_address(address: str) -> str:
+    """One text for all addresses of one namespace of a cluster; others stay as they are. Raises InvalidAddress."""
+    if is_cluster(address):
+        from broker_io.pulsar.cluster import parse_address
+
+        parsed = parse_address(address)
+        return f"{parsed.service}/{parsed.namespace}"
+    return address
+
+
 def _check_options(address: str, opening: Callable[..., Any], options: dict[str, Any]) -> None:
     """Raises UnknownOption for options that `opening`, which takes an address and options, does not have."""
     import inspect

@@ -110,9 +110,12 @@ def test_another_topic_of_the_same_address_can_be_the_copy(tmp_path: Path) -> No
     assert "missing" in refused.stderr
 
 
-@pytest.mark.parametrize("address", [[], ["--against", "ADDRESS"]])
-def test_a_topic_is_no_copy_of_itself(log: str, address: list[str]) -> None:
-    against = [part.replace("ADDRESS", log) for part in address]
+@pytest.mark.parametrize("name", [None, "log", "./log", "none/../log/", "link"])
+def test_a_topic_is_no_copy_of_itself(name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = make(tmp_path / "log", (b"k1", b"1"))
+    (tmp_path / "link").symlink_to("log")
+    against = [] if name is None else ["--against", f"file:{name}"]
     refused = txnbuf("audit", log, T, *against, "--against-topic", T)
     assert refused.returncode == 2
     assert "the other copy is topic orders itself" in refused.stderr
@@ -141,7 +144,14 @@ def test_a_digest_of_one_audit_is_checked_by_another(log: str, other: str) -> No
     lost = shorter[:-1] + ("0" if shorter[-1] != "0" else "1")
     wrong = txnbuf("audit", other, T, "--digest", lost)
     assert wrong.returncode == 1
-    assert "differ from those of the digest" in wrong.stderr
+    assert "differ from those of the digest, unless it was mistyped" in wrong.stderr
+    for mistyped in (shorter[:-1], shorter + "0", shorter.replace("-", "_"), shorter[:-1] + "g", shorter.upper() + "A"):
+        refused = txnbuf("audit", other, T, "--digest", mistyped)
+        assert (refused.returncode, "is not a digest, START-END-DIGEST with two numbers and 48" in refused.stderr) == (
+            2,
+            True,
+        )
+    assert "(these are 47 characters)" in txnbuf("audit", other, T, "--digest", shorter[:-1]).stderr
 
 
 def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> None:
@@ -167,7 +177,12 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
         (["--against-topic", T, "--raw"], "--raw requires --relayed"),
         (["--against-topic", T, "--digest", "x"], "give either another copy or --digest"),
         (["--digest", "x"], "'x' is not a digest"),
+        (["--digest", "x" * 5000], "is not a digest"),
         (["--memory", "0"], "--memory"),
+        (["--first", "5"], "--first requires --against"),
+        (["--tls-ca", "ca.pem"], "--tls-ca can be used with the address of a service only"),
+        (["--set", "pulsar.token=x"], "--set can be used with the address of a cluster only"),
+        (["--against", "memory:"], "'memory:' is an empty log in the memory of this command"),
     ],
 )
 def test_bad_input_is_one_clear_error(log: str, arguments: list[str], message: str) -> None:

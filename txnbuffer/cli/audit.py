@@ -16,7 +16,7 @@ from broker_io import is_cluster
 from broker_io.errors import disk_error
 from broker_io.port import Broker
 from snapshots.format import check_data_topic
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.options import LogAddress, address_argument, given, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.recovery.audit import (
@@ -83,18 +83,18 @@ def audit_command(
     check_data_topic(topic)
     copied = against is not None or against_topic is not None
     _check_options(copied=copied, relayed=relayed, raw=raw, up_to=up_to, expected=expected)
+    place, name = log._replace(address=against or log.address), against_topic or topic
+    _check_addresses(log, place)
     like = None if expected is None else LogDigest.parse(expected)
     if not copied:
         with log.open_for_reading() as broker, _working(memory) as working:
             found, tally = digest_of(CommittedLog(broker, topic), like=like, **working)
         _show_digest(topic, found, tally, like, output)
-    place, name = log._replace(address=against or log.address), against_topic or topic
-    if (place.address, name) == (log.address, topic):
+    if (place.place, name) == (log.place, topic):
         raise click.UsageError(f"the other copy is topic {topic} itself: name another address or another topic")
     with log.open_for_reading() as broker, place.open_for_reading() as other, _working(memory) as working:
         if relayed:
-            compacted = is_cluster(place.address) and not raw
-            copy = _relayed(other, name, topic, broker.incarnation(topic), compacted=compacted)
+            copy = _relayed(other, name, topic, broker.incarnation(topic), raw=raw or not is_cluster(place.address))
         else:
             copy = CommittedLog(other, name)
         result = audit(CommittedLog(broker, topic), copy, up_to=up_to, first=first, **working)
@@ -106,14 +106,27 @@ def _check_options(*, copied: bool, relayed: bool, raw: bool, up_to: int | None,
         raise click.UsageError("--relayed and --up-to require --against or --against-topic")
     if copied and expected is not None:
         raise click.UsageError("give either another copy or --digest")
+    if not copied and given("first"):
+        raise click.UsageError("--first requires --against or --against-topic")
     if raw and not relayed:
         raise click.UsageError("--raw requires --relayed")
 
 
-def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, compacted: bool) -> AuditCopy:
+def _check_addresses(*places: LogAddress) -> None:
+    """Refuse logs in memory, and options for addresses of another kind than these."""
+    for place in places:
+        place.check_not_in_memory()
+    addresses = [place.address for place in places]
+    if (ignored := given("config_path", "flags")) and not any(map(is_cluster, addresses)):
+        raise click.UsageError(f"{ignored} can be used with the address of a cluster only")
+    if given("tls_ca") and not any(address.startswith("txnbuf:") for address in addresses):
+        raise click.UsageError("--tls-ca can be used with the address of a service only, txnbuf://HOST:PORT")
+
+
+def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, raw: bool) -> AuditCopy:
     from txnbuffer.sinks.relayed_copy import RelayedCopy
 
-    return RelayedCopy(broker, topic, source, incarnation, compacted=compacted)
+    return RelayedCopy(broker, topic, source, incarnation, compacted=not raw)
 
 
 @contextlib.contextmanager
@@ -139,7 +152,8 @@ def _show_digest(topic: str, found: LogDigest, tally: Tally, like: LogDigest | N
     show_record({**report, "topic": topic, "up_to": found.end, **_tally("log", tally), "digest": found}, output)
     if not same:
         narrate(
-            "the newest records of some keys differ from those of the digest: compare with another copy to see which"
+            "the newest records of some keys differ from those of the digest, unless it was mistyped: compare with "
+            "another copy to see which"
         )
     sys.exit(0 if same else 1)
 

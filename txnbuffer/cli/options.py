@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from broker_io import is_cluster, open_broker
+from broker_io import canonical_address, is_cluster, open_broker
+from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidRequest
@@ -52,6 +53,20 @@ class LogAddress(NamedTuple):
     address: str
     config: Config
     tls_ca: str | None = None
+
+    @property
+    def place(self) -> str:
+        """One text for all addresses of one directory, or of one namespace of a cluster. Raises InvalidAddress."""
+        scheme, _, path = self.address.partition(":")
+        return f"file:{os.path.realpath(path)}" if scheme == "file" else canonical_address(self.address)
+
+    def check_not_in_memory(self) -> None:
+        """Raises InvalidAddress for a log in memory, which is an empty one of the command itself."""
+        if self.address.partition(":")[0] == "memory":
+            raise InvalidAddress(
+                f"{self.address!r} is an empty log in the memory of this command, not that of another process: give "
+                "file:DIR, or the address of the service"
+            )
 
     def open_for_reading(self) -> Broker:
         """Open a broker that another process may own."""
@@ -102,6 +117,17 @@ def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, log=LogAddress(address, config, tls_ca), **named)
 
     return tls_option(with_config(wrapped))
+
+
+def given(*parameters: str) -> str:
+    """Those of some parameters of the running command that are on its command line, as options: `--config and --set`.
+
+    The environment does not count: it is meant for all commands.
+    """
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    there = [name for name in parameters if context.get_parameter_source(name) is typed]
+    return " and ".join(one.opts[-1] for one in context.command.params if one.name in there)
 
 
 def parse_txn(text: str) -> TxnId:

@@ -365,7 +365,11 @@ class LogDigest(NamedTuple):
         """Parse the output of `str`. Raises InvalidRequest."""
         found = _DIGEST.fullmatch(text)
         if found is None:
-            raise InvalidRequest(f"{text!r} is not a digest: give one that `txnbuf audit` has printed")
+            count = len(text.rpartition("-")[2])
+            raise InvalidRequest(
+                f"{text!r:.100} is not a digest, START-END-DIGEST with two numbers and 48 hexadecimal digits (these "
+                f"are {count} characters): copy one that `txnbuf audit` has printed"
+            )
         start, end, keys = found.groups()
         return cls(int(start), int(end), KeyDigest.parse(keys))
 
