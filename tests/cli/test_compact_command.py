@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -151,6 +153,39 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     assert removed(json.loads(done.stdout)) == 39
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_an_interrupted_command_says_what_becomes_of_the_compaction(tmp_path: Path, online: bool) -> None:
+    """It is interrupted once it waits for a compaction that takes a minute at its I/O limit."""
+    slow = ("--set", "compaction.bytes_per_second=4096")
+    with connect(f"file:{tmp_path / 'log'}") as client, client.transaction() as txn:
+        for _ in range(3):
+            txn.send("orders", bytes(100_000), key="k")
+    with contextlib.ExitStack() as stack:
+        place: tuple[str, ...] = ("--log", f"file:{tmp_path / 'log'}", *slow)
+        if online:
+            service = stack.enter_context(ServiceProcess(tmp_path / "log", *slow))
+            place = ("--service", f"127.0.0.1:{service.port}")
+        ours, terminal = pty.openpty()
+        command = [sys.executable, "-m", "txnbuffer", "compact", "orders", *place]
+        waiting = stack.enter_context(subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL))
+        os.close(terminal)
+        shown = b""
+        while b"orders: running" not in shown:
+            shown += os.read(ours, 1 << 16)
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 130
+        with contextlib.suppress(OSError):  # the end
+            while more := os.read(ours, 1 << 16):
+                shown += more
+        os.close(ours)
+        wanted = b"the compaction continues in the service" if online else b"has left the topic as it was"
+        assert b"interrupted: " in shown
+        assert wanted in shown
+        assert b"Traceback" not in shown
+        if online:
+            assert result("--service", f"127.0.0.1:{service.port}")[0]["state"] == "running"
+
+
 NOBODY = ("--service", "127.0.0.1:1")
 UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or grace"
 
@@ -168,7 +203,12 @@ UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or g
         (("orders", "--policy", "dirty_ratio=2", *NOBODY), 2, "dirty_ratio must be a number above 0"),
         (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
         (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
+        (("orders", "--log", "memory:"), 2, "'memory:' is an empty log in the memory of this command"),
         (("orders", "--log", "LOG"), 2, "--log file:DIR"),
+        (("orders", "--set", "compaction.least_dead=0", *NOBODY), 2, "--set can be used with --log only"),
+        (("--config", "FILE", "--set", "log.compaction_bytes=1", *NOBODY), 2, "--config and --set can be used with"),
+        (("orders", "--log", "file:LOG", *NOBODY), 2, "--service can't be used with --log"),
+        (("orders", "--log", "file:LOG", "--tls-ca", "FILE"), 2, "--tls-ca can't be used with --log"),
         (("orders", "--log", "file:LOG-mistyped"), 4, "LOG-mistyped contains no log"),
         (("orders", *NOBODY), 3, "127.0.0.1:1"),
     ],
@@ -177,7 +217,9 @@ def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[s
     log = str(tmp_path / "log")
     with connect(f"file:{log}"):
         pass
-    refused = txnbuf("compact", *(one.replace("LOG", log) for one in arguments))
+    settings = Path(log, "settings.toml")
+    settings.write_text("[compaction]\nleast_dead = 0\n")
+    refused = txnbuf("compact", *(one.replace("LOG", log).replace("FILE", str(settings)) for one in arguments))
     assert (refused.returncode, why.replace("LOG", log) in refused.stderr) == (code, True), refused.stderr
     assert "Traceback" not in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["log"], "the command creates no log"

@@ -13,7 +13,7 @@ import click
 from broker_io import is_cluster
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
-from txnbuffer.cli.options import LogAddress, with_config
+from txnbuffer.cli.options import LogAddress, given, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from txnbuffer.service.offline import Ask
 
 NOTHING = "nothing to compact yet: the records are undecided, younger than least_lag, or read by a stream"
+CONTINUES = "interrupted: the compaction continues in the service; `txnbuf compact` shows how far it is"
+ENDED = "interrupted: a compaction that was not complete has left the topic as it was"
 
 
 @click.command("compact")
@@ -55,15 +57,12 @@ def compact_command(
     record is older than `most_lag` (0: no limit). Records younger than `least_lag` (0) are left alone. Deletions stay
     for `grace` (86400).
 
-    The settings of --config and --set matter only with --log; a service has its own.
+    --config and --set can be used with --log only; a service has its own settings.
 
     Exit code 0 also if there is nothing to compact yet; 2 if the request is invalid, 3 if the service can't be reached,
     4 if the compaction failed, 5 if another process has the log.
     """
-    if policy is not None and no_policy:
-        raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
-    if topic is None and (policy is not None or no_policy or address is not None):
-        raise click.UsageError("give the TOPIC")
+    _check_options(topic, policy, no_policy, address)
     if topic is None:
         responses = call_all(service, "Compactions")
         rows = [{name: value for name, value in row.items() if name != "run"} for row in responses.rows("topic")]
@@ -78,9 +77,21 @@ def compact_command(
             if wanted is not None or no_policy:
                 show_record(await ask("SetCompaction", topic=topic, **(wanted or {})), output)
             else:
-                show_record(await _compact(ask, topic), output, title=f"compaction of {topic}")
+                statistics = await _compact(ask, topic, CONTINUES if address is None else ENDED)
+                show_record(statistics, output, title=f"compaction of {topic}")
 
     asyncio.run(work())
+
+
+def _check_options(topic: str | None, policy: str | None, no_policy: bool, address: str | None) -> None:
+    if policy is not None and no_policy:
+        raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
+    if address is None and (ignored := given("config_path", "flags")):
+        raise click.UsageError(f"{ignored} can be used with --log only: a service has its own settings")
+    if address is not None and (ignored := given("service", "tls_ca")):
+        raise click.UsageError(f"{ignored} can't be used with --log: no service may have that log open")
+    if topic is None and (policy is not None or no_policy or address is not None):
+        raise click.UsageError("give the TOPIC")
 
 
 def parse_policy(text: str) -> dict[str, float]:
@@ -118,6 +129,7 @@ async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
     from txnbuffer.service.compaction import unsupported
     from txnbuffer.service.offline import owning
 
+    log.check_not_in_memory()
     if is_cluster(log.address):
         raise unsupported(topic)
     if not log.address.startswith("file:"):
@@ -128,13 +140,17 @@ async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
             yield ask
 
 
-async def _compact(ask: Ask, topic: str) -> dict[str, Any]:
-    """Compact a topic; the statistics. Raises CompactionFailed."""
+async def _compact(ask: Ask, topic: str, interrupted: str) -> dict[str, Any]:
+    """Compact a topic; the statistics. Prints `interrupted` if it is cancelled. Raises CompactionFailed."""
     from txnbuffer.service.offline import compacted
 
     number = (await ask("Compact", topic=topic))["run"]
-    with _progress(topic) as show:
-        statistics = await compacted(ask, topic, number, show)
+    try:
+        with _progress(topic) as show:
+            statistics = await compacted(ask, topic, number, show)
+    except asyncio.CancelledError:
+        narrate(interrupted)
+        raise
     if not statistics["upto"]:
         narrate(NOTHING)
     return statistics

@@ -100,8 +100,13 @@ def choose(backlogs: Mapping[str, int], passed: Mapping[str, int]) -> str:
     return max(backlogs, key=lambda name: (backlogs[name] + 1) << passed.get(name, 0))
 
 
-def unsupported(topic: str) -> NotSupported:
-    """The error for a topic of a broker that does not compact data topics."""
+def unsupported(topic: str, *, in_memory: bool = False) -> NotSupported:
+    """The error for a topic of a broker that does not compact data topics: a cluster, or a log `in_memory`."""
+    if in_memory:
+        return NotSupported(
+            f"topic {topic!r} can't be compacted: its log is in memory, and only a log in a directory (file:DIR) "
+            "compacts topics of records"
+        )
     return NotSupported(
         f"topic {topic!r} can't be compacted: only an embedded log compacts topics of records, because compaction on a "
         "cluster ignores transactions; `txnbuf relay` copies the committed records to a topic that may be compacted"
@@ -134,7 +139,7 @@ def _milliseconds(name: str, seconds: object) -> int:
 
 
 def _number(value: object) -> float:
-    """A value as a number, which may be NaN; NaN if it is none."""
+    """A value as a number; NaN for anything else."""
     return math.nan if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 
@@ -268,7 +273,7 @@ class CompactionScheduler:
         """The broker, which compacts. Raises NotSupported for any other."""
         broker = self._topics.broker
         if not isinstance(broker, CompactingBroker):
-            raise unsupported(topic)
+            raise unsupported(topic, in_memory=self._topics.takes_records)
         return broker
 
     async def request(self, topic: str) -> CompactionRun:
