@@ -133,7 +133,14 @@ class RawBlock(NamedTuple):
 def hash_keys(keys: Blobs, seed: int) -> bytes:
     """16 bytes per key: XXH3-128 seeded with a 64-bit secret, zeros for an absent key."""
     digest = xxhash.xxh3_128_digest
-    return b"".join([bytes(16) if key is None else digest(key, seed) for key in keys.to_list()])
+    if keys.absent is None:
+        return b"".join([digest(key or b"", seed) for key in keys.to_list()])
+    data, present = bytes(keys.data), ~keys.absent  # few keys may be left
+    starts, ends = keys.offsets[:-1][present].tolist(), keys.offsets[1:][present].tolist()
+    hashes = b"".join([digest(data[start:end], seed) for start, end in zip(starts, ends, strict=True)])
+    found = np.zeros(len(keys), "V16")
+    found[present] = np.frombuffer(hashes, "V16")
+    return found.tobytes()
 
 
 # --- encoding ---

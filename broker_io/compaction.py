@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, PlacedBatch
+from broker_io.key_digest import KeyDigest
 
 
 class RecordRetention(enum.IntEnum):
@@ -123,6 +124,25 @@ class CompactionStateBroker(Protocol):
     def compaction(self, topic: str) -> CompactionState: ...
 
 
+class StoredDigests(NamedTuple):
+    """The digests that compaction stored of each ledger up to `cleaned` that it has looked at, by number.
+
+    Each has those messages of its ledger that have a value and are the newest of their key in all these ledgers; not
+    messages in visible record sets. A ledger is missing if it was trimmed, if compaction could not compare all of its
+    keys, or if an older release compacted it. The seed of the digests is the secret of the log.
+    """
+
+    cleaned: int
+    ledgers: dict[int, KeyDigest]
+
+
+@runtime_checkable
+class DigestingBroker(Protocol):
+    """A broker that has the digests, and the secret, of its log."""
+
+    def key_digests(self, topic: str) -> StoredDigests: ...
+
+
 @runtime_checkable
 class CompactingBroker(CompactionStateBroker, Protocol):
     """A broker that compacts data topics."""
@@ -175,12 +195,16 @@ def _bitmap(rows: Ordinals) -> bytes:
 
 
 class LedgerPart(NamedTuple):
-    """What compaction did with a ledger, in numbers of messages and bytes; `written` is what the broker adopts."""
+    """What compaction did with a ledger, in numbers of messages and bytes.
+
+    `digest` of the newest messages of their keys, as the broker stores it; `written` is what it adopts.
+    """
 
     records: int
     emptied: int
     purged: int
     bytes_read: int
+    digest: str
     written: Any
 
 

@@ -42,7 +42,12 @@ class KeyDigest:
         return cls(int(text[:16], 16), int(text[16:], 16))
 
     def __str__(self) -> str:
-        return f"{self.seed:016x}{self.total:032x}"
+        return f"{self.seed:016x}{self.total_text}"
+
+    @property
+    def total_text(self) -> str:
+        """The sum alone, as text."""
+        return f"{self.total:032x}"
 
     def add(self, hashes: NDArray[np.uint64], ledgers: Int64s, entries: Int64s) -> Self:
         """The digest with n more records: the first halves of their key hashes, uint64[n], and their positions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ import numpy as np
 from file_logs import World
 from writing import TopicWriter
 
-from broker_io.batch import Batch, Message
+from broker_io import block
+from broker_io.batch import Batch, Blobs, Message
 from broker_io.compaction import ROW_BITS, CompactionReport, CompactionRequest, CompactionTasks, LedgerPart, Survivors
 from broker_io.environment import use
+from broker_io.key_digest import KeyDigest
 from broker_io.port import Broker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -64,6 +67,7 @@ class Topic:
     next_txn: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     in_tasks: bool = False
+    all_compared: bool = True
 
     def __post_init__(self) -> None:
         self.reopen()
@@ -166,12 +170,31 @@ class Topic:
         assert set(found) <= set(everything)
         assert [one.seqno for one in found] == sorted(one.seqno for one in found)
         assert [one for one in everything if one.key is None] == [one for one in found if one.key is None]
+        self.check_digests()
         end = applied({}, everything)
         assert applied({}, found) == end
         purged = self.broker.compaction(T).purged
         purge_seqno = self.seqno_after(purged) if purged else 0
         for start in range(purge_seqno, len(everything) + 1):
             assert applied(applied({}, everything[:start]), [one for one in found if one.seqno > start]) == end
+
+    def check_digests(self) -> None:
+        """The stored digests have the newest record of each key that has a value, except those in record sets."""
+        cleaned, digests = self.broker.key_digests(T)
+        ledgers = [one.ledger for one in self.broker.ledgers(T) if one.ledger <= cleaned]
+        places = Counter(one.position for one in self.written)
+        visible = [one for one in self.written if one.txn is None or one.txn in self.committed]
+        newest = {one.key: one for one in visible if one.position.ledger <= cleaned and places[one.position] == 1}
+        expected = {ledger: KeyDigest(self.broker.seed) for ledger in ledgers}
+        for one in newest.values():
+            if one.key is not None and one.value is not None:
+                ledger, entry, _ = one.position
+                key_hash = np.frombuffer(block.hash_keys(Blobs.of([one.key]), self.broker.seed), ">u8")[:1]
+                place = np.array([[ledger], [entry]])
+                expected[ledger] = expected[ledger].add(key_hash.astype(np.uint64), *place)
+        assert {ledger: expected[ledger] for ledger in digests} == digests
+        if self.all_compared:
+            assert digests.keys() == expected.keys()
 
 
 def run_tasks(world: World, tasks: CompactionTasks) -> list[LedgerPart]:

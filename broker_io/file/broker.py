@@ -29,7 +29,7 @@ from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
-from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles
+from broker_io.file.layout import MIB, LedgerEntry, Options, TopicEntry, TopicFiles
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.segment import check_blocks
@@ -189,6 +189,10 @@ class FileBroker(ReadingBroker):
 
     # --- reading ---
 
+    @property
+    def seed(self) -> int:
+        return self._log.seed
+
     def topics(self) -> list[str]:
         self.check()
         return self._log.names()
@@ -324,14 +328,20 @@ class FileBroker(ReadingBroker):
     def _swap(self, files: TopicFiles, request: CompactionRequest | None, done: Compaction) -> None:
         """Replace the rewritten ledgers, of which none was trimmed meanwhile."""
         news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
+        seen = [] if request is None else ledgers_of(files, request)
         with self._work:
             self.check()
             found = self._log.topic(files.topic.name)
             state = found.entry.compaction
-            if request is not None and (seen := ledgers_of(files, request)):
+            digests: dict[LedgerEntry, str] = {}
+            if seen:
                 cleaned = max(state.cleaned, seen[-1].ledger)
                 state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
-            ledgers = tuple(news.get(ledger, ledger) for ledger in found.entry.ledgers)
+                if seen[-1].ledger == cleaned:  # else the digests are not of all ledgers up to there
+                    digests = dict(zip(seen, done.digests, strict=True))
+            ledgers = tuple(
+                news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in found.entry.ledgers
+            )
             entry = found.entry._replace(ledgers=ledgers, compaction=state)
             if entry != found.entry:
                 self._log.change(found, entry, news)

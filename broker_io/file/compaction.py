@@ -11,30 +11,38 @@ of a key if it has no value (nothing older of that key is left then). In a data 
 below the first ledger that keeps superseded messages: an older value of its key may be among these. If that keeps too
 many deletions, all ledgers are rewritten.
 
-The manifest that names the new files is the swap; the old files are removed after it.
+Each rewritten ledger is read again, and checked by a digest of what it must keep (kept_digests.py). The manifest that
+names the new files is the swap; the old files are removed after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from broker_io.compaction import CompactionReport, CompactionRequest
 from broker_io.environment import Disk
+from broker_io.file.kept_digests import KeptDigests
 from broker_io.file.key_columns import KeyColumns, bits
 from broker_io.file.keymap import ALL_HASHES, Bytes, KeyMap, Mask
 from broker_io.file.layout import LedgerEntry, TopicFiles
 from broker_io.file.rewriting import Rewrite, discard, rewrite_ledger
+from broker_io.key_digest import KeyDigest
 
 
 @dataclass(slots=True)
 class Compaction:
-    """What a compaction did: its report, the ledgers rewritten, the newest one that had a purged deletion (0: none)."""
+    """What a compaction did: its report, the ledgers rewritten, the newest one that had a purged deletion (0: none).
+
+    `digests` of the ledgers that were looked at, as the manifest has them.
+    """
 
     report: CompactionReport = field(default_factory=CompactionReport)
     rewrites: list[Rewrite] = field(default_factory=list)
     purged: int = 0
+    digests: list[str] = field(default_factory=list)
 
 
 def ledgers_of(files: TopicFiles, request: CompactionRequest | None) -> list[LedgerEntry]:
@@ -59,9 +67,9 @@ class Compactor:
         done, report = self._done, self._done.report
         report.ledgers, report.bytes_before = len(self._ledgers), sum(ledger.bytes for ledger in self._ledgers)
         try:
-            for ledger, removed in zip(self._ledgers, self._removed(), strict=True):
+            for ledger, (removed, kept) in zip(self._ledgers, self._decided(), strict=True):
                 if removed.any():
-                    self._rewrite(ledger, removed)
+                    self._rewrite(ledger, removed, kept)
             if done.rewrites:
                 self._disk.sync_directory(self._files.path)
         except BaseException:
@@ -71,17 +79,18 @@ class Compactor:
         report.bytes_after = report.bytes_before + sum(one.new.bytes - one.old.bytes for one in done.rewrites)
         return done
 
-    def _removed(self) -> list[Mask]:
-        """Which messages of each ledger are removed or emptied."""
+    def _decided(self) -> list[tuple[Mask, KeyDigest]]:
+        """Which messages of each ledger are removed or emptied, and the digest of the others."""
         report = self._done.report
         with KeyColumns(self._disk, self._files, self._request) as columns:
             for ledger in self._ledgers:
                 columns.add(ledger)
-            found = Superseded(columns)
+            found = Superseded(columns, self._ledgers, self._files.seed)
             begin = 0
             while begin < ALL_HASHES:
                 begin = found.add_range(begin, self._map_bytes)
                 report.passes += 1
+            found.add_undecided()
             report.bytes_read += columns.bytes_read
         superseded, purgeable = found.masks()
         report.records = sum(columns.contents)
@@ -92,36 +101,63 @@ class Compactor:
             report.purged += (purged := int(np.count_nonzero(deleted)))
             if purged:
                 self._done.purged = ledger.ledger
-        return [mask | deleted for mask, deleted in zip(superseded, purgeable, strict=True)]
+        self._done.digests = [kept.stored() for kept in found.kept]
+        return [
+            (mask | deleted, kept.kept(purged=bool(deleted.any())))
+            for mask, deleted, kept in zip(superseded, purgeable, found.kept, strict=True)
+        ]
 
-    def _rewrite(self, ledger: LedgerEntry, removed: Mask) -> None:
+    def _rewrite(self, ledger: LedgerEntry, removed: Mask, kept: KeyDigest) -> None:
         rewrites, report = self._done.rewrites, self._done.report
-        rewrites.append(rewrite_ledger(self._disk, self._files, self._request, ledger, removed))
+        rewrites.append(rewrite_ledger(self._disk, self._files, self._request, ledger, removed, kept))
         report.bytes_read += rewrites[-1].bytes_read
         report.bytes_written += rewrites[-1].new.bytes
 
 
 class Superseded:
-    """Which messages of each ledger are superseded or unwanted, and which are deletions that may be purged; bitmaps."""
+    """Which messages of each ledger are superseded or unwanted, and which are deletions that may be purged; bitmaps.
 
-    def __init__(self, columns: KeyColumns) -> None:
-        self._columns = columns
+    `kept`: the digests of the others.
+    """
+
+    def __init__(self, columns: KeyColumns, ledgers: Sequence[LedgerEntry], seed: int) -> None:
+        self.kept = [KeptDigests.empty(seed) for _ in ledgers]
+        self._columns, self._ledgers = columns, ledgers
         chunks = [chunk for ledger in columns.chunks for chunk in ledger]
         self._rows, self._bytes = sum(chunk.rows for chunk in chunks), sum(chunk.size for chunk in chunks)
         self._superseded = self._empty()
+        self._newest = self._empty()
         self._purgeable = self._empty()
 
     def add_range(self, begin: int, map_bytes: int) -> int:
         """Look at the messages of a range of hashes from `begin` on; return its end."""
         keys = KeyMap.for_rows(self._rows, self._bytes, map_bytes, begin)
-        places = zip(self._columns.chunks, self._superseded, self._purgeable, strict=True)
-        for chunks, superseded, purgeable in reversed([*places]):
+        for number, chunks in reversed([*enumerate(self._columns.chunks)]):
+            superseded, purgeable, seen = self._superseded[number], self._purgeable[number], self._newest[number]
+            ledger, kept = self._ledgers[number].ledger, self.kept[number]
             for at in reversed(range(len(chunks))):
                 found = self._columns.read(chunks[at])
                 newest, older = keys.add(found.hashes, found.keys)
                 superseded[at] |= np.packbits(older | found.unwanted)
                 purgeable[at] |= np.packbits(newest & found.purgeable)
+                if begin == 0:
+                    kept.add_newest(ledger, found, newest)
+                    kept.add_others(ledger, found, found.content & ~found.competes & ~found.unwanted)
+                else:  # the range before may have seen the upper hashes of this one
+                    kept.add_newest(ledger, found, newest & ~bits(seen[at], len(newest)))
+                seen[at] |= np.packbits(newest)
         return keys.end
+
+    def add_undecided(self) -> None:
+        """Complete the digests after all ranges: with messages that stay because no range could compare their keys."""
+        for number, chunks in enumerate(self._columns.chunks):
+            for chunk, superseded, newest in zip(chunks, self._superseded[number], self._newest[number], strict=True):
+                decided = superseded | newest
+                if int(np.bitwise_count(decided).sum()) < chunk.open:
+                    found = self._columns.read(chunk)
+                    which = found.competes & ~bits(decided, chunk.rows)
+                    self.kept[number].add_others(self._ledgers[number].ledger, found, which)
+                    self.kept[number].undecided = True
 
     def masks(self) -> tuple[list[Mask], list[Mask]]:
         """The two masks of each ledger."""

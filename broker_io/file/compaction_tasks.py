@@ -25,11 +25,13 @@ from broker_io.environment import Disk, current
 from broker_io.errors import Damaged, NotSupported
 from broker_io.file import layout
 from broker_io.file.compaction import Compaction, ledgers_of
+from broker_io.file.kept_digests import KeptDigests
 from broker_io.file.key_columns import Columns, KeyColumns, bits
 from broker_io.file.keymap import KeyMap, Mask
-from broker_io.file.layout import TopicFiles
+from broker_io.file.layout import LedgerEntry, TopicFiles
 from broker_io.file.recovery import open_segment
 from broker_io.file.rewriting import Rewrite, discard, rewrite_ledger
+from broker_io.key_digest import KeyDigest
 
 DIGEST_BYTES = 16
 CHECK_BYTES = 4 * 1024 * 1024
@@ -87,15 +89,26 @@ class LedgerTasks:
         with self._columns(ledger) as columns:
             found = [columns.read(chunk) for chunk in columns.chunks[0]]
             records, read = columns.contents[0], 2 * columns.bytes_read  # `newest` has read them, too
-        competes = np.concatenate([np.zeros(0, np.bool_), *(one.keys.lengths >= 0 for one in found)])
+        competes = np.concatenate([np.zeros(0, np.bool_), *(one.competes for one in found)])
         unwanted = np.concatenate([np.zeros(0, np.bool_), *(one.unwanted for one in found)])
         newest, purged = (_mask(bitmap, len(competes)) for bitmap in survivors)
         emptied = unwanted | (competes & ~newest)
         counts = int(np.count_nonzero(emptied)), int(np.count_nonzero(purged))
+        removed = emptied | purged
+        stored, kept = self._digests_of(old, found, removed)
         if not any(counts):
-            return LedgerPart(records, *counts, read, None)
-        rewrite = rewrite_ledger(disk, self.files, self._request, old, emptied | purged, attempt)
-        return LedgerPart(records, *counts, read + rewrite.bytes_read, rewrite)
+            return LedgerPart(records, *counts, read, stored, None)
+        rewrite = rewrite_ledger(disk, self.files, self._request, old, removed, kept, attempt)
+        return LedgerPart(records, *counts, read + rewrite.bytes_read, stored, rewrite)
+
+    def _digests_of(self, ledger: LedgerEntry, found: list[Columns], removed: Mask) -> tuple[str, KeyDigest]:
+        """What the manifest says of a ledger, and the digest of what it must keep."""
+        kept, start = KeptDigests.empty(self.files.seed), 0
+        for columns in found:
+            stays = ~removed[start : (start := start + len(columns.entries))]
+            kept.add_newest(ledger.ledger, columns, stays & columns.competes)
+            kept.add_others(ledger.ledger, columns, stays & columns.content & ~columns.competes)
+        return kept.stored(), kept.kept(purged=False)
 
     def _columns(self, ledger: int) -> KeyColumns:
         disk, path = current().disk, self.files.path
@@ -131,6 +144,7 @@ def adopted(disk: Disk, tasks: LedgerTasks, request: CompactionRequest, parts: S
             report.bytes_read += part.bytes_read
             if part.purged:
                 done.purged = ledger.ledger
+            done.digests.append(part.digest)
             if isinstance(part.written, Rewrite):
                 done.rewrites.append(part.written)
                 _check_file(disk, files, request, part.written)

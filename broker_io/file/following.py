@@ -144,6 +144,10 @@ class FollowingBroker(ReadingBroker):
         except OSError as error:
             raise disk_error(error, self._path, "the log can't be read") from error
 
+    @property
+    def seed(self) -> int:
+        return int(self._manifest.secret, 16)
+
     def topics(self) -> list[str]:
         self.check()
         return sorted(self._numbers)

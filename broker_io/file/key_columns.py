@@ -22,6 +22,7 @@ from broker_io.block import (
     KEYS,
     RawBlock,
     absent_values,
+    decode_entries,
     decode_hashes,
     decode_keys,
     decode_keys_parts,
@@ -35,7 +36,7 @@ from broker_io.file.keymap import Bytes, Hashes, KeyColumn, Mask
 from broker_io.file.layout import LedgerEntry, TopicFiles, damage_at
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SegmentScan
-from broker_io.position import NO_INDEX, Positions
+from broker_io.position import NO_INDEX, Int64s, Positions
 
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -45,20 +46,36 @@ MEMORY_BYTES = 32 * 1024 * 1024
 
 class Columns(NamedTuple):
     """The key columns of n messages. A key of length -1: the message competes with no other, and stays if it is not
-    `unwanted`. `purgeable`: it is a deletion, and need not stay if it is the newest message of its key.
+    `unwanted`. `purgeable`: it is a deletion, and need not stay if it is the newest message of its key. `content`: it
+    has a key or a value; `valued`: it has a value.
     """
 
+    entries: Int64s
     hashes: Hashes
     keys: KeyColumn
     purgeable: Mask
     unwanted: Mask
+    content: Mask
+    valued: Mask
+
+    @property
+    def competes(self) -> Mask:
+        """Which messages compete for their keys."""
+        return self.keys.lengths >= 0
 
 
 class KeyChunk(NamedTuple):
-    """The packed columns of `rows` messages of one ledger, or the temporary file that has them, and their offset."""
+    """The packed columns of `rows` messages of one ledger, or the temporary file that has them, and their offset.
+
+    Their entry numbers begin with `first_entry`; with `gaps` they are part of the columns. `open` messages compete, or
+    are unwanted.
+    """
 
     rows: int
     size: int
+    first_entry: int
+    gaps: bool
+    open: int
     packed: bytes | File
     offset: int = 0
 
@@ -107,7 +124,7 @@ class KeyColumns:
         path = layout.segment_path(self._files.directory, topic, ledger)
         with closing(open_segment(self._disk, path)) as file:
             scan = SegmentScan(file, path, ledger.bytes, topic.place(ledger))
-            for offset, blocks in _grouped(scan):
+            for offset, blocks in grouped(scan):
                 with damage_at(path, offset):
                     chunks.append(self._store(ledger, blocks))
                 if self._request is not None:
@@ -118,7 +135,7 @@ class KeyColumns:
 
     def _store(self, ledger: LedgerEntry, blocks: list[RawBlock]) -> KeyChunk:
         counts = [block.header.rows for block in blocks]
-        keys = decode_keys(blocks, counts)
+        keys, entries = decode_keys(blocks, counts), decode_entries(blocks, counts)
         deleted, rows = absent_values(blocks, counts), len(keys)
         if self._request is None:
             unwanted = keys.absent_mask()
@@ -126,18 +143,23 @@ class KeyColumns:
             self.contents[-1] += rows
         else:
             competes, purgeable, unwanted = self._retained(self._request, ledger, blocks, deleted)
-        hashes = _hashes(blocks, keys, self._files.seed)
-        bitmaps = [np.packbits(mask).tobytes() for mask in (competes, purgeable, unwanted)]
-        packed = b"".join([hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
+        hashes = hashes_of(blocks, keys, self._files.seed)
+        masks = competes, purgeable, unwanted, ~(deleted & keys.absent_mask()), ~deleted
+        bitmaps = [np.packbits(mask).tobytes() for mask in masks]
+        first = int(entries[0])
+        gaps = int(entries[-1]) - first >= rows
+        numbers = entries.tobytes() if gaps else b""
+        packed = b"".join([numbers, hashes.tobytes(), keys.lengths().tobytes(), *bitmaps, keys.packed().data])
+        chunk = KeyChunk(rows, len(packed), first, gaps, int(np.count_nonzero(competes | unwanted)), packed)
         if self._all_in_memory or self._in_memory + len(packed) <= MEMORY_BYTES:
             self._in_memory += len(packed)
-            return KeyChunk(rows, len(packed), packed)
+            return chunk
         if self._file is None:
             self._file = self._disk.open(self._path, write=True, create=True)
             self._file.truncate(0)
         self._file.write(self._in_file, [packed])
         self._in_file += len(packed)
-        return KeyChunk(rows, len(packed), self._file, self._in_file - len(packed))
+        return chunk._replace(packed=self._file, offset=self._in_file - len(packed))
 
     def _retained(
         self, request: CompactionRequest, ledger: LedgerEntry, blocks: list[RawBlock], deleted: Mask
@@ -156,26 +178,31 @@ class KeyColumns:
     def read(self, chunk: KeyChunk) -> Columns:
         """The columns of a chunk. Raises OSError."""
         if isinstance(chunk.packed, bytes):
-            return _columns(chunk.packed, chunk.rows)
+            return _columns(chunk.packed, chunk)
         self.bytes_read += chunk.size
-        return _columns(chunk.packed.read(chunk.offset, chunk.size), chunk.rows)
+        return _columns(chunk.packed.read(chunk.offset, chunk.size), chunk)
 
 
-def _hashes(blocks: list[RawBlock], keys: Blobs, seed: int) -> Hashes:
+def hashes_of(blocks: list[RawBlock], keys: Blobs, seed: int) -> Hashes:
     """The first halves of the key hashes; those of blocks that have none are computed."""
     if all(HASHES in block.sections or KEYS not in block.sections for block in blocks):
         return decode_hashes(blocks)
     return np.frombuffer(hash_keys(keys, seed), ">u8")[::2].astype(np.uint64)
 
 
-def _columns(packed: bytes, rows: int) -> Columns:
-    hashes = np.frombuffer(packed, np.uint64, rows)
-    lengths = np.frombuffer(packed, np.int32, rows, 8 * rows).astype(np.int64)
-    size = -(-rows // 8)
-    masks = [bits(np.frombuffer(packed, np.uint8, size, 12 * rows + number * size), rows) for number in range(3)]
-    data = np.frombuffer(packed, np.uint8, offset=12 * rows + 3 * size)
-    keys = KeyColumn(data, np.cumsum(lengths) - lengths, np.where(masks[0], lengths, -1))
-    return Columns(hashes, keys, masks[1], masks[2])
+def _columns(packed: bytes, chunk: KeyChunk) -> Columns:
+    rows, at = chunk.rows, 0
+    if chunk.gaps:
+        entries, at = np.frombuffer(packed, np.int64, rows), 8 * rows
+    else:
+        entries = np.arange(chunk.first_entry, chunk.first_entry + rows, dtype=np.int64)
+    hashes = np.frombuffer(packed, np.uint64, rows, at)
+    lengths = np.frombuffer(packed, np.int32, rows, at + 8 * rows).astype(np.int64)
+    size, at = -(-rows // 8), at + 12 * rows
+    competes, *masks = (bits(np.frombuffer(packed, np.uint8, size, at + number * size), rows) for number in range(5))
+    data = np.frombuffer(packed, np.uint8, offset=at + 5 * size)
+    keys = KeyColumn(data, np.cumsum(lengths) - lengths, np.where(competes, lengths, -1))
+    return Columns(entries, hashes, keys, *masks)
 
 
 def bits(bitmap: Bytes, rows: int) -> Mask:
@@ -183,7 +210,7 @@ def bits(bitmap: Bytes, rows: int) -> Mask:
     return np.unpackbits(bitmap, count=rows).view(np.bool_)
 
 
-def _grouped(scan: SegmentScan) -> Iterator[tuple[int, list[RawBlock]]]:
+def grouped(scan: SegmentScan) -> Iterator[tuple[int, list[RawBlock]]]:
     """Blocks of about a chunk each, without values, with the offset of the first."""
     group: list[RawBlock] = []
     start = rows = size = 0

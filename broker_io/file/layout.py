@@ -35,8 +35,10 @@ and the rest is one JSON document:
 `purged`, one with a policy has `policy`, an object; `broker_io.compaction` describes them. Each of `ledgers`, in order,
 is an object with ledger, generation (how often compaction rewrote it), entries (next entry number), bytes (all
 durable), first_time and last_time (no message of it was published before the former, none of the topic so far after the
-latter; milliseconds, 0 for an empty topic). All but the last ledger are closed. Appends in the journal extend the last
-one.
+latter; milliseconds, 0 for an empty topic). Up to `cleaned` it may have `digest`, 32 hexadecimal digits: the sum that
+`broker_io.key_digest` describes, with `secret` as its seed, of those of its messages that have a value and are the
+newest with their key in all ledgers up to `cleaned`. Visible record sets are not part of it. All but the last ledger
+are closed. Appends in the journal extend the last one.
 """
 
 from __future__ import annotations
@@ -117,6 +119,7 @@ TOPICS = "topics"
 KEY_COLUMNS = "keys"
 
 _JOURNAL = re.compile(r"journal-(0|[1-9]\d*)")
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 def join(directory: str, *names: str) -> str:
@@ -231,6 +234,7 @@ class LedgerEntry(NamedTuple):
     bytes: int = 0
     first_time: int = 0
     last_time: int = 0
+    digest: str = ""
 
     def grown(self, entries: int, size: int, first_time: int, last_time: int) -> LedgerEntry:
         """This ledger with `entries` messages in `size` bytes more, published between two times."""
@@ -328,13 +332,20 @@ def _topic_document(topic: TopicEntry) -> dict[str, Any]:
         "name": topic.name,
         "incarnation": topic.incarnation,
         "floor": list(topic.floor),
-        "ledgers": [ledger._asdict() for ledger in topic.ledgers],
+        "ledgers": [_ledger_document(ledger) for ledger in topic.ledgers],
     }
     cleaned, purged, policy = topic.compaction
     if cleaned:
         document |= {"cleaned": cleaned, "purged": purged}
     if policy is not None:
         document["policy"] = policy._asdict()
+    return document
+
+
+def _ledger_document(ledger: LedgerEntry) -> dict[str, Any]:
+    document = ledger._asdict()
+    if not ledger.digest:
+        del document["digest"]
     return document
 
 
@@ -362,12 +373,15 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
 
 def _read_topic(document: dict[str, Any]) -> TopicEntry:
     ledgers = tuple(LedgerEntry(**ledger) for ledger in document["ledgers"])
+    for ledger in ledgers:
+        if ledger.digest and not _DIGEST.fullmatch(ledger.digest):
+            raise ValueError(f"{ledger.digest!r} is not a digest: it has 32 hexadecimal digits")
     if not ledgers:
         raise ValueError(f"topic {document['number']} has no ledger")
-    ledger, entry = document["floor"]
+    number, entry = document["floor"]
     policy = CompactionPolicy(**document["policy"]) if "policy" in document else None
     state = CompactionState(document.get("cleaned", 0), document.get("purged", 0), policy)
-    return TopicEntry(document["number"], document["name"], document["incarnation"], (ledger, entry), ledgers, state)
+    return TopicEntry(document["number"], document["name"], document["incarnation"], (number, entry), ledgers, state)
 
 
 def load_manifest(disk: Disk, directory: str) -> Manifest | None:

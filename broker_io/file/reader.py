@@ -24,7 +24,7 @@ from broker_io.block import (
     parse_header,
     property_names,
 )
-from broker_io.compaction import CompactionState
+from broker_io.compaction import CompactionState, StoredDigests
 from broker_io.environment import Environment, Mutex, ReadableFile
 from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat, disk_error
 from broker_io.file import layout
@@ -38,6 +38,7 @@ from broker_io.file.segment import (
     read_block,
     verified_index,
 )
+from broker_io.key_digest import KeyDigest
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, Resource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
@@ -383,6 +384,11 @@ class ReadingBroker(Resource):
 
     # --- the log ---
 
+    @property
+    def seed(self) -> int:
+        """The seed of the key hashes, a secret of the log."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raises Closed."""
         if self.closed:
@@ -448,6 +454,12 @@ class ReadingBroker(Resource):
     def compaction(self, topic: str) -> CompactionState:
         """As `CompactionStateBroker` says."""
         return self.named(topic).compaction
+
+    def key_digests(self, topic: str) -> StoredDigests:
+        """As `DigestingBroker` says."""
+        entry = self.named(topic)
+        digests = {one.ledger: KeyDigest(self.seed, int(one.digest, 16)) for one in entry.ledgers if one.digest}
+        return StoredDigests(entry.compaction.cleaned, digests)
 
     def first_position(self, topic: str) -> Position | None:
         with self.reader(topic) as reader:

@@ -1,7 +1,8 @@
 """The rewrite of one ledger by a compaction: its messages without those that go, in a file of the next generation.
 
 Every message keeps its entry number and publish time. A large block that loses nothing is copied as it is stored, once
-its checksums were verified; others are merged. Nothing names the new file until a manifest does.
+its checksums were verified; others are merged. The new file is read again and checked by a digest (kept_digests.py).
+Nothing names it until a manifest does.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from broker_io.compaction import CompactionRequest
 from broker_io.environment import Disk, File
 from broker_io.file import layout
 from broker_io.file.commit import BLOCK_BYTES
+from broker_io.file.kept_digests import check_kept
 from broker_io.file.keymap import Mask
 from broker_io.file.layout import LedgerEntry, TopicFiles, damage_at
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SegmentScan, SparseIndex
+from broker_io.key_digest import KeyDigest
 
 DECODED_BYTES = 4 * 1024 * 1024
 """Bytes of blocks that are decoded together."""
@@ -34,7 +37,7 @@ EMPTIED_BYTES = 24
 class Rewrite(NamedTuple):
     """A closed ledger before and after compaction, and the `attempt` that has the new file.
 
-    `digest`: CRC32C of the new file, which only an attempt needs; `bytes_read` of the old one.
+    `digest`: CRC32C of the new file, which only an attempt needs; `bytes_read` of the old one, and to check the new.
     """
 
     old: LedgerEntry
@@ -64,16 +67,21 @@ def rewrite_ledger(
     request: CompactionRequest | None,
     ledger: LedgerEntry,
     removed: Mask,
+    kept: KeyDigest,
     attempt: str = "",
 ) -> Rewrite:
     """Write a closed ledger without the messages of a mask (bool[messages]), or with these emptied.
 
-    The new file is synced, its name is not. Raises Damaged for an invalid block, OSError, and what the request raises;
-    what was written by then is removed.
+    `kept`: the digest of what the new file must have. It is synced, its name is not. Raises Damaged for an invalid
+    block and for another digest, OSError, and what the request raises; what was written by then is removed.
     """
     try:
         with closing(_Rewriting(disk, files, request, ledger, attempt)) as file:
-            return file.run(removed)
+            done = file.run(removed)
+        checked = check_kept(disk, files, done.new, attempt, kept)
+        if request is not None:
+            request.progress(checked)
+        return done._replace(bytes_read=done.bytes_read + checked)
     except BaseException:
         discard(disk, files, [Rewrite(ledger, next_generation(ledger), attempt)])
         raise

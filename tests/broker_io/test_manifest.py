@@ -42,9 +42,13 @@ def test_golden() -> None:
     assert decode_manifest(data, "manifest") == MANIFEST
 
 
+DIGEST = "00000000000000000123456789abcdef"
 COMPACTED = MANIFEST._replace(
     topics=(
-        MANIFEST.topics[0]._replace(compaction=CompactionState(3, 2, CompactionPolicy(0.25, 1000, 60_000, 3_600_000))),
+        MANIFEST.topics[0]._replace(
+            ledgers=(MANIFEST.topics[0].ledgers[0]._replace(digest=DIGEST), MANIFEST.topics[0].ledgers[1]),
+            compaction=CompactionState(3, 2, CompactionPolicy(0.25, 1000, 60_000, 3_600_000)),
+        ),
         MANIFEST.topics[1]._replace(compaction=CompactionState(0, 0, CompactionPolicy())),
     )
 )
@@ -55,11 +59,22 @@ def test_golden_of_compacted_topics() -> None:
     assert decode_manifest(data, "manifest") == COMPACTED
 
 
-def test_a_policy_that_is_none_is_damage() -> None:
-    rest = encode_manifest(COMPACTED).partition(b"\n")[2].replace(b"dirty_ratio", b"dirty_ratios")
-    data = f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+def changed(old: str, new: str) -> bytes:
+    """The manifest of the compacted topics with another text and a valid checksum."""
+    rest = encode_manifest(COMPACTED).partition(b"\n")[2].replace(old.encode(), new.encode())
+    return f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+
+
+@pytest.mark.parametrize(("old", "new"), [("dirty_ratio", "dirty_ratios"), (DIGEST, DIGEST[1:]), (f'"{DIGEST}"', "5")])
+def test_a_policy_or_a_digest_that_is_none_is_damage(old: str, new: str) -> None:
     with pytest.raises(Damaged, match="parsed"):
-        decode_manifest(data, "manifest")
+        decode_manifest(changed(old, new), "manifest")
+
+
+def test_an_older_manifest_has_no_digests() -> None:
+    without = decode_manifest(changed(f',"digest":"{DIGEST}"', ""), "manifest").topics[0]
+    assert [ledger.digest for ledger in without.ledgers] == ["", ""]
+    assert without._replace(ledgers=COMPACTED.topics[0].ledgers) == COMPACTED.topics[0]
 
 
 def test_flipped_bits_and_truncation_are_damage() -> None:
