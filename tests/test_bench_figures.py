@@ -10,6 +10,7 @@ from bench import (
     figures_aborts,
     figures_buffer,
     figures_client,
+    figures_compaction_spark,
     figures_log,
     figures_pulsar_scale,
     figures_snapshots,
@@ -132,3 +133,22 @@ def test_figures_of_the_client_measure_something(monkeypatch: pytest.MonkeyPatch
         figures_client.one_in_flight_in_process(),
     ]
     assert min(measured) > 0  # type: ignore[type-var]  # none of them has a peer
+
+
+def test_a_compaction_on_spark_is_compared_with_one_that_did_the_same(tmp_path: Path) -> None:
+    address = f"file:{tmp_path}/log"
+    figures_compaction_spark.write_log(address, 3_000, 600)
+    with open_broker(address) as broker:
+        figures_compaction_spark.reset_decisions(broker, figures_compaction_spark.Shard(0, 1), "test")
+    before = figures_compaction_spark.digest(address)
+    done = figures_compaction_spark.in_one_process(address)
+    assert done["records_out"] < done["records_in"]
+    figures_compaction_spark.check(before, address, done, done)
+    with pytest.raises(AssertionError, match="not of the same compaction"):
+        figures_compaction_spark.check(before, address, done, {**done, "records_out": done["records_out"] - 1})
+    with pytest.raises(AssertionError, match="nothing was compacted"):
+        same = {**done, "records_out": done["records_in"]}
+        figures_compaction_spark.check(before, address, same, same)
+    other = before._replace(keys=type(before.keys)(before.keys.seed, before.keys.total + 1))
+    with pytest.raises(AssertionError, match="other newest records"):
+        figures_compaction_spark.check(other, address, done, done)
