@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import google_crc32c
 import pytest
 from commands import txnbuf
 from writing import TopicWriter
@@ -135,10 +136,10 @@ def test_a_relayed_copy_is_compared_with_its_source(log: str, tmp_path: Path) ->
 
 def test_a_digest_of_one_audit_is_checked_by_another(log: str, other: str) -> None:
     found = result(log, T)
-    assert found["same"] is None
+    assert (found["same"], found["compared_with"]) == (None, "nothing")
     assert (found["topic"], found["up_to"], found["log_records"], found["log_keys"]) == (T, 4, 4, 2)
     again = result(log, T, "--digest", found["digest"])
-    assert again == {**found, "same": True}
+    assert again == {**found, "same": True, "compared_with": "given digest"}
     shorter = result(other, T)["digest"]
     assert result(other, T, "--digest", shorter)["digest"] == shorter
     lost = shorter[:-1] + ("0" if shorter[-1] != "0" else "1")
@@ -167,6 +168,16 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
     assert found["log_records"] < found["copy_records"] == 51
     after = result(address, T, "--digest", before["digest"])
     assert (after["same"], after["log_keys"], after["log_records"]) == (True, 4, found["log_records"])
+    stored = result(address, T)
+    assert (stored["same"], stored["compared_with"], stored["stored_ledgers"]) == (True, "stored digests", 1)
+    assert (stored["log_keys"], stored["log_records"]) == (4, found["log_records"])
+    manifest = tmp_path / "log" / "manifest"
+    before_it, name, digest = manifest.read_bytes().partition(b"\n")[2].partition(b'"digest":"')
+    rest = before_it + name + (b"1" if digest.startswith(b"0") else b"0") + digest[1:]
+    manifest.write_bytes(b"txnbuffer-log 1 %08x\n" % google_crc32c.value(rest) + rest)
+    wrong = txnbuf("audit", address, T)
+    assert wrong.returncode == 1
+    assert "in 1 ledgers, the first of them 1, differ from the digests that the last compaction has" in wrong.stderr
 
 
 @pytest.mark.parametrize(

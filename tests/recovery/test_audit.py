@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from audited_topic import (
     STEPS,
@@ -26,8 +27,10 @@ from log_server import LogServer
 
 from broker_io import open_broker
 from broker_io.batch import Message
-from broker_io.compaction import CompactionState, CompactionStateBroker
+from broker_io.compaction import CompactionState, CompactionStateBroker, DigestingBroker
 from broker_io.environment import Environment, use
+from broker_io.file import rewriting
+from broker_io.file.keymap import Mask
 from broker_io.key_digest import KeyDigest
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
@@ -36,7 +39,7 @@ from snapshots.errors import SnapshotMissing
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
 from txnbuffer.protocol import TXN
-from txnbuffer.recovery.audit import CommittedLog, KeyAudit, LogDigest, audit, digest_of
+from txnbuffer.recovery.audit import CommittedLog, KeyAudit, LogDigest, StoredComparison, audit, digest_of
 from txnbuffer.recovery.newest_records import ROW, SHARES
 
 SCRATCH = "/scratch"
@@ -399,3 +402,88 @@ def test_a_digest_that_can_not_be_made_again_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"'1-2-3' is not a digest"):
         LogDigest.parse("1-2-3")
     assert LogDigest.parse(f"1-2-{KeyDigest(5)}") == LogDigest(1, 2, KeyDigest(5))
+
+
+# --- stored digests ---
+
+
+def stored(broker: Broker, rows: int = 1000) -> StoredComparison | None:
+    memory = rows * SHARES * ROW.itemsize
+    return digest_of(CommittedLog(broker, T), SCRATCH, memory_bytes=memory).stored
+
+
+@given(STEPS, STEPS, rows, st.data())
+def test_a_log_equals_what_its_last_compaction_stored(
+    steps: Steps, more: Steps, rows: int, data: st.DataObject
+) -> None:
+    topic = AuditedTopic()
+    for part in (steps, more):
+        written_by(part, topic)
+        topic.compact()
+        cleaned = topic.broker.compaction(T).cleaned
+        ledgers = sum(one.ledger <= cleaned for one in topic.broker.ledgers(T))
+        assert stored(topic.broker, rows) == (StoredComparison(ledgers, ()) if ledgers else None)
+    written_by(data.draw(STEPS), topic)
+    assert stored(topic.broker, rows) == (StoredComparison(ledgers, ()) if ledgers else None)
+    if ledgers > 1:
+        topic.manager.pump()
+        topic.manager.snapshot(T)
+        topic.broker.trim(T, data.draw(st.integers(2, cleaned)))
+        left = sum(one.ledger <= cleaned for one in topic.broker.ledgers(T))
+        assert stored(topic.copy()) == StoredComparison(left, ())
+
+
+def miscompacted(wrong: list[bool]) -> AuditedTopic:
+    """Its second of three ledgers was rewritten with another mask, and nobody noticed."""
+    topic = AuditedTopic()
+    topic.write("other", "1")
+    topic.broker.roll(T)
+    for key, value in [("a", "old"), ("a", "new"), ("b", "x"), ("c", "y")]:
+        topic.write(key, value)
+    topic.broker.roll(T)
+    topic.write("b", "z")
+    topic.broker.roll(T)
+    run: Callable[[rewriting._Rewriting, Mask], rewriting.Rewrite] = rewriting._Rewriting.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewriting, "check_kept", lambda *arguments: 0)
+        patch.setattr(rewriting._Rewriting, "run", lambda self, removed: run(self, np.array(wrong)))
+        topic.compact()
+    return topic
+
+
+def test_a_stored_digest_shows_what_a_compaction_has_lost() -> None:
+    assert stored(miscompacted([True, False, True, False]).broker) == StoredComparison(3, ())
+    assert stored(miscompacted([False] * 4).broker) == StoredComparison(3, ()), "older records do not matter"
+    for wrong in ([True, True, True, False], [False, True, True, False], [True, False, True, True]):
+        topic = miscompacted(wrong)
+        assert stored(topic.broker) == stored(topic.copy(), rows=1) == StoredComparison(3, (2,))
+        topic.write("c", "newer")
+        topic.write("a", "newer")
+        assert stored(topic.broker) == StoredComparison(3, (2,)), "what is written later makes no difference"
+
+
+def test_a_compaction_during_a_comparison_with_its_digests_is_noticed() -> None:
+    topic = AuditedTopic()
+    topic.write("k", "1")
+    topic.broker.roll(T)
+    topic.compact()
+    topic.write("k", "2")
+    topic.broker.roll(T)
+    topic.manager.pump()
+    topic.manager.snapshot(T)
+    log: Any = Interfering(topic.broker)
+    opened = CommittedLog(log, T)
+    log.happens = topic.compact
+    with pytest.raises(InvalidRequest, match=r"compacted during the audit"):
+        digest_of(opened, SCRATCH)
+
+
+def test_a_service_keeps_the_digests_secret() -> None:
+    topic = AuditedTopic()
+    topic.write("k", "1")
+    topic.broker.roll(T)
+    topic.compact()
+    assert stored(topic.broker) == StoredComparison(1, ())
+    with LogServer(topic.broker) as server, open_broker(server.address) as remote:
+        assert not isinstance(remote, DigestingBroker)
+        assert stored(remote) is None

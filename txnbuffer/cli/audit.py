@@ -24,6 +24,7 @@ from txnbuffer.recovery.audit import (
     MEMORY_BYTES,
     AuditCopy,
     CommittedLog,
+    DigestAudit,
     KeyAudit,
     KeySide,
     LogDigest,
@@ -77,8 +78,8 @@ def audit_command(
     compared, mostly because one ends before what was compacted in the other. Keys that only one has, because their
     records were trimmed from the other, are not compared; unproven_keys counts them.
 
-    Without a copy: print a digest of the newest record of each key, of its key and position but not of its value. Give
-    it to a later audit with --digest, to prove that a compaction in between has changed none; exit code 1 if it has.
+    Without a copy: compare digests of the newest record of each key, without its value, with --digest or with those of
+    the last compaction of file:DIR (exit code 1 if they differ), and print one that a later audit can compare with.
     """
     check_data_topic(topic)
     copied = against is not None or against_topic is not None
@@ -88,8 +89,8 @@ def audit_command(
     like = None if expected is None else LogDigest.parse(expected)
     if not copied:
         with log.open_for_reading() as broker, _working(memory) as working:
-            found, tally = digest_of(CommittedLog(broker, topic), like=like, **working)
-        _show_digest(topic, found, tally, like, output)
+            found = digest_of(CommittedLog(broker, topic), like=like, **working)
+        _show_digest(topic, found, like, output)
     if (place.place, name) == (log.place, topic):
         raise click.UsageError(f"the other copy is topic {topic} itself: name another address or another topic")
     with log.open_for_reading() as broker, place.open_for_reading() as other, _working(memory) as working:
@@ -146,11 +147,21 @@ def _working(memory: int) -> Iterator[dict[str, Any]]:
         yield {"directory": directory, "memory_bytes": memory * MIB, "on_progress": on_progress}
 
 
-def _show_digest(topic: str, found: LogDigest, tally: Tally, like: LogDigest | None, output: str) -> NoReturn:
-    same = like is None or found.keys == like.keys
-    report = {"same": None if like is None else same}
-    show_record({**report, "topic": topic, "up_to": found.end, **_tally("log", tally), "digest": found}, output)
-    if not same:
+def _show_digest(topic: str, found: DigestAudit, like: LogDigest | None, output: str) -> NoReturn:
+    digest, tally, stored = found
+    report: dict[str, Any] = {"same": None, "compared_with": "nothing"}
+    if like is not None:
+        report = {"same": digest.keys == like.keys, "compared_with": "given digest"}
+    elif stored is not None:
+        report = {"same": not stored.different, "compared_with": "stored digests", "stored_ledgers": stored.ledgers}
+    show_record({**report, "topic": topic, "up_to": digest.end, **_tally("log", tally), "digest": digest}, output)
+    same = report["same"] is not False
+    if stored is not None and stored.different:
+        narrate(
+            f"the newest records of keys in {len(stored.different)} ledgers, the first of them {stored.different[0]}, "
+            "differ from the digests that the last compaction has stored: compare with another copy to see which"
+        )
+    elif not same:
         narrate(
             "the newest records of some keys differ from those of the digest, unless it was mistyped: compare with "
             "another copy to see which"

@@ -10,7 +10,9 @@ compaction has looked at, or later. Records that retention has trimmed from one 
 others are counted as unproven.
 
 Without another copy the digest of two moments is compared, as of the same seqno: it is that of `broker_io.key_digest`
-over the records with a value that are messages of their own. Those in record sets are never emptied.
+over the records with a value that are messages of their own. Those in record sets are never emptied. The same digest of
+each ledger, as of the end of what compaction has looked at, is stored by each compaction. The log itself has to be read
+for it, since a service keeps the seed of these secret.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import PlacedBatch
-from broker_io.compaction import CompactionStateBroker
+from broker_io.compaction import CompactionStateBroker, DigestingBroker, StoredDigests
 from broker_io.environment import current
 from broker_io.errors import TopicNotFound
 from broker_io.key_digest import KeyDigest
-from broker_io.port import Broker
+from broker_io.port import Broker, Resource
 from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
 from snapshots.errors import SnapshotMissing
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
@@ -36,7 +38,15 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.follow import SequencedFollower, read_existing, visible_prefix
 from txnbuffer.protocol import removed_rows
 from txnbuffer.recordset import batch_slices, expand
-from txnbuffer.recovery.newest_records import NewestRecords, Rows, has_value, hashed_rows, paired, rows_in
+from txnbuffer.recovery.newest_records import (
+    NewestRecords,
+    Rows,
+    has_value,
+    hashed_rows,
+    newest_with_value,
+    paired,
+    rows_in,
+)
 from txnbuffer.recovery.restore import LOST, load
 
 FIRST_DIFFERENCES = 10
@@ -120,14 +130,16 @@ class CommittedLog:
 
     `start` and `end`: the seqnos of its first and its last visible record. `cleaned`: the one up to which compaction
     has looked at it. `first_ledger`: the first one that was not trimmed. If the topic has had no transactions, it is
-    not `registered`, and its first record has the seqno 1.
+    not `registered`, and its first record has the seqno 1. `stored`: what its last
+    compaction has stored, or None.
     """
 
     def __init__(self, broker: Broker, topic: str) -> None:
         """Raises what reading the snapshot and the log raises, and SnapshotMissing."""
         self.topic = topic
         self._broker = broker
-        self._cleaned = _cleaned_ledger(broker, topic)
+        self.stored = _stored(broker, topic)
+        self._cleaned = _cleaned_ledger(broker, topic) if self.stored is None else self.stored.cleaned
         loaded = load(broker, topic)
         self.registered, self.first_ledger = loaded.registered, loaded.first_ledger
         self.incarnation = loaded.incarnation
@@ -173,11 +185,13 @@ class CommittedLog:
         self.check_unchanged(reached)
         return reached
 
-    def check_unchanged(self, reached: int) -> None:
-        """Raises InvalidRequest if compaction may have looked beyond a seqno since."""
+    def check_unchanged(self, reached: int, *, stored: bool = False) -> None:
+        """Raises InvalidRequest if compaction may have looked beyond a seqno since, or has `stored` other digests."""
         cleaned = _cleaned_ledger(self._broker, self.topic)
         if cleaned == self._cleaned:
             return
+        if stored:
+            raise InvalidRequest(f"topic {self.topic} was compacted during the audit: audit again")
         if self._last is None or cleaned >= self._last.ledger or self._sequencer.last_in(cleaned) > reached:
             raise InvalidRequest(
                 f"topic {self.topic} was compacted during the audit, maybe beyond seqno {reached}: audit again"
@@ -187,6 +201,10 @@ class CommittedLog:
         """As `AuditCopy` says."""
         before = Position(position.ledger, position.entry - 1)
         return record_in(read_existing(self._broker, self.topic, before, position), position)
+
+
+def _stored(broker: Broker, topic: str) -> StoredDigests | None:
+    return broker.key_digests(topic) if isinstance(broker, DigestingBroker) else None
 
 
 def _cleaned_ledger(broker: Broker, topic: str) -> int:
@@ -377,6 +395,21 @@ class LogDigest(NamedTuple):
         return f"{self.start}-{self.end}-{self.keys}"
 
 
+class StoredComparison(NamedTuple):
+    """A log compared with what its last compaction stored of so many ledgers; `different`: the numbers of some."""
+
+    ledgers: int
+    different: tuple[int, ...]
+
+
+class DigestAudit(NamedTuple):
+    """The digest of a log; `stored`: it was compared with those of its last compaction."""
+
+    digest: LogDigest
+    log: Tally
+    stored: StoredComparison | None
+
+
 def digest_of(
     log: CommittedLog,
     directory: str,
@@ -384,11 +417,13 @@ def digest_of(
     like: LogDigest | None = None,
     memory_bytes: int = MEMORY_BYTES,
     on_progress: OnProgress | None = None,
-) -> tuple[LogDigest, Tally]:
-    """The digest of a log, with the seed and the end of another digest (None: a new seed, and the end of the log).
+) -> DigestAudit:
+    """The digest of a log, with the seed and the end of another digest.
 
-    Raises InvalidRequest if the log can't have a digest as of that end, and what reading raises.
+    Without another one it has a new seed and the end of the log, and the log is compared with the digests that are
+    stored with it. Raises InvalidRequest if the log can't have a digest as of that end, and what reading raises.
     """
+    stored = log.stored if like is None else None
     if like is None:
         like = LogDigest(log.start, log.end, KeyDigest(_seed()))
     _check_reached("log", log.end, like.end)
@@ -401,14 +436,51 @@ def digest_of(
     tallies = _Tallies(on_progress, Tally(), Tally())
     digest, seed = KeyDigest(like.keys.seed), like.keys.seed
     count = tallies.of_log(like.end)
-    with NewestRecords(most_rows, f"{directory}/log") as found, NewestRecords(1, "") as nothing:
+    with NewestRecords(most_rows, f"{directory}/log") as found, _StoredCheck(log, stored, most_rows, directory) as kept:
         for records, seqnos in log.records(like.end):
             alone = records.positions.indexes == NO_INDEX
             found.add(hashed_rows(records.take(alone), seqnos[alone], seed))
+            kept.add(records.take(alone), seqnos[alone])
             count(len(records))
-        log.check_unchanged(like.end)
-        for rows, _ in paired(found, nothing, 2 * most_rows):
-            rows = rows[has_value(rows)]
+        log.check_unchanged(like.end, stored=kept.compares)
+        for rows in newest_with_value(found, 2 * most_rows):
             tallies.log.keys += len(rows)
             digest = digest.add(rows["key_high"], rows["ledger"], rows["entry"])
-    return LogDigest(log.start, like.end, digest), tallies.log
+        return DigestAudit(LogDigest(log.start, like.end, digest), tallies.log, kept.compared(2 * most_rows))
+
+
+class _StoredCheck(Resource):
+    """Compares the newest records of each ledger up to `cleaned` with the digests that are stored of it."""
+
+    def __init__(self, log: CommittedLog, stored: StoredDigests | None, most_rows: int, directory: str) -> None:
+        self._cleaned, ledgers = stored or (0, {})
+        self._stored = {ledger: digest for ledger, digest in ledgers.items() if ledger >= log.first_ledger}
+        self._seed = next((digest.seed for digest in self._stored.values()), 0)
+        self._found = NewestRecords(most_rows, f"{directory}/stored")
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is a digest."""
+        return bool(self._stored)
+
+    def add(self, records: PlacedBatch, seqnos: Int64s) -> None:
+        """Add visible records that are messages of their own, in the order of the log."""
+        if self.compares:
+            cleaned = records.positions.ledgers <= self._cleaned
+            self._found.add(hashed_rows(records.take(cleaned), seqnos[cleaned], self._seed))
+
+    def compared(self, most_rows: int) -> StoredComparison | None:
+        """The comparison after all records were added; None if nothing is stored."""
+        if not self.compares:
+            return None
+        found = dict.fromkeys(self._stored, KeyDigest(self._seed))
+        for rows in newest_with_value(self._found, most_rows):
+            rows = rows[np.argsort(rows["ledger"])]
+            for part in np.split(rows, np.flatnonzero(np.diff(rows["ledger"])) + 1):
+                if len(part) and (ledger := int(part["ledger"][0])) in found:
+                    found[ledger] = found[ledger].add(part["key_high"], part["ledger"], part["entry"])
+        different = tuple(ledger for ledger, digest in self._stored.items() if found[ledger] != digest)
+        return StoredComparison(len(found), different)
+
+    def close(self) -> None:
+        self._found.close()

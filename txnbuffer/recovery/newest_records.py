@@ -214,6 +214,13 @@ def paired(some: NewestRecords, others: NewestRecords, most_rows: int) -> Iterat
         first = end
 
 
+def newest_with_value(records: NewestRecords, most_rows: int) -> Iterator[Rows]:
+    """The newest records of one topic that are no deletions, as `paired`."""
+    with NewestRecords(1, "") as nothing:
+        for rows, _ in paired(records, nothing, most_rows):
+            yield rows[has_value(rows)]
+
+
 def _joined(some: Rows, others: Rows) -> tuple[Rows, Rows]:
     both = np.concatenate([some, others])
     order = np.lexsort((np.ascontiguousarray(both["key_low"]), np.ascontiguousarray(both["key_high"])))
