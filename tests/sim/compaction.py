@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from sim.history import Shown
-from sim.readers import content
+from sim.readers import AwayFollower, content
 from sim.roles import Role
 
 from broker_io.compaction import (
@@ -131,7 +131,7 @@ def _competing(broker: FileBroker, topic: str, request: CompactionRequest) -> It
 
 
 class Compaction(Role):
-    """Policies on all topics, and a service that looks at them often."""
+    """Policies on all topics, a service that looks at them often, and a follower that is away meanwhile."""
 
     def begin(self) -> None:
         scenario, choose = self.scenario, self.choose
@@ -143,6 +143,7 @@ class Compaction(Role):
                 least_dead=choose.choice((0.0, 0.2, 0.5)),
             )
             service.config = replace(service.config, compaction=compaction)
+        scenario.add(AwayFollower, "away-follower")
         self.superseded = Superseded(scenario.world)
         self.superseded.record(choose.choice(POLICIES))
         scenario.history.may_miss = self.superseded.may_miss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -193,6 +194,16 @@ class Follower(TopicApp):
             following.began = self.host.world.now
         following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
         following.seqno, following.complete = item.token.seqno, item.complete
+
+
+class AwayFollower(Follower):
+    """Follows for a short time, closes its streams, stays away, and continues at its newest tokens."""
+
+    async def take(self, client: Client, topic: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.choose.uniform(0.2, 3.0)):
+                await super().take(client, topic)
+        await asyncio.sleep(self.choose.uniform(0.0, 8.0))
 
 
 class CursorFollower(Follower):
