@@ -206,9 +206,9 @@ def followed(following: Following, records: Sequence[Shown], history: History) -
         if expected is None or (expected.key, expected.value) != (change.key, change.value):
             yield f"{following.follower} was shown {change} of {following.topic}, and seqno {seqno} is {expected}"
             return
-    if following.complete:
-        data = {change.key: change.value for _, change in sorted(following.changes.items())}
-        newest = {record.key: record for record in records[: following.seqno]}
+    now = [(following.seqno, following.data)] if following.complete else []
+    for seqno, data in [*following.states, *now]:
+        newest = {record.key: record for record in records[:seqno]}
         wanted = {
             key: record.value
             for key, record in newest.items()
@@ -217,9 +217,10 @@ def followed(following: Following, records: Sequence[Shown], history: History) -
                 history.may_purge(following.topic, record) or history.dropped(following.topic, record, following.began)
             )
         }
-        if data != wanted or following.seqno > len(records):
+        if data != wanted or seqno > len(records):
             missing = {key: value for key, value in wanted.items() if data.get(key) != value}
-            yield f"{following.follower} lacks {missing} of {following.topic} at seqno {following.seqno}"
+            yield f"{following.follower} lacks {missing} of {following.topic} at seqno {seqno}"
+            return
 
 
 def behind(history: History, topics: Topics) -> Iterator[str]:

@@ -99,11 +99,24 @@ class Following:
     rollbacks: int = 0
     began: float = NEVER
     """When it was shown the first changes from its beginning on."""
+    states: list[tuple[int, dict[bytes | None, bytes]]] = field(default_factory=list)
+    """The values of all keys at some seqnos at which it was complete; later changes would hide what was wrong."""
+
+    @property
+    def data(self) -> dict[bytes | None, bytes]:
+        """The values of all keys."""
+        return {change.key: change.value for _, change in sorted(self.changes.items())}
+
+    def note_state(self) -> None:
+        """Keep the values that it has now, if it is complete."""
+        if self.complete:
+            self.states.append((self.seqno, self.data))
 
     def rolled_back(self, seqno: int) -> None:
         """Take changes back."""
         self.rollbacks += 1
         self.changes = {number: change for number, change in self.changes.items() if number <= seqno}
+        self.states = [state for state in self.states if state[0] <= seqno]
         self.seqno, self.complete = min(self.seqno, seqno), True
 
 

@@ -110,6 +110,21 @@ def test_what_a_stream_left_out_is_found() -> None:
     assert "was shown" in case.found(final, [])
 
 
+def test_what_a_stream_lacked_for_a_while_is_found() -> None:
+    case = Case()
+    case.attempt(Fate.COMMITTED, b"1", b"2", b"3", topics="a")
+    final = [Shown(1, b"k", b"a1"), Shown(2, b"k", b"a2"), Shown(3, b"k", b"a3")]
+    following = Following("follower", "a", 2, changes={1: final[0]})
+    case.history.followings.append(following)
+    following.note_state()
+    following.changes[3], following.seqno = final[2], 3
+    assert "at seqno 2" in case.found(final, [])
+    following.rolled_back(1)
+    following.note_state()
+    following.changes[3], following.seqno = final[2], 3
+    assert case.found(final, []) == ""
+
+
 def test_what_a_group_left_out_or_did_twice_is_found() -> None:
     case = Case()
     case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
