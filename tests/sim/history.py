@@ -108,8 +108,8 @@ class Following:
         return {change.key: change.value for _, change in sorted(self.changes.items())}
 
     def note_state(self) -> None:
-        """Keep the values that it has now, if it is complete."""
-        if self.complete:
+        """Keep the values that it has now, if it is complete, and has not been further before."""
+        if self.complete and max(self.changes, default=0) <= self.seqno:
             self.states.append((self.seqno, self.data))
 
     def rolled_back(self, seqno: int) -> None:
