@@ -21,9 +21,6 @@ from txnbuffer.errors import StreamTrimmed, TopicNotFound, UnknownCursor
 from txnbuffer.model import Position
 from txnbuffer.streams.failover import ResumeToken
 
-NOTED = 0.2
-"""How many of the states of a follower are compared in the end."""
-
 
 def content(value: bytes | None, properties: Mapping[str, str]) -> bytes:
     """The value of a record, or what stands for it in a deletion."""
@@ -197,8 +194,7 @@ class Follower(TopicApp):
             following.began = self.host.world.now
         following.changes |= {change.seqno: change for change in changes if change.seqno is not None}
         following.seqno, following.complete = item.token.seqno, item.complete
-        if self.choose.random() < NOTED:
-            following.note_state()
+        following.note_state()
 
 
 class AwayFollower(Follower):
