@@ -63,6 +63,8 @@ class CompactionRequest:
     Deletions are purged in ledgers up to `purge_upto` if they were published before `purge_before_ms` (since 1970).
     A ledger is rewritten if its messages to empty are at least `least_dead` of those with content. `progress` is called
     with the bytes read and written since its last call; it may wait, and end the compaction by raising an error.
+    `before_swap` is called once all is written, with the newest ledger of which deletions were purged (0: none), and
+    may raise an error as well; the topic then stays as it was.
     """
 
     upto: int
@@ -71,6 +73,7 @@ class CompactionRequest:
     purge_before_ms: int = 0
     least_dead: float = 0.0
     progress: Callable[[int], object] = int
+    before_swap: Callable[[int], object] = int
 
 
 class CompactionPolicy(NamedTuple):

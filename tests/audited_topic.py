@@ -22,6 +22,7 @@ from txnbuffer.model import EARLIEST
 from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import BatchSlice, pack_all
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.service.compaction import last_compactable
 
 T = "orders"
 Change = Callable[[Position, Message], Message]
@@ -87,13 +88,7 @@ class AuditedTopic:
         """Compact all closed ledgers that are decided, and purge all deletions that may be purged."""
         self.manager.pump()
         buffer = self.manager.buffer(T)
-        limit = buffer.max_read_position
-        decided = [
-            ledger.ledger
-            for ledger in self.broker.ledgers(T)[:-1]
-            if limit is not None and (not ledger.entries or limit >= Position(ledger.ledger, ledger.entries - 1))
-        ]
-        upto = max(decided, default=0)
+        upto = last_compactable(self.broker.ledgers(T), buffer.max_read_position, None)
         rules = TransactionRules(PinnedVisibility.of(buffer))
         now = self.world.clock.now_ms() + 1
         self.broker.compact_records(T, CompactionRequest(upto, rules, upto, now))

@@ -363,6 +363,22 @@ class VisibleRecords(NamedTuple):
     broken: Error | None
 
 
+def numbered_records(
+    placed: PlacedBatch, visibility: Visibility, first: int
+) -> tuple[PlacedBatch, Int64s, int, Error | None]:
+    """The visible records of decided messages, without emptied ones, and their seqnos, `first` and following.
+
+    Also how many seqnos the messages have, and the error of a record set as in `VisibleRecords`.
+    """
+    counts = visible_counts(placed, visibility)
+    records, broken = visible_prefix(placed, visibility, counts)
+    seqnos = np.arange(first, first + len(records), dtype=np.int64)
+    removed = removed_rows(records.messages)
+    if removed is not None:
+        records, seqnos = records.take(~removed), seqnos[~removed]
+    return records, seqnos, int(counts.sum()), broken
+
+
 class RecordFollower(DecidedFollower):
     """Follows a log for a reader, which takes the visible records. `next_seqno`: of the next one; None if unknown."""
 
@@ -373,15 +389,10 @@ class RecordFollower(DecidedFollower):
         placed = self.take(limit)
         if placed is None:
             return None
-        counts = visible_counts(placed, self.buffer)
-        records, broken = visible_prefix(placed, self.buffer, counts)
-        seqnos = None
-        if self.next_seqno is not None:
-            seqnos = np.arange(self.next_seqno, self.next_seqno + len(records), dtype=np.int64)
-            self.next_seqno += int(counts.sum())
-        removed = removed_rows(records.messages)
-        if removed is not None:
-            records, seqnos = records.take(~removed), None if seqnos is None else seqnos[~removed]
+        records, seqnos, count, broken = numbered_records(placed, self.buffer, self.next_seqno or 0)
+        if self.next_seqno is None:
+            return VisibleRecords(records, None, placed.positions.last, broken)
+        self.next_seqno += count
         return VisibleRecords(records, seqnos, placed.positions.last, broken)
 
     def count_visible(self, after: Position, last: Position, *, timeout: float) -> int:

@@ -32,6 +32,7 @@ from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, LedgerEntry, Options, TopicEntry, TopicFiles
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
+from broker_io.file.rewriting import discard
 from broker_io.file.segment import check_blocks
 from broker_io.port import (
     MAX_MESSAGE_BYTES,
@@ -319,11 +320,20 @@ class FileBroker(ReadingBroker):
             files = TopicFiles(self.directory, self.named(topic), self._log.seed, self._options.compress)
             try:
                 done = work(files)
+                if request is not None:
+                    self._confirm(files, request, done)
             except OSError as error:
                 which = "" if request is not None else f"topic {topic!r} was not compacted; "  # else the caller says so
                 raise disk_error(error, self.directory, f"{which}nothing changed") from error
             self._swap(files, request, done)
         return done.report
+
+    def _confirm(self, files: TopicFiles, request: CompactionRequest, done: Compaction) -> None:
+        try:
+            request.before_swap(done.purged)
+        except BaseException:
+            discard(self.environment.disk, files, done.rewrites)
+            raise
 
     def _swap(self, files: TopicFiles, request: CompactionRequest | None, done: Compaction) -> None:
         """Replace the rewritten ledgers, of which none was trimmed meanwhile."""

@@ -44,6 +44,14 @@ class Compaction:
     purged: int = 0
     digests: list[str] = field(default_factory=list)
 
+    def complete(self, ledgers: Sequence[LedgerEntry]) -> None:
+        """Set what the report says of the files; `ledgers` were looked at."""
+        report = self.report
+        report.ledgers, report.rewritten = len(ledgers), len(self.rewrites)
+        report.bytes_before = sum(ledger.bytes for ledger in ledgers)
+        report.bytes_written = sum(one.new.bytes for one in self.rewrites)
+        report.bytes_after = report.bytes_before + sum(one.new.bytes - one.old.bytes for one in self.rewrites)
+
 
 def ledgers_of(files: TopicFiles, request: CompactionRequest | None) -> list[LedgerEntry]:
     """The ledgers that a compaction looks at."""
@@ -64,8 +72,7 @@ class Compactor:
 
         Raises Damaged for an invalid block, OSError, and what the request raises; what was written by then is removed.
         """
-        done, report = self._done, self._done.report
-        report.ledgers, report.bytes_before = len(self._ledgers), sum(ledger.bytes for ledger in self._ledgers)
+        done = self._done
         try:
             for ledger, (removed, kept) in zip(self._ledgers, self._decided(), strict=True):
                 if removed.any():
@@ -75,8 +82,7 @@ class Compactor:
         except BaseException:
             discard(self._disk, self._files, done.rewrites)
             raise
-        report.rewritten = len(done.rewrites)
-        report.bytes_after = report.bytes_before + sum(one.new.bytes - one.old.bytes for one in done.rewrites)
+        done.complete(self._ledgers)
         return done
 
     def _decided(self) -> list[tuple[Mask, KeyDigest]]:
@@ -108,10 +114,9 @@ class Compactor:
         ]
 
     def _rewrite(self, ledger: LedgerEntry, removed: Mask, kept: KeyDigest) -> None:
-        rewrites, report = self._done.rewrites, self._done.report
+        rewrites = self._done.rewrites
         rewrites.append(rewrite_ledger(self._disk, self._files, self._request, ledger, removed, kept))
-        report.bytes_read += rewrites[-1].bytes_read
-        report.bytes_written += rewrites[-1].new.bytes
+        self._done.report.bytes_read += rewrites[-1].bytes_read
 
 
 class Superseded:

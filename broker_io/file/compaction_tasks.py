@@ -42,7 +42,7 @@ class LedgerTasks:
     """As `CompactionTasks` says; the disk is that of the environment in which a task runs."""
 
     def __init__(self, files: TopicFiles, request: CompactionRequest, map_bytes: int) -> None:
-        self.files, self._request, self._map_bytes = files, replace(request, progress=int), map_bytes
+        self.files, self._request, self._map_bytes = files, replace(request, progress=int, before_swap=int), map_bytes
         self.ledgers = ledgers_of(files, request)
 
     @property
@@ -134,13 +134,12 @@ def adopted(disk: Disk, tasks: LedgerTasks, request: CompactionRequest, parts: S
     """
     files, done = tasks.files, Compaction()
     report = done.report
-    report.ledgers, report.passes = len(tasks.ledgers), 1
+    report.passes = 1
     try:
         for ledger, part in zip(tasks.ledgers, parts, strict=True):
             report.records += part.records
             report.emptied += part.emptied
             report.purged += part.purged
-            report.bytes_before += ledger.bytes
             report.bytes_read += part.bytes_read
             if part.purged:
                 done.purged = ledger.ledger
@@ -155,9 +154,7 @@ def adopted(disk: Disk, tasks: LedgerTasks, request: CompactionRequest, parts: S
     except BaseException:
         discard(disk, files, done.rewrites)
         raise
-    report.rewritten = len(done.rewrites)
-    report.bytes_written = sum(one.new.bytes for one in done.rewrites)
-    report.bytes_after = report.bytes_before + sum(one.new.bytes - one.old.bytes for one in done.rewrites)
+    done.complete(tasks.ledgers)
     return done
 
 

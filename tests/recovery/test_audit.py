@@ -469,6 +469,7 @@ def test_a_compaction_during_a_comparison_with_its_digests_is_noticed() -> None:
     topic.compact()
     topic.write("k", "2")
     topic.broker.roll(T)
+    topic.write("k", "3")
     topic.manager.pump()
     topic.manager.snapshot(T)
     log: Any = Interfering(topic.broker)

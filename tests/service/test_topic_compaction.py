@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from streamed import Follower, client_of
 
 from broker_io.batch import Batch, Message
-from broker_io.compaction import CompactionPolicy
+from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionRequest
 from broker_io.environment import use
 from broker_io.errors import DiskWatermark, Error, NotSupported, TopicNotFound
 from broker_io.file.broker import FileBroker
@@ -327,6 +327,43 @@ async def test_a_group_keeps_the_deletions_that_it_has_not_consumed() -> None:
         assert await one.session.ask(commits=commit) is Outcome.COMMIT
         assert await purged_after(one) == 0
         assert one.contents("a")[None] == 1
+
+
+@pytest.mark.parametrize("who", ["cursor", "group"])
+@on_a_loop
+async def test_what_a_compaction_is_about_to_purge_is_kept_for_readers_that_come_meanwhile(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage("a", "b") as one:
+        joined = await one.session.ask(joins=lambda r: (NamedRequest(r, "readers"),))
+        txn = await one.begin("b")
+        loop, compact = asyncio.get_running_loop(), one.broker.compact_records
+        attempts: list[bool] = []
+
+        async def come() -> None:
+            if who == "cursor":
+                await one.engine.cursors.add("a", "reader", "beginning")
+                return
+            moved = ConsumerPosition("readers", "a", joined.generation, None, one.broker.first_position("a"))
+            commit = lambda r: (Commit(r, TxnId(0, txn), ("b",), (1,), positions=(moved,)),)  # noqa: E731
+            assert await one.session.ask(commits=commit) is Outcome.COMMIT
+
+        def watched(name: str, request: CompactionRequest) -> CompactionReport:
+            def before_swap(purged: int) -> None:
+                if purged and not any(attempts):
+                    asyncio.run_coroutine_threadsafe(come(), loop).result(60)
+                attempts.append(purged > 0)
+                request.before_swap(purged)
+
+            return compact(name, replace(request, before_swap=before_swap))
+
+        monkeypatch.setattr(one.broker, "compact_records", watched)
+        assert await purged_after(one) == 0
+        assert one.contents("a")[None] == 1
+        assert attempts.count(True) == 1
+        directory = one.broker._log.topic("a").entry.number
+        files = [path for path in segment_paths(one.world) if f"/topics/{directory}/" in path]
+        assert len(files) == len(one.broker.ledgers("a")), "what was refused left no files"
 
 
 # What stays as it is

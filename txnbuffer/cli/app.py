@@ -1,10 +1,10 @@
 """The `txnbuf` command itself: its table of commands and its exit codes
 
-Results go to stdout, messages and progress to stderr. Exit codes: 0 success; 1 success, and the command
-found a problem in what it examined; 2 the request is invalid; 3 another process failed or is in the way;
-4 the storage failed; 5 this machine lacks something; 130 interrupted; 141 the reader of the output closed
-it, as `head` does, and nothing more is printed. An exception that is not a `broker_io.errors.Error` is a
-bug and shows its traceback.
+Results go to stdout, messages and progress to stderr. Exit codes: 0 success; 1 success, and the command found a problem
+in what it examined; 2 the request is invalid; 3 another process failed or fenced this one; 4 the storage failed; 5 this
+machine lacks something, or another process has the log; 130 interrupted; 141 the reader of the output closed it, as
+`head` does, and nothing more is printed. An exception that is not a `broker_io.errors.Error` is a bug and shows its
+traceback.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMANDS = {
     "tail": ("tail", "Print records as they become visible."),
     "relay": ("relay", "Copy the committed records of a topic to another topic, exactly once."),
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
-    "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover and profile."),
+    "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
     "config": ("installation", "Show the configuration and the environment variable of each setting."),
     "completions": ("installation", "Print the completion script of a shell."),
@@ -113,8 +113,8 @@ def app() -> None:
     pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace.
 
     Exit codes: 0 success; 1 success, but the command found a problem in what it examined; 2 invalid
-    request; 3 another process failed or is in the way; 4 storage failed; 5 this machine lacks something;
-    130 interrupted; 141 the reader of the output closed it.
+    request; 3 another process failed or fenced this one; 4 storage failed; 5 this machine lacks something,
+    or another process has the log; 130 interrupted; 141 the reader of the output closed it.
     """
 
 

@@ -33,10 +33,9 @@ from broker_io.key_digest import KeyDigest
 from broker_io.port import Broker, Resource
 from broker_io.position import NO_INDEX, Int64s, Position, before_ledger
 from snapshots.errors import SnapshotMissing
-from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
+from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.follow import SequencedFollower, read_existing, visible_prefix
-from txnbuffer.protocol import removed_rows
+from txnbuffer.follow import SequencedFollower, numbered_records, read_existing
 from txnbuffer.recordset import batch_slices, expand
 from txnbuffer.recovery.newest_records import (
     NewestRecords,
@@ -163,16 +162,12 @@ class CommittedLog:
         next_seqno = self.start
         for placed in read_existing(self._broker, self.topic, before_ledger(self.first_ledger), self._last):
             for part in batch_slices(placed):
-                counts = visible_counts(part, self._visibility)
-                records, broken = visible_prefix(part, self._visibility, counts)
-                seqnos = np.arange(next_seqno, next_seqno + len(records), dtype=np.int64)
-                next_seqno += int(counts.sum())
+                records, seqnos, count, broken = numbered_records(part, self._visibility, next_seqno)
+                next_seqno += count
                 if broken is not None:
                     raise broken
-                kept = seqnos <= limit
-                if (removed := removed_rows(records.messages)) is not None:
-                    kept &= ~removed
-                yield NumberedRecords(*(records, seqnos) if kept.all() else (records.take(kept), seqnos[kept]))
+                kept = slice(int(np.searchsorted(seqnos, limit, side="right")))
+                yield NumberedRecords(records.take(kept), seqnos[kept])
                 if next_seqno > limit:
                     return
 

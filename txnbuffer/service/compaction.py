@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from broker_io.compaction import (
@@ -225,6 +226,10 @@ class CompactionProgress:
             raise error
 
 
+class DeletionsNeeded(Exception):
+    """A group or a durable cursor needs deletions that a compaction was about to purge: it begins again."""
+
+
 class CompactionScheduler:
     """Compacts the topics of an embedded log that have a policy, and others on request.
 
@@ -265,6 +270,7 @@ class CompactionScheduler:
         self._not_before: dict[str, float] = {}
         self._ending: Error | None = None
         self._work: Future[CompactionReport] | None = None
+        self._loop = asyncio.get_running_loop()
         self._thread = current().threads.executor(1, "txnbuffer-compaction")
 
     # For operators
@@ -426,7 +432,8 @@ class CompactionScheduler:
             async with self._topics.snapshot_lock:
                 topic.compacting = True
             try:
-                await self._execute(run, topic)
+                while not await self._execute(run, topic):
+                    run.bytes_done = 0
             finally:
                 topic.compacting = False
         except Error as error:
@@ -438,7 +445,8 @@ class CompactionScheduler:
                 self.totals.add(run, self._clock.now_ms() / 1000)
             self.problems.pop(run.topic, None)
 
-    async def _execute(self, run: CompactionRun, topic: ServiceTopic) -> None:
+    async def _execute(self, run: CompactionRun, topic: ServiceTopic) -> bool:
+        """Compact a topic; False: nothing changed, because what it was about to purge is needed now."""
         try:
             request, cleaned = await self._plan(run, topic)
             if run.upto > (0 if run.requested else cleaned):
@@ -447,9 +455,12 @@ class CompactionScheduler:
                 run.report = await asyncio.wrap_future(self._work)
             elif not run.requested:  # a stream reads what was due
                 self._not_before[run.topic] = self._clock.monotonic() + self._config.check_seconds
+        except DeletionsNeeded:
+            return False
         finally:
             await self._streams.end_compaction(run.topic)
         run.after = (await asyncio.to_thread(self.stored, run.topic))[1]
+        return True
 
     def _failed(self, run: CompactionRun, error: Error) -> None:
         run.state, run.problem = RunState.FAILED, error
@@ -485,15 +496,39 @@ class CompactionScheduler:
         last = last_compactable(ledgers, followed.numbered.position, young)
         run.upto = self._streams.begin_compaction(name, last)
         run.bytes_expected = 2 * Backlog.of(ledgers, 0, run.upto).total
-        needed = (self._floors.groups(name), self._floors.cursors(name, ledgers, 0), followed.floor())
+        purgeable = self._purgeable(topic, ledgers)
         return CompactionRequest(
             run.upto,
             TransactionRules(PinnedVisibility.copy_of(followed.buffer)),
-            purge_upto=min([run.upto, *(ledger - 1 for ledger in needed if ledger is not None)]),
+            purge_upto=min(run.upto, purgeable),
             purge_before_ms=self._clock.now_ms() - policy.grace_ms,
             least_dead=0.0 if run.requested else self._config.least_dead,
             progress=CompactionProgress(run, self._config.bytes_per_second, self._clock, lambda: self._ending),
+            before_swap=partial(self._before_swap, topic, ledgers),
         )
+
+    def _purgeable(self, topic: ServiceTopic, ledgers: list[Ledger]) -> int:
+        """The last ledger whose deletions no group, durable cursor or snapshot of the buffer needs."""
+        if topic.followed is None:
+            raise topic.refusal()
+        needed = [self._floors.groups(topic.name), self._floors.cursors(topic.name, ledgers, 0), topic.followed.floor()]
+        return min(ledger for ledger in needed if ledger is not None) - 1
+
+    def _before_swap(self, topic: ServiceTopic, ledgers: list[Ledger], purged: int) -> None:
+        """Check on the loop that what was purged is still not needed; called in the thread of compactions."""
+        if not purged:
+            return
+        purgeable: Future[int] = Future()
+
+        def check() -> None:
+            try:
+                purgeable.set_result(self._purgeable(topic, ledgers))
+            except BaseException as error:
+                purgeable.set_exception(error)
+
+        self._loop.call_soon_threadsafe(check)
+        if (last := purgeable.result()) < purged:
+            raise DeletionsNeeded(f"deletions of topic {topic.name} after ledger {last} are needed")
 
     async def _topic(self, name: str) -> ServiceTopic:
         """A topic that has a buffer; it is registered if needed. Raises the error that prevents it."""
