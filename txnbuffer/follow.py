@@ -145,9 +145,9 @@ class LogFollower(Resource):
             self._close_reader()  # it may be dead
         raise stalled(self.topic, end, self.at, timeout)
 
-    def take_reader(self) -> Reader:
-        """Hand over the reader, which continues after `at`: from now on the caller passes messages to `apply`."""
-        reader, self._reader = self.open(), None
+    def take_reader(self) -> Reader | None:
+        """Hand over the reader, which continues after `at`, if it is open: the caller passes messages to `apply` now."""
+        reader, self._reader = self._reader, None
         return reader
 
     def close(self) -> None:

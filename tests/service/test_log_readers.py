@@ -88,6 +88,31 @@ async def test_it_continues_with_the_reader_of_the_replay(broker):
 
 
 @on_a_loop
+async def test_a_log_reader_in_a_hurry_does_not_wait_for_those_that_are_slow_to_open(broker):
+    """A cluster that is slow to open the readers of many topics delays none that somebody waits for."""
+    slow, opening = threading.Event(), broker.reader
+
+    def reader(topic, *arguments, **options):
+        if topic != "a":
+            slow.wait()
+        return opening(topic, *arguments, **options)
+
+    taker = Taker(broker)
+    with patch.object(broker, "reader", reader):
+        for number in range(log_readers.SLOW_THREADS):
+            broker.create_topic(f"slow-{number}")
+            taker.follow(f"slow-{number}")
+        put(broker, b"v")
+        hurried = taker.follow("a")
+        hurried.hurry()
+        hurried.hurry()
+        await eventually(lambda: taker.values == [b"v"])
+        slow.set()
+        await taker.stop()
+    assert taker.values == [b"v"]
+
+
+@on_a_loop
 async def test_a_reader_of_a_recreated_topic_is_not_continued(broker):
     put(broker, b"old")
     incarnation = broker.incarnation("a")

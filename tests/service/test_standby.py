@@ -13,7 +13,7 @@ from cut_readers import cut_short
 from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
 from running_services import Running, owners, service
-from service_setup import eventually, on_a_loop, visible
+from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
@@ -69,6 +69,34 @@ async def test_it_waits_for_the_owner_to_go_and_continues_with_what_it_left(clus
             assert await again.commit(opened, ["a", "b"], [1, 1]) is Outcome.COMMIT
             await eventually(lambda: visible(cluster, "a") == visible(cluster, "b") == {b"v": 2})
         active.fail(ServiceUnavailable("its process is gone"))
+
+
+@on_a_loop
+async def test_topics_whose_snapshots_cover_their_logs_are_served_before_their_readers_are_open(cluster):
+    """A cluster takes long to open the readers of a thousand topics."""
+    async with cluster_engine(cluster) as (active, its):
+        app = await app_on(active, cluster, "a")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+    with cluster.connect() as broker:
+        opening, may_open = broker.reader, threading.Event()
+
+        def reader(topic, *arguments, **options):
+            if topic == "a":
+                may_open.wait()
+            return opening(topic, *arguments, **options)
+
+        broker.reader = reader
+        async with engine_on(broker, cluster_mode=True) as engine:
+            put = await app_on(engine, cluster, "a")
+            txn = next(put.ids)
+            await put.write("a", [txn])
+            assert await put.commit(txn, "a") is Outcome.COMMIT
+            may_open.set()
+            await eventually(lambda: visible(cluster, "a") == {b"v": 2})
+            await eventually(lambda: engine.topics.manager.buffer("a").applied == cluster.last_position("a"))
 
 
 @on_a_loop

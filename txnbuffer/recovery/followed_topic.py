@@ -119,7 +119,8 @@ class FollowedTopic(SequencedFollower):
             sequencer=restored.sequencer,
         )
         self.keeps_sealed = True
-        self.open()
+        if self.buffer.applied is None:
+            self.open()  # an open reader continues when the cluster replaces the ledger of an empty log
         self.writer = writer
         self.due = SnapshotDue(policy, clock.monotonic())
         self.origin_ledger = restored.origin_ledger

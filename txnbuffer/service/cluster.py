@@ -216,7 +216,7 @@ class ClusterTopics(Topics):
     def _make_topic(self, name: str) -> ServiceTopic:
         return SharedTopic(name, self._loop, self.broker, self._appends)
 
-    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader) -> None:
+    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader | None) -> None:
         take, fail = partial(self.received, topic), partial(self._reading_failed, topic)
         incarnation = followed.writer.incarnation
         topic.reader = self.readers.follow(
@@ -297,6 +297,8 @@ class ClusterTopics(Topics):
     def when_read(self, topic: ServiceTopic, report: Callable[[], None]) -> None:
         """Call `report` once the buffer has applied the topic's log up to its present end."""
         unread = self._unread.get(topic)
+        if topic.reader is not None:
+            topic.reader.hurry()
         if unread is None:
             self._unread[topic] = [report]
             self._loop.run(self._query_end(topic))

@@ -164,6 +164,7 @@ class LogReader:
         self._failures, self._backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._check_after = FIRST_CHECK
         self._lock = environment.threads.lock()
+        self._begun = False
         self._busy = True  # whether a read is running or scheduled
         self._notified = False  # whether new messages were reported while it was busy
         self._full = False  # whether it waits until something is taken
@@ -174,8 +175,13 @@ class LogReader:
     def start(self, notify: Callable[[LogReader], None], pool: ReaderPool) -> None:
         """Start to read; `notify` is called in a thread when there is something to take."""
         self._notify, self._pool = notify, pool
-        pool.submit(self._turn, slow=True)
+        pool.submit(self._begin, slow=True)
         pool.schedule(FIRST_CHECK, self._check_when_due)
+
+    def hurry(self) -> None:
+        """Begin now, if the first read still waits for those of many other topics."""
+        if not self._begun:
+            self._pool.submit(self._begin)
 
     def taken(self) -> list[PlacedBatch]:
         """Return all that was read since the last call, as few batches, each of one ledger."""
@@ -201,6 +207,13 @@ class LogReader:
             reader.close()
 
     # In pool threads, one at a time, while it is busy
+
+    def _begin(self) -> None:
+        """Read for the first time."""
+        with self._lock:
+            begun, self._begun = self._begun, True
+        if not begun:
+            self._turn()
 
     def _turn(self) -> None:
         """Read once and schedule the next read."""
@@ -232,7 +245,9 @@ class LogReader:
         if self._unchecked:
             self._check_incarnation()
             self._unchecked = False
-        reader = self._reader or self._open()
+        reader = self._reader
+        if reader is None and isinstance(reader := self._open(), NotifyingReader):
+            return 0  # it notifies of what there is; to read now would wait for it
         placed = reader.read(limit=READ_MESSAGES, timeout=0.0)
         if placed is None:
             self._check_alive()

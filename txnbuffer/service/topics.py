@@ -392,8 +392,8 @@ class Topics(ABC):
         """Return a new entry of a data topic."""
 
     @abstractmethod
-    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader) -> None:
-        """Feed the messages of a topic to its buffer from now on; `reader` continues where recovery ended."""
+    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader | None) -> None:
+        """Feed the messages of a topic to its buffer from now on; `reader` continues where recovery ended, if open."""
 
     @abstractmethod
     async def _prepare(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
@@ -487,9 +487,10 @@ class EmbeddedTopics(Topics):
     def _make_topic(self, name: str) -> ServiceTopic:
         return OwnedTopic(name, self.received)
 
-    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader) -> None:
+    def _feed(self, topic: ServiceTopic, followed: FollowedTopic, reader: Reader | None) -> None:
         """The topic feeds its own appends: no reader is needed. Open a recovered topic for writing."""
-        reader.close()
+        if reader is not None:
+            reader.close()
         if topic.writer is None:
             topic.writer = self.broker.writer(topic.name, exclusive=True)
             topic.held = False
