@@ -193,6 +193,20 @@ class AppendUnknown(PeerError):
     retryable = True
 
 
+class NotLive(PeerError):
+    """A request to a member of a pair that is not live; the other one may be."""
+
+    retryable = True
+    grpc_status = "UNAVAILABLE"
+
+
+class NotInSync(PeerError):
+    """The backup of a pair lacks records, so it can't take over on request; wait until it is in sync."""
+
+    retryable = True
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class EntryTooLarge(AppendUnknown):
     """One of several messages that were sent together is too large; each may or may not be in the log."""
 
@@ -215,6 +229,12 @@ class ForeignDirectory(StorageError):
 
 class UnsupportedFormat(StorageError):
     """A file whose format version this release does not read."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class NotPromotable(StorageError):
+    """A store that must never be live, because parts of its log are missing."""
 
     grpc_status = "FAILED_PRECONDITION"
 

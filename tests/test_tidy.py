@@ -22,8 +22,8 @@ from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, 
 
 PURE = (
     "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors", "broker_io.key_digest",
-    "broker_io.partitions", "broker_io.position", "broker_io.rpc.encoding", "broker_io.rpc.log_pb2", "broker_io.varint",
-    "snapshots.errors", "snapshots.format", "snapshots.shards",
+    "broker_io.partitions", "broker_io.position", "broker_io.replication", "broker_io.rpc.encoding",
+    "broker_io.rpc.log_pb2", "broker_io.varint", "snapshots.errors", "snapshots.format", "snapshots.shards",
     "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors",
     "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.pipeline.ranges", "txnbuffer.protocol",
     "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2",
@@ -42,7 +42,7 @@ SHELLS = (
 ORDER = (
     ("broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
     ("broker_io.batch", "broker_io.environment", "broker_io.key_digest", "broker_io.partitions"),
-    ("broker_io.block", "broker_io.compaction", "broker_io.port", "broker_io.waits"),
+    ("broker_io.block", "broker_io.compaction", "broker_io.port", "broker_io.replication", "broker_io.waits"),
     ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
     ("broker_io",),

@@ -1,0 +1,102 @@
+"""A live decides which stores are in sync, and keeps its lease
+
+A member of `in_sync` that does not answer for a while is taken out by a swap, whatever the policy: without the swap
+nothing more would be committed. The policy says how many stores an append needs.
+
+A backup that catches up is required from a moment that the live chooses. Once everything committed is durable on it the
+swap is sent, and from then on both are required, whether an answer comes or not. If the backup is lost before the swap
+was sent, it is required no longer.
+"""
+
+from __future__ import annotations
+
+from broker_io.replication import retention, serving
+from broker_io.replication.lock import LockRecord, Swap
+from broker_io.replication.member import PairMember, Peer, PeerStage, Role
+from broker_io.replication.messages import LockRead, SessionEnded, SwapAnswered, SwapLock, Tick
+from broker_io.replication.records import Store
+
+
+def on_tick(member: PairMember, _event: Tick) -> None:
+    """Stop if the lease has lapsed; else renew it and show the backup that this live is there."""
+    if not member.session.holds_at(member.now, member.settings.terms):
+        member.step_down("the lease lapsed")
+        return
+    member.keep_session()
+    serving.beat(member)
+
+
+def on_session_ended(member: PairMember, event: SessionEnded) -> None:
+    if event.session == member.session.number:
+        member.step_down("the lease ended")
+
+
+def on_view(member: PairMember, event: LockRead | SwapAnswered) -> None:
+    """The lock as it is: it settles swaps, or says that another epoch has begun."""
+    member.see(event.view)
+    leading = member.leading
+    record, membership = event.view.record, leading.membership
+    if record.version < membership.record.version:
+        return
+    if (record.live, record.epoch) != (member.store, leading.epoch):
+        member.step_down(f"epoch {record.epoch} has begun on another store")
+        return
+    membership.settle(record)
+
+
+def review(member: PairMember) -> None:
+    """After every event of a live: rejoin, require, swap, ship and commit what can be."""
+    if member.role not in (Role.LIVE, Role.SWITCHING):
+        return
+    leading, peer = member.leading, member.peer
+    membership = leading.membership
+    if peer is not None:
+        if peer.stage is PeerStage.LEAVING and peer.store not in membership.possible and peer.rejoin is not None:
+            peer.stage = PeerStage.REJOINING
+            member.send(peer.rejoin)
+        _require(member, peer)
+    waits = membership.pending and member.now < membership.sent + member.settings.answer_timeout
+    wanted = _wanted(member, membership.record)
+    if not waits and (membership.pending or wanted != membership.record.in_sync):
+        _swap(member, wanted)
+    serving.advance(member)
+    serving.ship(member)
+    retention.append_swaps(member)
+    if member.role is Role.SWITCHING:
+        serving.finish_switch(member)
+
+
+def _require(member: PairMember, peer: Peer) -> None:
+    """Require a backup that has come near, or comes no nearer: appends then wait for it."""
+    if peer.stage is not PeerStage.FOLLOWING or peer.durable is None or peer.required:
+        return
+    index, settings = member.log.index, member.settings
+    lag = index.bytes_between(max(peer.durable, index.base.lsn), index.end.lsn)
+    if peer.lag is None or lag < peer.lag:
+        peer.lag, peer.lag_since = lag, member.now
+    peer.required = lag <= settings.window_bytes or member.now >= peer.lag_since + settings.stall
+
+
+def _wanted(member: PairMember, record: LockRecord) -> tuple[Store, ...]:
+    """The stores that should be in sync."""
+    peer, leading = member.peer, member.leading
+    if member.now >= leading.heard + member.settings.member_timeout:
+        return (member.store,)
+    if peer is not None and peer.required and peer.durable is not None and peer.durable >= member.log.commit:
+        return tuple(sorted((member.store, peer.store)))
+    leaves = peer is not None and peer.stage is PeerStage.LEAVING
+    return (member.store,) if leaves else record.in_sync
+
+
+def _swap(member: PairMember, in_sync: tuple[Store, ...]) -> None:
+    """Swap the record for one with these stores, or with the same ones, which settles a swap without an answer."""
+    leading, session, log = member.leading, member.session.number, member.log
+    if session is None:
+        return
+    membership = leading.membership
+    record = membership.record
+    reached = log.mark_at(log.commit)
+    swap = Swap(LockRecord(record.version + 1, record.epoch, log.store, in_sync, reached, None), session, None)
+    request = member.request()
+    membership.send(request, swap, member.now)
+    member.do(SwapLock(request, swap))

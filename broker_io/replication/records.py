@@ -1,0 +1,204 @@
+"""Records of a replicated log, and what of a store's log counts after a crash
+
+The log is one sequence of records, whichever store was live: `lsn` grows by one from record to record, across epochs. A
+record has the epoch of the live that built it, the commit index which that live had then, and a checksum over itself
+and the checksum before it, its `chain`. So two stores that have a record with the same lsn and chain have the same log
+up to there, and comparing two marks compares two logs.
+
+What a store may take as committed when it opens is the largest commit index in its journal, and at least the record
+that its manifest names: its own end proves nothing, because another store may have been promoted without it. Only
+records up to there are redone, and shown by readers of the directory.
+
+Outside its checksum a stored record has the lsn up to which its journal was synced when it was written. Several
+records may be written before one sync, and a power failure may keep the later one and lose the earlier one. So a whole
+record after a hole is damage only if it says that the hole was synced.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import xxhash
+
+from broker_io.errors import StorageError
+
+Store: TypeAlias = bytes
+"""The id of a store: random bytes, written when a directory becomes a member, before anything of it counts as durable.
+
+It is never copied, so a directory whose disk was replaced is another store.
+"""
+
+_HEAD = struct.Struct("<QQQQQ")
+
+
+class Mark(NamedTuple):
+    """A place in the log: the epoch, lsn and chain of the last record before it."""
+
+    epoch: int
+    lsn: int
+    chain: int
+
+
+START = Mark(0, 0, 0)
+
+
+class Kind(enum.IntEnum):
+    """What a record begins: nothing; an epoch; an epoch after a forced promotion, which may have dropped records."""
+
+    DATA = 0
+    EPOCH = 1
+    FORCED = 2
+
+
+class LogRecord(NamedTuple):
+    """A record; `content` is its operations as bytes, `commit` the commit index of the live that built it."""
+
+    mark: Mark
+    commit: int
+    kind: Kind
+    content: bytes
+
+    @property
+    def lsn(self) -> int:
+        return self.mark.lsn
+
+
+def make_record(before: Mark, epoch: int, commit: int, content: bytes, kind: Kind = Kind.DATA) -> LogRecord:
+    """The record after a mark."""
+    lsn = before.lsn + 1
+    chain = xxhash.xxh3_64_intdigest(_HEAD.pack(before.chain, epoch, lsn, commit, kind) + content)
+    return LogRecord(Mark(epoch, lsn, chain), commit, kind, content)
+
+
+def follows(before: Mark, record: LogRecord) -> bool:
+    """Whether a record is the next one after a mark, in its log, and whole."""
+    made = make_record(before, record.mark.epoch, record.commit, record.content, record.kind)
+    return made.mark == record.mark and record.mark.epoch >= before.epoch
+
+
+def shown_end(manifest: Mark, records: Iterable[LogRecord], noted: int = 0) -> int:
+    """The lsn up to which a store shows and redoes its journal: what it knows to be committed, of what it has.
+
+    `noted` is the largest commit index that was noted by itself.
+    """
+    end = manifest.lsn
+    commit = max(end, noted)
+    for record in records:
+        commit, end = max(commit, record.commit), max(end, record.lsn)
+    return min(commit, end)
+
+
+def is_damage(hole: int, synced_later: Iterable[int]) -> bool:
+    """Whether a hole at an lsn is damage, not a torn tail: one of the whole records after it says that it was synced.
+
+    `synced_later` is how far the journal was synced when each of them was written.
+    """
+    return any(synced >= hole for synced in synced_later)
+
+
+@dataclass(eq=False)
+class Index:
+    """The marks of the records in a journal, from `base`, the mark before the first of them, to `end`.
+
+    `sizes` are the bytes of the log up to each record, counted from the base. `forced_after` is the mark before the
+    last record that begins an epoch after a forced promotion.
+    """
+
+    base: Mark = START
+    marks: list[Mark] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    forced_after: Mark | None = None
+
+    @property
+    def end(self) -> Mark:
+        return self.marks[-1] if self.marks else self.base
+
+    def mark(self, lsn: int) -> Mark | None:
+        """The mark at an lsn; None if the journal has no record there."""
+        if lsn == self.base.lsn:
+            return self.base
+        at = lsn - self.base.lsn - 1
+        return self.marks[at] if 0 <= at < len(self.marks) else None
+
+    def holds(self, mark: Mark) -> bool:
+        """Whether the log is the same up to a mark."""
+        return self.mark(mark.lsn) == mark
+
+    def bytes_between(self, first: int, last: int) -> int:
+        """The bytes of the records after lsn `first` up to `last`, both at or after the base."""
+        return self._size(last) - self._size(first)
+
+    def _size(self, lsn: int) -> int:
+        at = lsn - self.base.lsn - 1
+        return self.sizes[at] if at >= 0 else 0
+
+    def append(self, record: LogRecord) -> None:
+        """Add the next record. Raises StorageError if it is not the next one."""
+        if not follows(self.end, record):
+            raise StorageError(f"record {record.mark} does not follow {self.end}: open the log again")
+        self.add(record)
+
+    def add(self, record: LogRecord) -> None:
+        """Add a record that was made after the end."""
+        if record.kind is Kind.FORCED:
+            self.forced_after = self.end
+        before = self.sizes[-1] if self.sizes else 0
+        self.marks.append(record.mark)
+        self.sizes.append(before + len(record.content))
+
+    def cut(self, lsn: int) -> None:
+        """Forget the records after an lsn."""
+        kept = max(0, lsn - self.base.lsn)
+        del self.marks[kept:], self.sizes[kept:]
+        if self.forced_after is not None and self.forced_after.lsn >= lsn:
+            self.forced_after = None
+
+    def drop(self, lsn: int) -> None:
+        """Forget the records up to an lsn, whose files were removed."""
+        mark, dropped = self.mark(lsn), lsn - self.base.lsn
+        if mark is None or dropped <= 0:
+            return
+        size = self._size(lsn)
+        self.base, self.marks = mark, self.marks[dropped:]
+        self.sizes = [each - size for each in self.sizes[dropped:]]
+
+
+@dataclass(eq=False)
+class StoreLog:
+    """What a store has: `durable` is synced, `commit` is known to be committed, `applied` is in topics and segments.
+
+    `manifest` is the record up to which the manifest and all synced segments hold. A `partial` store lacks data that it
+    has dropped or not copied yet; it never becomes live.
+    """
+
+    store: Store
+    index: Index
+    durable: int
+    commit: int
+    applied: int
+    manifest: Mark
+    partial: bool = False
+
+    @classmethod
+    def open(
+        cls, store: Store, manifest: Mark, base: Mark, records: Iterable[LogRecord], noted: int, *, partial: bool
+    ) -> StoreLog:
+        """The log of a store as it was found: everything in its journal is durable once it was opened.
+
+        `base` is the mark before the first record of its journal. Raises StorageError if the records are no chain.
+        """
+        index, found = Index(base), list(records)
+        for record in found:
+            index.append(record)
+        commit = shown_end(manifest, found, noted)
+        return cls(store, index, index.end.lsn, commit, manifest.lsn, manifest, partial)
+
+    def mark_at(self, lsn: int) -> Mark:
+        """The mark at an lsn that the index has. Raises StorageError if it has not."""
+        if (mark := self.index.mark(lsn)) is None:
+            raise StorageError(f"the journal has no record {lsn}: open the log again")
+        return mark
