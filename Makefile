@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore sim sim-planted fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
-	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install all dependencies, pinned and hashed
 
@@ -62,6 +62,9 @@ typecheck: $(STAMP) ## check types
 
 explore: $(STAMP) ## run random coordinator histories; N=20000 SEED=1; a failure prints its seed
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
+
+explore-pair: $(STAMP) ## explore histories of a pair; SECONDS=60 SEED=1; BREADTH=1 for all short ones
+	PYTHONPATH=tests $(BIN)/python tests/pair_explore.py --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(if $(BREADTH),--breadth)
 
 sim: $(STAMP) ## simulate the whole system; SEEDS=1000 or SECONDS=600, KIND=cluster; REDUCE=1 reduces a finding; SEED=7 prints events
 	$(BIN)/python tests/sim/simulate.py $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(PART),--part '$(PART)') $(if $(KIND),--kind $(KIND)) $(if $(REDUCE),--reduce)
