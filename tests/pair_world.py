@@ -25,7 +25,7 @@ from broker_io.replication import messages as m
 from broker_io.replication.lease import LockLease, Terms
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, accepts
 from broker_io.replication.member import PairMember, Role, Settings
-from broker_io.replication.records import START, LogRecord, Mark, StoreLog, shown_end
+from broker_io.replication.records import START, Fork, LogRecord, Mark, StoreLog, shown_end
 from broker_io.replication.serving import Gate, has_room, reads, refusal
 from broker_io.replication.states import step
 
@@ -53,6 +53,7 @@ class CopyData(NamedTuple):
 
     at: Mark
     state: tuple[Mark, ...]
+    forks: tuple[Fork, ...]
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Disk:
     written: list[LogRecord] = field(default_factory=list)
     noted: int = 0
     partial: bool = False
+    forks: tuple[Fork, ...] = ()
     state: tuple[Mark, ...] = ()
 
     def has(self, lsn: int, mark: Mark) -> bool:
@@ -232,7 +234,9 @@ class World:
     def _start(self, at: int) -> None:
         node = self.nodes[at]
         disk = node.disk
-        log = StoreLog.open(disk.store, disk.manifest, disk.base, disk.journal, disk.noted, partial=disk.partial)
+        log = StoreLog.open(
+            disk.store, disk.manifest, disk.base, disk.journal, disk.noted, disk.forks, partial=disk.partial
+        )
         settings = self.settings._replace(founder=self.settings.founder and at == 0)
         node.member, node.state, node.process = PairMember(settings, log), disk.state, node.process + 1
         node.appended = 0
@@ -377,7 +381,7 @@ class World:
             self.give(at, m.Replaced(node.disk.store))
         else:
             disk.base, disk.manifest, disk.state, disk.journal = task.at, task.at, task.state, []
-            node.state = task.state
+            node.state, disk.forks = task.state, task.forks
             node.applies.clear()
             self.give(at, m.Copied(task.at))
 
@@ -400,6 +404,7 @@ class World:
         if member.busy or disk.partial or lsn <= disk.manifest.lsn:
             return
         disk.manifest, disk.state = node.state[lsn - 1], node.state[:lsn]
+        disk.forks = tuple(fork for fork in member.log.forks if fork.before.lsn < lsn)
         self.give(at, m.Checkpointed(disk.manifest))
 
     # ---- readers
@@ -516,10 +521,10 @@ class World:
             assert len(records) == effect.last - effect.first
             other.inbound.append((effect.link, effect.template._replace(records=records)))
         else:
-            begin = m.CopyBegin(effect.epoch, node.disk.store, effect.at)
-            assert node.state[effect.at.lsn - 1] == effect.at if effect.at.lsn else effect.at == START
-            data = CopyData(effect.at, node.state[: effect.at.lsn])
-            other.inbound += [(effect.link, begin), (effect.link, data)]
+            at = effect.begin.at
+            assert node.state[at.lsn - 1] == at if at.lsn else at == START
+            data = CopyData(at, node.state[: at.lsn], effect.begin.forks)
+            other.inbound += [(effect.link, effect.begin), (effect.link, data)]
 
     def _acknowledge(self, node: Node, upto: int) -> None:
         for lsn, mark in enumerate(self.full(node)[:upto], 1):

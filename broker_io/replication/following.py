@@ -86,7 +86,7 @@ def on_records(member: PairMember, message: Records) -> None:
         return
     for record in message.records:
         try:
-            log.index.append(record)
+            log.append(record)
         except StorageError:
             member.break_link()
             return

@@ -86,9 +86,8 @@ def on_partial_synced(member: PairMember, event: PartialSynced) -> None:
 
 def cut(member: PairMember, lsn: int) -> None:
     """Cut the log after an lsn; until that is done nothing is added to it."""
-    log, member.busy = member.log, True
-    log.index.cut(lsn)
-    log.durable = min(log.durable, lsn)
+    member.busy = True
+    member.log.cut(lsn)
     member.do(Cut(lsn))
 
 
@@ -128,7 +127,7 @@ def on_copy_begin(member: PairMember, message: CopyBegin) -> None:
         return
     same = (message.epoch, message.store) == (joining.epoch, joining.store)
     if same and message.epoch >= member.floor and joining.step is Step.COPY and joining.copy_at is None:
-        joining.copy_at = message.at
+        joining.copy_at, joining.forks = message.at, message.forks
     else:
         member.break_link()
 
@@ -139,7 +138,7 @@ def on_copied(member: PairMember, event: Copied) -> None:
     if joining is None or joining.step is not Step.COPY or event.at != joining.copy_at:
         return
     at = event.at
-    member.log = StoreLog(member.store, Index(at), at.lsn, at.lsn, at.lsn, at, partial=True)
+    member.log = StoreLog(member.store, Index(at), at.lsn, at.lsn, at.lsn, at, partial=True, forks=joining.forks)
     member.applying = member.noted = at.lsn
     _unmark(member, joining)
 

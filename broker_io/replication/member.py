@@ -27,7 +27,7 @@ from broker_io.replication.messages import (
     StepDown,
     Stop,
 )
-from broker_io.replication.records import Mark, Store, StoreLog
+from broker_io.replication.records import Fork, Mark, Store, StoreLog
 
 MIB = 1024 * 1024
 SECOND = 1_000_000_000
@@ -103,6 +103,7 @@ class Joining:
     cut_after: Mark | None = None
     replace: bool = False
     copy_at: Mark | None = None
+    forks: tuple[Fork, ...] = ()
 
 
 @dataclass

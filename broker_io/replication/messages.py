@@ -10,7 +10,7 @@ import enum
 from typing import NamedTuple, TypeAlias
 
 from broker_io.replication.lock import LockView, Swap
-from broker_io.replication.records import LogRecord, Mark, Store
+from broker_io.replication.records import Fork, LogRecord, Mark, Store
 
 
 class CatchUp(enum.Enum):
@@ -60,11 +60,12 @@ class CopyRequest(NamedTuple):
 
 
 class CopyBegin(NamedTuple):
-    """Live → backup: a copy of everything up to record `at` will follow, then its end."""
+    """Live → backup: a copy of everything up to record `at`, which has these forks, will follow, then its end."""
 
     epoch: int
     store: Store
     at: Mark
+    forks: tuple[Fork, ...]
 
 
 class Records(NamedTuple):
@@ -290,11 +291,10 @@ class SendStored(NamedTuple):
 
 
 class SendCopy(NamedTuple):
-    """Send CopyBegin and the files as of record `at`, which is applied; remove none of them meanwhile."""
+    """Send a message and the files as of its record, which is applied; remove none of them meanwhile."""
 
     link: int
-    epoch: int
-    at: Mark
+    begin: CopyBegin
 
 
 class BreakLink(NamedTuple):

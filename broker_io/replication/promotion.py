@@ -88,10 +88,8 @@ def _claim(member: PairMember, view: LockView, *, forced: bool) -> None:
 
 def _unfinished(member: PairMember, record: LockRecord) -> Mark | None:
     """The cut of a forced promotion of this store whose epoch record is not in its log."""
-    cut, index = record.forced, member.log.index
-    if cut is None or record.live != member.store or cut.lsn < index.base.lsn or index.forced_after == cut:
-        return None
-    return cut
+    done = record.forced in [fork.before for fork in member.log.forks]
+    return None if done or record.live != member.store else record.forced
 
 
 def _send(member: PairMember, claim: Claim) -> None:
@@ -185,7 +183,7 @@ def on_epoch_content(member: PairMember, event: EpochContent) -> None:
         return
     kind = Kind.FORCED if leading.forced else Kind.EPOCH
     record = make_record(log.index.end, leading.epoch, log.commit, event.content, kind)
-    log.index.add(record)
+    log.add(record)
     leading.opened = leading.answered = record.lsn
     member.do(WriteRecords((record,), log.durable))
 

@@ -104,14 +104,12 @@ def is_damage(hole: int, synced_later: Iterable[int]) -> bool:
 class Index:
     """The marks of the records in a journal, from `base`, the mark before the first of them, to `end`.
 
-    `sizes` are the bytes of the log up to each record, counted from the base. `forced_after` is the mark before the
-    last record that begins an epoch after a forced promotion.
+    `sizes` are the bytes of the log up to each record, counted from the base.
     """
 
     base: Mark = START
     marks: list[Mark] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    forced_after: Mark | None = None
 
     @property
     def end(self) -> Mark:
@@ -136,16 +134,8 @@ class Index:
         at = lsn - self.base.lsn - 1
         return self.sizes[at] if at >= 0 else 0
 
-    def append(self, record: LogRecord) -> None:
-        """Add the next record. Raises StorageError if it is not the next one."""
-        if not follows(self.end, record):
-            raise StorageError(f"record {record.mark} does not follow {self.end}: open the log again")
-        self.add(record)
-
     def add(self, record: LogRecord) -> None:
         """Add a record that was made after the end."""
-        if record.kind is Kind.FORCED:
-            self.forced_after = self.end
         before = self.sizes[-1] if self.sizes else 0
         self.marks.append(record.mark)
         self.sizes.append(before + len(record.content))
@@ -154,8 +144,6 @@ class Index:
         """Forget the records after an lsn."""
         kept = max(0, lsn - self.base.lsn)
         del self.marks[kept:], self.sizes[kept:]
-        if self.forced_after is not None and self.forced_after.lsn >= lsn:
-            self.forced_after = None
 
     def drop(self, lsn: int) -> None:
         """Forget the records up to an lsn, whose files were removed."""
@@ -167,11 +155,19 @@ class Index:
         self.sizes = [each - size for each in self.sizes[dropped:]]
 
 
+class Fork(NamedTuple):
+    """A forced promotion: the epoch that it began, and the mark to which it cut the log."""
+
+    epoch: int
+    before: Mark
+
+
 @dataclass(eq=False)
 class StoreLog:
     """What a store has: `durable` is synced, `commit` is known to be committed, `applied` is in topics and segments.
 
-    `manifest` is the record up to which the manifest and all synced segments hold. A `partial` store lacks data that it
+    `manifest` is the record up to which the manifest and all synced segments hold. The manifest keeps `forks`, all that
+    the log has, because the journal may not reach back to them. A `partial` store lacks data that it
     has dropped or not copied yet; it never becomes live.
     """
 
@@ -182,20 +178,53 @@ class StoreLog:
     applied: int
     manifest: Mark
     partial: bool = False
+    forks: tuple[Fork, ...] = ()
 
     @classmethod
     def open(
-        cls, store: Store, manifest: Mark, base: Mark, records: Iterable[LogRecord], noted: int, *, partial: bool
+        cls,
+        store: Store,
+        manifest: Mark,
+        base: Mark,
+        records: Iterable[LogRecord],
+        noted: int = 0,
+        forks: Iterable[Fork] = (),
+        *,
+        partial: bool = False,
     ) -> StoreLog:
         """The log of a store as it was found: everything in its journal is durable once it was opened.
 
-        `base` is the mark before the first record of its journal. Raises StorageError if the records are no chain.
+        `base` is the mark before the first record of its journal, `noted` the commit index that was noted by itself,
+        `forks` are those of the manifest. Raises StorageError if the records are no chain.
         """
-        index, found = Index(base), list(records)
+        log, found = cls(store, Index(base), 0, 0, manifest.lsn, manifest, partial, tuple(forks)), list(records)
         for record in found:
-            index.append(record)
-        commit = shown_end(manifest, found, noted)
-        return cls(store, index, index.end.lsn, commit, manifest.lsn, manifest, partial)
+            log.append(record)
+        log.durable, log.commit = log.index.end.lsn, shown_end(manifest, found, noted)
+        return log
+
+    def append(self, record: LogRecord) -> None:
+        """Add the next record. Raises StorageError if it is not the next one."""
+        if not follows(self.index.end, record):
+            raise StorageError(f"record {record.mark} does not follow {self.index.end}: open the log again")
+        self.add(record)
+
+    def add(self, record: LogRecord) -> None:
+        """Add a record that was made after the end."""
+        fork = Fork(record.mark.epoch, self.index.end)
+        if record.kind is Kind.FORCED and fork not in self.forks:
+            self.forks = (*self.forks, fork)
+        self.index.add(record)
+
+    def cut(self, lsn: int) -> None:
+        """Forget the records after an lsn."""
+        self.index.cut(lsn)
+        self.durable = min(self.durable, lsn)
+        self.forks = tuple([fork for fork in self.forks if fork.before.lsn < lsn])
+
+    def is_beyond_a_fork(self, mark: Mark) -> bool:
+        """Whether a store with this mark has records that a forced promotion has cut off this log."""
+        return any(mark.epoch < fork.epoch and mark.lsn > fork.before.lsn for fork in self.forks)
 
     def mark_at(self, lsn: int) -> Mark:
         """The mark at an lsn that the index has. Raises StorageError if it has not."""

@@ -20,6 +20,7 @@ from broker_io.replication.messages import (
     AppendRequested,
     Applied,
     CatchUp,
+    CopyBegin,
     CopyRequest,
     Durable,
     Follow,
@@ -89,7 +90,7 @@ def on_append(member: PairMember, event: AppendRequested) -> None:
         raise error
     log, leading, peer = member.log, member.leading, member.peer
     record = make_record(log.index.end, leading.epoch, log.commit, event.content)
-    log.index.add(record)
+    log.add(record)
     member.do(WriteRecords((record,), log.durable))
     if peer is not None and peer.stage is PeerStage.FOLLOWING and peer.sent == record.lsn - 1:
         peer.sent = record.lsn
@@ -164,14 +165,15 @@ def on_hello(member: PairMember, message: Hello) -> None:
 
 def plan_for(member: PairMember, message: Hello) -> CatchUp:
     """How a backup gets our log, given what it has."""
-    index = member.log.index
+    log, index = member.log, member.log.index
     if message.partial:
         return CatchUp.COPY
     if index.holds(message.end):
         return CatchUp.TAIL
     if index.holds(message.commit):
         return CatchUp.CUT
-    return CatchUp.COPY if message.commit.lsn < index.base.lsn else CatchUp.REPLACE
+    older = message.commit.lsn < index.base.lsn and not log.is_beyond_a_fork(message.commit)
+    return CatchUp.COPY if older else CatchUp.REPLACE
 
 
 def on_copy_request(member: PairMember, message: CopyRequest) -> None:
@@ -182,7 +184,8 @@ def on_copy_request(member: PairMember, message: CopyRequest) -> None:
         member.break_link()
         return
     peer.stage, peer.store, peer.copied, peer.sent = PeerStage.COPYING, message.store, True, member.log.applied
-    member.do(SendCopy(member.link, leading.epoch, member.log.mark_at(member.log.applied)))
+    log = member.log
+    member.do(SendCopy(member.link, CopyBegin(leading.epoch, member.store, log.mark_at(log.applied), log.forks)))
 
 
 def on_durable(member: PairMember, message: Durable) -> None:

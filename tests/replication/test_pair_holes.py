@@ -236,7 +236,7 @@ def test_h06_commit_index_counts_up_to_what_was_compared() -> None:
     world = pair(appends=1)
     backup = member(world, B)
     record = make_record(backup.log.index.end, 1, 2, b"of a former epoch")
-    backup.log.index.append(record)
+    backup.log.append(record)
     backup.log.durable = record.lsn
     backup.followed = Followed(1, b"a1", compared=2, commit=2)
     assert backup.link is not None
@@ -325,6 +325,24 @@ def test_h09_forced_store_serves_after_its_epoch_record_is_confirmed() -> None:
     run(world, "swap", "answer")
     assert role(world, B) is Role.LIVE
     assert world.lock.record.forced is None
+
+
+def test_h09_store_beyond_the_fork_is_replaced_when_the_journal_begins_after_it() -> None:
+    world = alone(appends=1)
+    forced(world)
+    run(world, "time", "disk", "apply", "swap", "answer", until=lambda: role(world, B) is Role.LIVE)
+    for _ in range(4):
+        world.do(("append", B))
+        run(world, "disk", "apply")
+    world.do(("checkpoint", B))
+    world.do(("crash", B))
+    world.do(("start", B))
+    run(world, until=lambda: role(world, B) is Role.LIVE)
+    assert member(world, B).log.index.base.lsn > len(world.nodes[A].disk.journal)
+    world.do(("start", A))
+    world.settle()
+    assert world.nodes[A].disk.store == b"a2"
+    assert member(world, A).log.forks == member(world, B).log.forks != ()
 
 
 def test_h10_lease_counts_from_the_sending_of_its_renewal() -> None:
@@ -571,7 +589,7 @@ def test_h25_copy_is_taken_only_as_the_first_thing_on_a_link() -> None:
     world = pair(appends=1)
     backup = member(world, B)
     assert backup.link is not None
-    for message in (m.CopyBegin(1, b"a1", START), m.Rejoin(1, b"a1", m.CatchUp.COPY, START)):
+    for message in (m.CopyBegin(1, b"a1", START, ()), m.Rejoin(1, b"a1", m.CatchUp.COPY, START)):
         branch = clone(world)
         found = member(branch, B)
         assert found.link is not None

@@ -143,14 +143,14 @@ def test_index_cuts_drops_and_finds_marks() -> None:
     assert not log.index.holds(marks[1])
     assert log.index.holds(marks[4])
     with pytest.raises(StorageError, match="does not follow"):
-        log.index.append(make_record(marks[2], 1, 0, b"x"))
+        log.append(make_record(marks[2], 1, 0, b"x"))
     with pytest.raises(StorageError, match="no record 1"):
         log.mark_at(1)
 
 
 def test_records_of_an_older_epoch_do_not_follow() -> None:
     index = Index()
-    index.append(make_record(START, 2, 0, b"1"))
+    index.add(make_record(START, 2, 0, b"1"))
     assert not follows(index.end, make_record(index.end, 1, 0, b"2"))
     changed = make_record(index.end, 2, 0, b"2")._replace(content=b"3")
     assert not follows(index.end, changed)
