@@ -31,6 +31,11 @@ WEIGHTS = {
     "reach": 1, "wipe": 0.5, "switch": 0.2, "force": 0.1,
 }  # fmt: skip
 
+STALE = {
+    "pause": 2, "resume": 0.4, "read": 8, "append": 8, "swap": 20, "disk": 20, "isolate": 1, "crash": 0, "break": 0,
+}  # fmt: skip
+"""More weights of histories in which a live is away while another one begins."""
+
 
 @dataclass
 class Explored:
@@ -71,6 +76,9 @@ def random_history(seed: int, *, steps: int = 150) -> tuple[World, list[Action]]
     world, history = random_world(chance), []
     limits = FAULTS | {"force": chance.random() < 0.2}
     weights = {kind: weight * chance.choice((0.3, 1, 1, 3)) for kind, weight in WEIGHTS.items()}
+    if chance.random() < 0.2:
+        weights |= STALE
+        limits["pause"] = 6
     try:
         if chance.random() < 0.8:
             world.settle()

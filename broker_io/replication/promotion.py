@@ -108,7 +108,11 @@ def on_claim_tick(member: PairMember, _event: Event) -> None:
 
 
 def on_claim_answered(member: PairMember, event: SwapAnswered) -> None:
-    """The claim is won by a success, and lost once no request of it can succeed."""
+    """The claim is won by a success, and lost once no request of it can succeed.
+
+    One that was refused may leave others without an answer, which could still arrive much later; they end with the
+    session. So a live that was only slow, and makes no swap, is followed again.
+    """
     member.see(event.view)
     claim = member.claim
     if event.request not in claim.requests:
@@ -117,8 +121,12 @@ def on_claim_answered(member: PairMember, event: SwapAnswered) -> None:
         _won(member, claim.swap.record)
         return
     claim.requests = tuple(each for each in claim.requests if each != event.request)
-    if not _settled_by(member, event.view) and not claim.requests:
-        _lost(member)
+    if _settled_by(member, event.view):
+        return
+    if claim.requests:
+        member.end_session()
+        member.keep_session()
+    _lost(member)
 
 
 def on_claim_read(member: PairMember, event: LockRead) -> None:

@@ -626,6 +626,26 @@ def test_h26_session_that_ends_in_a_claim_leaves_the_claim_open() -> None:
     world.settle()
 
 
+def test_h27_claim_that_was_refused_is_given_up_with_its_session() -> None:
+    """The live of a lock without a clock was only slow; an answer that was lost must not keep the claim open."""
+    world = pair(appends=1, clocked=False)
+    world.do(("pause", A))
+    run(world, "time", until=lambda: bool(world.lock.requests))
+    assert world.lock.lease is not None
+    world.lock.lease = world.lock.lease._replace(renewals=99)
+    world.do(("swap", 0))
+    world.do(("lose", 0))
+    assert role(world, B) is Role.CLAIMING
+    session = member(world, B).session.number
+    world.do(("time",))
+    world.do(("swap", 0))
+    world.do(("answer", 0))
+    assert role(world, B) is Role.BACKUP
+    assert session not in world.lock.sessions
+    world.do(("resume", A))
+    world.settle()
+
+
 def test_request_to_force_expires() -> None:
     """It must not come true when the live dies much later."""
     world = alone(appends=1)
