@@ -345,6 +345,18 @@ def test_h09_store_beyond_the_fork_is_replaced_when_the_journal_begins_after_it(
     assert member(world, A).log.forks == member(world, B).log.forks != ()
 
 
+def test_h09_live_answers_nothing_after_its_lease() -> None:
+    """An operator may have forced the other store, which lacks the record."""
+    world = alone(appends=1)
+    world.do(("append", A))
+    world.do(("pause", A))
+    run(world, "time", limit=5)
+    world.do(("resume", A))
+    world.do(("disk", A))
+    assert member(world, A).log.commit == 3
+    assert acked(world) == 2
+
+
 def test_h10_lease_counts_from_the_sending_of_its_renewal() -> None:
     session, terms = LockSession(), Terms(1000, 0.1)
     assert session.renewed(1, 100)
