@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
-    from broker_io.port import Broker  # imports numpy, which would slow down `txnbuf --help`
+    # These import numpy, which would slow down `txnbuf --help`.
+    from broker_io.port import BackupProgress, BackupReport, Broker
     from broker_io.remote.service import LogService
 
 CLUSTERS = ("pulsar", "pulsar+ssl")
@@ -48,6 +49,32 @@ def open_broker(address: str, **options: Any) -> Broker:
         raise MissingDependency(f"{address} requires a package ({error}): pip install {package}") from None
     _check_options(address, opening, options)
     return opening(place, **options)
+
+
+def check_backup(path: str, progress: BackupProgress) -> BackupReport:
+    """Verify all of a backup that `BackupBroker.back_up` wrote.
+
+    Raises CallerError if there is no such file, Damaged, UnsupportedFormat, DiskFailed, and what `progress` raises.
+    """
+    from broker_io.environment import current
+    from broker_io.file.backup import check_backup
+
+    return check_backup(current().disk, path, progress)
+
+
+def restore_backup(path: str, address: str, progress: BackupProgress) -> BackupReport:
+    """Restore a log from a backup as `file:DIR`, a missing or empty directory.
+
+    Raises InvalidAddress, CallerError if the directory has files, Locked, DiskFull, and as `check_backup`. After an
+    error, nothing opens what is in the directory.
+    """
+    from broker_io.environment import current
+    from broker_io.file.backup import restore_backup
+
+    scheme, _, directory = address.partition(":")
+    if scheme != "file" or not directory:
+        raise InvalidAddress(f"{address!r} is not a directory: give file:DIR")
+    return restore_backup(current(), path, directory, progress)
 
 
 def is_cluster(address: str) -> bool:

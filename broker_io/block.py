@@ -281,10 +281,15 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
     return RawBlock(header, part, sections, properties, content)
 
 
-def move_block(data: bytes, at: int, header: Header, place: int) -> list[bytes]:
-    """The chunks of a block for another file, as it is stored, once its checksums were verified. Raises BadBlock."""
+def check_block(data: bytes, at: int, header: Header) -> None:
+    """Verify the checksums of a block as it is stored, without reading it. Raises BadBlock."""
     _stored_keys(data, at, header)
     _stored_values(data, at, header)
+
+
+def move_block(data: bytes, at: int, header: Header, place: int) -> list[bytes]:
+    """The chunks of a block for another file, as it is stored, once its checksums were verified. Raises BadBlock."""
+    check_block(data, at, header)
     fields = data[at : at + HEADER_BYTES - 8] + _CRC.pack(place)
     return [fields + _CRC.pack(google_crc32c.value(fields)), data[at + HEADER_BYTES : at + header.length]]
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -208,6 +208,31 @@ class VerifyingBroker(Protocol):
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """Read and verify a whole ledger if it still exists. Raises Damaged or TopicNotFound."""
+
+
+BackupProgress: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes that are done, and with those of the whole backup."""
+
+
+class BackupReport(NamedTuple):
+    """What a backup holds. `messages`: all that were written to its ledgers; compaction may have removed some."""
+
+    topics: int
+    ledgers: int
+    messages: int
+    bytes: int
+
+
+@runtime_checkable
+class BackupBroker(Protocol):
+    """A broker that stores the log itself, so that it can write a backup of all topics as they are at one moment."""
+
+    def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
+        """Write a backup to a new file of this machine; appends continue. Files that it needs are kept meanwhile.
+
+        Raises CallerError if the file exists or another backup is being written, Damaged, DiskFull, DiskFailed,
+        DiskWatermark, Closed once the broker is being closed, and what `progress` raises; then there is no backup.
+        """
 
 
 @runtime_checkable

@@ -15,6 +15,9 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 NO_INDEX = -1
 """The batch index of a message that is not part of a record set."""
+LEDGERS_OF_A_HISTORY = 2**20
+"""A log that was restored from an older copy continues each topic in a ledger whose number is a multiple of this, so
+that no position of the lost history comes back."""
 
 
 class Position(NamedTuple):

@@ -25,6 +25,7 @@ from broker_io.compaction import (
 from broker_io.environment import Environment, Mutex, Thread, current
 from broker_io.errors import CallerError, Closed, DiskWatermark, Fenced, StillHeld, TopicNotFound, disk_error
 from broker_io.file import layout
+from broker_io.file.backup import write_backup
 from broker_io.file.commit import FileTopic
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
@@ -37,6 +38,8 @@ from broker_io.file.segment import check_blocks
 from broker_io.port import (
     MAX_MESSAGE_BYTES,
     OWN_PREFIX,
+    BackupProgress,
+    BackupReport,
     Resource,
     check_compaction,
     check_data_topic,
@@ -118,6 +121,8 @@ class FileBroker(ReadingBroker):
         self._work = threads.reentrant_lock()
         self._queue = threads.condition()
         self._compacting: defaultdict[str, Mutex] = defaultdict(threads.lock)
+        self._backup = threads.lock()
+        self._backing_up = False
         self._fences: defaultdict[int, Fence] = defaultdict(Fence)
         self._idle = False
         self._closing = False
@@ -294,11 +299,25 @@ class FileBroker(ReadingBroker):
             state = found.entry.compaction._replace(policy=policy)
             self._log.change(found, found.entry._replace(compaction=state), ())
 
+    @property
+    def _least_free(self) -> int:
+        """The free bytes that a compaction or a backup leaves."""
+        return self._options.watermark_bytes * 5 // 4
+
+    def _wait_for_backup(self, request: CompactionRequest) -> None:
+        """Let a compaction wait while a backup is written. Raises what the request raises."""
+        while self._backing_up and not self._closing:
+            with self._queue:
+                if self._backing_up:
+                    self._queue.wait(CHECK_SECONDS)
+            request.progress(0)
+
     def _leaving_room(self, topic: str, request: CompactionRequest) -> CompactionRequest:
         """The request of a compaction that ends before it takes the free space that appends need."""
-        least = self._options.watermark_bytes * 5 // 4
+        least = self._least_free
 
         def progress(moved: int) -> None:
+            self._wait_for_backup(request)
             free = self.environment.disk.free_bytes(self.directory)
             if free < least:
                 raise DiskWatermark(
@@ -362,12 +381,57 @@ class FileBroker(ReadingBroker):
     def _unchanged(self, topic: str) -> Iterator[None]:
         """No ledger of the topic is trimmed or compacted meanwhile. Raises Closed."""
         with self._queue:
-            self.check()
-            if self._closing:
-                raise Closed(f"the log {self.directory} is being closed: open it again")
+            self._check_open()
             lock = self._compacting[topic]
         with lock:
             yield
+
+    def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
+        """As `BackupBroker` says."""
+        if not self._backup.acquire(blocking=False):
+            raise CallerError(f"a backup of {self.directory} is being written: wait for its end")
+        try:
+            with self._queue:
+                self._check_open()
+                self._backing_up = True
+            with self._work:
+                self.check()
+                self._flush()
+                manifest = self._log.begin_backup()
+            try:
+                disk, progress = self.environment.disk, self._unless_closing(progress)
+                return write_backup(disk, self.directory, manifest, path, progress)
+            finally:
+                with self._work:
+                    self._log.end_backup()
+        finally:
+            with self._queue:
+                self._backing_up = False
+                self._queue.notify_all()
+            self._backup.release()
+
+    def _unless_closing(self, progress: BackupProgress) -> BackupProgress:
+        """The progress of a backup that ends when the log is closed, or when it takes the space that appends need."""
+        free = self.environment.disk.free_bytes
+        least = min(self._least_free, free(self.directory))
+
+        def called(done: int, total: int) -> None:
+            with self._queue:
+                self._check_open()
+            if (left := free(self.directory)) < least:
+                raise DiskWatermark(
+                    f"{self.directory}: {left} bytes are free, and a backup leaves {least}: free some space, or write "
+                    "it to another disk"
+                )
+            progress(done, total)
+
+        return called
+
+    def _check_open(self) -> None:
+        """Raises Closed, also if the log is being closed."""
+        self.check()
+        if self._closing:
+            raise Closed(f"the log {self.directory} is being closed: open it again")
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""
@@ -488,9 +552,9 @@ class FileBroker(ReadingBroker):
         if self._committer is not None:
             self._committer.join()
         with self._queue:
-            running = [*self._compacting.values()]
+            running = [*self._compacting.values(), self._backup]
         for lock in running:
-            with lock:  # until the compaction has ended
+            with lock:  # until the compaction or the backup has ended
                 pass
         with self._work:
             self.closed = True

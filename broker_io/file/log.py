@@ -133,6 +133,8 @@ class FileLog:
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
         self._dirty: dict[int, FileTopic] = {}
         self._watermark = Watermark(environment, directory, options.watermark_bytes)
+        self._kept: list[str] | None = None
+        """While a backup is written: files that the manifest does not name any more."""
 
     def _open_topic(self, entry: TopicEntry) -> FileTopic:
         return FileTopic(entry, entry, Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
@@ -232,10 +234,32 @@ class FileLog:
             self._remove(entry, dropped)
 
     def _remove(self, entry: TopicEntry, ledgers: Iterable[LedgerEntry]) -> None:
-        for ledger in ledgers:
-            path = self._path(entry, ledger)
+        paths = [self._path(entry, ledger) for ledger in ledgers]
+        if self._kept is None:
+            self._remove_files(paths)
+        else:
+            self._kept += paths
+
+    def _remove_files(self, segments: Iterable[str]) -> None:
+        for path in segments:
             self._disk.remove(path)
             self._disk.remove(layout.index_path(path))
+
+    # --- backups ---
+
+    def begin_backup(self) -> Manifest:
+        """Make a checkpoint, and keep all files that its manifest names until `end_backup`."""
+        self.checkpoint()
+        self._kept = []
+        return self._manifest
+
+    def end_backup(self) -> None:
+        """Remove the files that only the backup needed."""
+        paths, self._kept = self._kept or [], None
+        if self.failure is not None:
+            return  # the next owner removes them
+        with self.guard(self._directory):
+            self._remove_files(paths)
 
     # --- appends ---
 

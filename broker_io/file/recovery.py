@@ -179,7 +179,7 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
         raise disk_error(error, directory, "the log can't be opened; nothing in it was lost") from error
 
 
-def _sync_names(disk: Disk, directory: str) -> None:
+def sync_names(disk: Disk, directory: str) -> None:
     """Make the name of a directory durable, and those of its parents, which may be new too."""
     path = directory.rstrip("/") or "/"
     disk.sync_directory(path)
@@ -209,7 +209,7 @@ def _create(environment: Environment, directory: str) -> Manifest:
     token = environment.randomness.token
     manifest = Manifest(token(16).hex(), token(8).hex(), 1, 1, ())
     Journal.create(environment.disk, layout.journal_path(directory, 1), 1, token(8)).close()
-    _sync_names(environment.disk, directory)
+    sync_names(environment.disk, directory)
     replace_manifest(environment.disk, directory, manifest)
     return manifest
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from golden_files import committed
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from restored_logs import back_up, put_back
 from writing import TopicWriter
 
 from broker_io import open_broker
@@ -104,6 +105,34 @@ def test_a_running_query_rejects_a_copy_that_lacks_only_the_last_record_read(log
         query._marks = None
     with pytest.raises(LogReplaced, match="another message at 1:4"):
         query.trigger()
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("new", [1, 9])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_query_rejects_a_log_that_was_restored_from_a_backup(log: Log, lost: int, new: int, running: bool) -> None:
+    """No position comes back, so the last message that was read is missing."""
+    query = Query(log, running=running)
+    log.send(3)
+    assert query.trigger() == 3
+    back_up(log.path, log.saved)
+    log.send(lost)
+    assert query.trigger() == lost
+    put_back(log.saved, log.path)
+    log.send(new)
+    with pytest.raises(LogReplaced):
+        query.trigger()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_query_continues_with_a_backup_that_is_not_older(log: Log, running: bool) -> None:
+    query = Query(log, running=running)
+    log.send(3)
+    assert query.trigger() == 3
+    back_up(log.path, log.saved)
+    put_back(log.saved, log.path)
+    log.send(2)
+    assert query.trigger() == 2
 
 
 def test_a_query_continues_with_a_copy_that_is_not_older(log: Log) -> None:

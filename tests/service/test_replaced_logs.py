@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
+from restored_logs import grow, relay
 from service_process import ServiceProcess, kept_port
 from service_setup import on_a_loop_for
 from streamed import Follower, write
 
-from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
 from txnbuffer.errors import LogRestored, RelayBranched, UnknownTransaction
 from txnbuffer.model import Outcome
-from txnbuffer.sinks.relay import Relay
-from txnbuffer.sinks.relay_targets import OwnedTarget
-
-
-async def grow(log: Path, numbers: range, name: str) -> None:
-    async with connect(f"file:{log}") as client:
-        for number in numbers:
-            await write(client, "t", {f"k{number % 3}": f"{name}-{number}"})
 
 
 def put_back(copy: Path, log: Path) -> None:
@@ -76,11 +67,6 @@ async def test_a_stream_continues_through_owners_whatever_they_write(tmp_path: P
         assert len(follower.stream.token.versions) <= 25
     assert follower.rollbacks == []
     assert follower.seqnos[-1] == 21
-
-
-def relay(log: Path, far: MemoryBroker) -> Relay:
-    source = partial(open_broker, f"file:{log}", read_only=True)
-    return Relay(source, "t", OwnedTarget(far.connect, "clean"), max_unavailable=20.0)
 
 
 @on_a_loop_for(200.0)

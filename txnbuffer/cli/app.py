@@ -32,6 +32,8 @@ COMMANDS = {
     "streams": ("admin", "Show open change streams and their progress."),
     "cursors": ("admin", "List, add, advance and remove durable cursors of change streams."),
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
+    "backup": ("backup", "Write all topics of an embedded log to one file."),
+    "restore": ("backup", "Restore an embedded log from a backup, or verify a backup."),
     "inspect": ("inspect", "Show what is stored: messages, the transaction state of a topic, snapshots."),
     "verify": ("recovery", "Check snapshots against their logs without changing anything."),
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),

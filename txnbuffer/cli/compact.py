@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,7 @@ from broker_io import is_cluster
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
 from txnbuffer.cli.options import LogAddress, given, with_config
-from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
@@ -146,28 +145,11 @@ async def _compact(ask: Ask, topic: str, interrupted: str) -> dict[str, Any]:
 
     number = (await ask("Compact", topic=topic))["run"]
     try:
-        with _progress(topic) as show:
-            statistics = await compacted(ask, topic, number, show)
+        with bytes_progress(topic) as show:
+            statistics = await compacted(ask, topic, number, lambda state, *done: show(*done, state))
     except asyncio.CancelledError:
         narrate(interrupted)
         raise
     if not statistics["upto"]:
         narrate(NOTHING)
     return statistics
-
-
-@contextlib.contextmanager
-def _progress(topic: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A function that shows how far the compaction is, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(topic, total=None)
-        yield lambda state, done, expected: progress.update(
-            task, description=f"{topic}: {state}", completed=done, total=max(done, expected) or None
-        )

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pyroaring import BitMap64
 
 from broker_io.batch import Message
+from broker_io.position import LEDGERS_OF_A_HISTORY
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.completion import TransactionCompletion
@@ -225,6 +226,15 @@ def first_transaction_id(last: int, owner_id: str) -> int:
     wide that the same id is hardly ever leased again, and each owner skips a part of the rest, so ids never run out.
     """
     return last + 1 + int(owner_id, 16) % (((MAX_LEAST - last) >> SKIP_BITS) + 1)
+
+
+def first_epoch(ledger: int) -> int:
+    """The first epoch of an owner that continues the decision log in this ledger: 0, but in a restored log.
+
+    A restore continues in a ledger whose number is a multiple of `LEDGERS_OF_A_HISTORY`, which becomes the epoch: above
+    the epochs of all owners in the lost history, unless there were a million.
+    """
+    return ledger - ledger % LEDGERS_OF_A_HISTORY
 
 
 Buffers = Mapping[str, TransactionBuffer]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from broker_io.environment import current
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, Resource
+from broker_io.port import Broker, Ledger, Resource
 from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
@@ -254,8 +254,14 @@ def mark_below(broker: Broker, one: PinnedTopic, at: Position, known: OffsetMark
 
 
 def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
-    """Raises LogReplaced if another message is at the position of a mark; a trimmed message is no error."""
+    """Raises LogReplaced if another message is at the position of a mark, or never was any; not for a trimmed one."""
     published = _published(broker, topic, mark.at)
+    if published is None and _never_held(broker.ledgers(topic), mark.at):
+        raise LogReplaced(
+            f"topic {topic} never had the message that was read at {mark.at}: its log was restored from a backup, and "
+            f"records after it that were read are lost; start over (a query with another checkpoint, an export with "
+            f"another directory), or {SKIP_LOST} to continue from that position"
+        )
     if published is not None and published != mark.published:
         raise LogReplaced(
             f"topic {topic} has another message at {mark.at} than the one read there: its log is an older copy that "
@@ -263,6 +269,15 @@ def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
             f"query with another checkpoint, an export with another directory), or {SKIP_LOST} to "
             f"continue from that position"
         )
+
+
+def _never_held(ledgers: Sequence[Ledger], at: Position) -> bool:
+    """Whether a log has older ledgers than that of a message, or that ledger, but not the message."""
+    older = [ledger for ledger in ledgers if ledger.ledger <= at.ledger]
+    if not older:
+        return False
+    last = older[-1]
+    return last.closed and (last.ledger < at.ledger or last.entries <= at.entry)
 
 
 def _before(ledgers: Sequence[LedgerSize], at: Position) -> Position | None:

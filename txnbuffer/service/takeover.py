@@ -34,6 +34,7 @@ from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.coordinator.takeover import (
     Acquisition,
     data_loss_evidence,
+    first_epoch,
     initial_low_water_mark,
     missing_owner_evidence,
 )
@@ -177,7 +178,7 @@ def take_over(
             raise DecisionsLost(log.topic, why)
         with _raising_topic_damaged(log.topic):
             # A directory can be restored from a copy; the topics of a cluster can only be created again.
-            at = _acquire_decisions(log, writer, identity, config.max_message_bytes, restorable=not cluster)
+            at = _acquire_decisions(broker, log, writer, identity, config.max_message_bytes, restorable=not cluster)
         _check_admin_cluster(broker, log.topic, at)
         if isinstance(broker, AnnotatedBroker):  # clients find the address there without reading the log
             address = OwnerAddress(log.history.epoch, identity.address, identity.creates_topics)
@@ -252,7 +253,7 @@ def _raising_topic_damaged(topic: str) -> Iterator[None]:
 
 
 def _acquire_decisions(
-    log: DecisionLog, writer: Writer, identity: Identity, max_bytes: int, *, restorable: bool
+    broker: Broker, log: DecisionLog, writer: Writer, identity: Identity, max_bytes: int, *, restorable: bool
 ) -> Position:
     """Write an `owner` entry to the decision log and read up to it; return its position."""
 
@@ -261,9 +262,10 @@ def _acquire_decisions(
         return log.history.highest_id if restorable and log.history.owned else None
 
     history, drawn = log.history, current().randomness.token(16).hex()
-    acquisition = Acquisition(
-        identity.owner, history.epoch + 1, identity.address, drawn, history.owners, max_bytes, last_id()
-    )
+    epoch = history.epoch + 1
+    if restorable:  # clients of the lost part of a restored log ignore owners of lower epochs
+        epoch = max(epoch, first_epoch(broker.ledgers(log.topic)[-1].ledger))
+    acquisition = Acquisition(identity.owner, epoch, identity.address, drawn, history.owners, max_bytes, last_id())
     while True:
         at = writer.append(Batch.of([acquisition.entry()])).result().first
         if acquisition.read(log.read_to(at), log.history.owners, last_id()):

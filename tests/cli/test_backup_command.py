@@ -1,0 +1,92 @@
+"""`txnbuf backup` and `txnbuf restore`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import txnbuf
+from service_process import ServiceProcess
+
+from txnbuffer import connect
+
+
+def result(*arguments: str) -> Any:
+    done = txnbuf(*arguments, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "no progress bar without a terminal"
+    return json.loads(done.stdout)
+
+
+def write(address: str, count: int = 20) -> None:
+    with connect(address) as client:
+        for value in range(count):
+            with client.transaction() as txn:
+                txn.send("orders", f"v{value}")
+
+
+def values(address: str) -> list[str]:
+    return [line.split("\t")[-1] for line in txnbuf("tail", address, "orders").stdout.splitlines()]
+
+
+def test_a_log_is_backed_up_and_restored(tmp_path: Path) -> None:
+    log, new, file = f"file:{tmp_path / 'log'}", f"file:{tmp_path / 'new'}", str(tmp_path / "backup")
+    write(log)
+    written = result("backup", log, file)
+    assert written["file"] == file
+    assert written["bytes"] == Path(file).stat().st_size
+    assert written["topics"] == 3
+    assert result("restore", file, "--check") == written
+    assert result("restore", file, new) == written | {"log": new}
+    assert values(new) == values(log) == [f"v{value}" for value in range(20)]
+    write(new, 3)
+    assert values(new)[20:] == ["v0", "v1", "v2"]
+    assert txnbuf("verify", new).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (("backup", "file:LOG", "OLD"), 2, "OLD exists"),
+        (("backup", "file:LOG", "NONE/file"), 2, "there is no directory NONE"),
+        (("backup", "file:NONE", "FILE"), 4, "NONE contains no log"),
+        (("backup", "memory:", "FILE"), 2, "'memory:' is an empty log"),
+        (("backup", "pulsar://127.0.0.1:1/public/default", "FILE"), 2, "back up its cluster"),
+        (("backup", "LOG", "FILE"), 2, "give file:DIR"),
+        (("restore", "OLD"), 2, "give either ADDRESS or --check"),
+        (("restore", "OLD", "file:NEW", "--check"), 2, "give either ADDRESS or --check"),
+        (("restore", "OLD", "NEW"), 2, "'NEW' is not a directory: give file:DIR"),
+        (("restore", "OLD", "file:LOG"), 2, "name an empty or missing directory"),
+        (("restore", "NONE", "file:NEW"), 2, "there is no file NONE: name a backup"),
+        (("restore", "LOG/manifest", "file:NEW"), 4, "LOG/manifest, offset 0: this is no backup"),
+        (("restore", "LOG/manifest", "--check"), 4, "LOG/manifest, offset 0: this is no backup"),
+        (("restore", "LOG", "--check"), 4, "LOG: Is a directory: the backup can't be read"),
+        (("restore", "OLD", "file:OLD/new"), 4, "Not a directory"),
+    ],
+)
+def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:
+    places = {name: str(tmp_path / name.lower()) for name in ("LOG", "OLD", "NONE", "FILE", "NEW")}
+    with connect(f"file:{places['LOG']}"):
+        pass
+    assert txnbuf("backup", f"file:{places['LOG']}", places["OLD"]).returncode == 0
+
+    def filled(text: str) -> str:
+        for name, place in places.items():
+            text = text.replace(name, place)
+        return text
+
+    refused = txnbuf(*map(filled, arguments))
+    assert (refused.returncode, filled(why) in refused.stderr) == (code, True), refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "old"], "the command creates nothing"
+
+
+def test_a_log_of_a_running_service_is_not_opened(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "log").wait_serving()
+    try:
+        refused = txnbuf("backup", f"file:{tmp_path / 'log'}", str(tmp_path / "file"))
+        assert (refused.returncode, "is owned by another process" in refused.stderr) == (5, True), refused.stderr
+    finally:
+        service.kill()
