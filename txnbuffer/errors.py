@@ -487,6 +487,13 @@ class CompactionFailed(StorageError):
         super().__init__(f"topic {topic!r} was not compacted: {why}")
 
 
+class BackupFailed(StorageError):
+    """A service did not complete a backup; there is no file, and the log is as it was."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the backup {path} was not written: {why}")
+
+
 class SinkFailed(StorageError):
     """A sink cannot be read or written; it keeps its data, and the next run continues from there."""
 

@@ -209,6 +209,8 @@ class Backup:
         self.ledgers: list[StoredLedger] = []
         at = HEAD_BYTES + length
         for topic, ledger in _ledgers(self.manifest):
+            if type(ledger.bytes) is not int or ledger.bytes < 0:
+                raise Damaged(path, HEAD_BYTES, f"a ledger with {ledger.bytes!r} bytes is impossible")
             self.ledgers.append(StoredLedger(topic, ledger, at))
             at += ledger.bytes + _CRC.size
         if at != self.bytes:
@@ -304,7 +306,7 @@ def _restore(environment: Environment, backup: Backup, directory: str, progress:
     manifest = restored_manifest(backup.manifest, 1 + int.from_bytes(token(4), "little") % LEDGERS_OF_A_HISTORY)
     topics = layout.join(directory, layout.TOPICS)
     disk.make_directory(topics)
-    disk.sync_directory(directory)  # from here on the directory is no empty one, and no log
+    sync_names(disk, directory)  # from here on the directory is not missing, not empty, and no log
     done = 0
     for stored in backup.ledgers:
         target = layout.segment_path(directory, stored.topic, stored.ledger)
@@ -324,5 +326,5 @@ def _restore(environment: Environment, backup: Backup, directory: str, progress:
         disk.sync_directory(layout.topic_path(directory, topic.number))
     disk.sync_directory(topics)
     Journal.create(disk, layout.journal_path(directory, manifest.journal), manifest.journal, token(8)).close()
-    sync_names(disk, directory)
+    disk.sync_directory(directory)
     replace_manifest(disk, directory, manifest)

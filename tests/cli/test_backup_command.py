@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +58,7 @@ def test_a_log_is_backed_up_and_restored(tmp_path: Path) -> None:
         (("backup", "file:NONE", "FILE"), 4, "NONE contains no log"),
         (("backup", "memory:", "FILE"), 2, "'memory:' is an empty log"),
         (("backup", "pulsar://127.0.0.1:1/public/default", "FILE"), 2, "back up its cluster"),
-        (("backup", "LOG", "FILE"), 2, "give file:DIR"),
+        (("backup", "LOG", "FILE"), 2, "is not a service address"),
         (("restore", "OLD"), 2, "give either ADDRESS or --check"),
         (("restore", "OLD", "file:NEW", "--check"), 2, "give either ADDRESS or --check"),
         (("restore", "OLD", "NEW"), 2, "'NEW' is not a directory: give file:DIR"),
@@ -90,3 +94,69 @@ def test_a_log_of_a_running_service_is_not_opened(tmp_path: Path) -> None:
         assert (refused.returncode, "is owned by another process" in refused.stderr) == (5, True), refused.stderr
     finally:
         service.kill()
+
+
+def test_a_service_backs_up_its_log(tmp_path: Path) -> None:
+    file, new = str(tmp_path / "file"), f"file:{tmp_path / 'new'}"
+    service = ServiceProcess(tmp_path / "log").wait_serving()
+    try:
+        write(f"txnbuf://127.0.0.1:{service.port}")
+        written = result("backup", f"txnbuf://127.0.0.1:{service.port}", file)
+        assert written["bytes"] == Path(file).stat().st_size
+        for path, why in (("file", "'file' is not an absolute path"), (file, "exists on the machine of the service")):
+            refused = txnbuf("backup", f"txnbuf://127.0.0.1:{service.port}", path)
+            assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
+        failed = txnbuf("backup", f"txnbuf://127.0.0.1:{service.port}", str(tmp_path / "none" / "file"))
+        assert (failed.returncode, "was not written: there is no directory" in failed.stderr) == (4, True)
+    finally:
+        service.kill()
+    assert result("restore", file, new)["messages"] == written["messages"]
+    assert values(new) == [f"v{value}" for value in range(20)]
+    refused = txnbuf("backup", f"txnbuf://127.0.0.1:{service.port}", file)
+    assert refused.returncode == 3, refused.stderr
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path, served: bool) -> None:
+    write(f"file:{tmp_path / 'log'}")
+    service = ServiceProcess(tmp_path / "log").wait_serving() if served else None
+    address = f"file:{tmp_path / 'log'}" if service is None else f"txnbuf://127.0.0.1:{service.port}"
+    try:
+        shown = on_a_terminal("backup", address, str(tmp_path / "file"))
+    finally:
+        if service is not None:
+            service.kill()
+    assert f"backup of {address}" in shown
+    if not served:
+        assert "check of" in on_a_terminal("restore", str(tmp_path / "file"), "--check")
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a command shows on a terminal."""
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "txnbuffer", *arguments]
+    environment = {**os.environ, "COLUMNS": "300"}
+    subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True, env=environment)
+    os.close(terminal)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    return shown
+
+
+def test_an_interrupted_command_says_that_the_service_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(service: object, method: str, **request: object) -> Any:
+        if method == "BackUp":
+            return {"run": 1}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("txnbuffer.cli.backup.call", interrupted)
+    stopped = txnbuf("backup", "txnbuf://127.0.0.1:1", "/file")
+    assert (stopped.returncode, "the service continues to write" in stopped.stderr) == (130, True)
+
+
+def test_a_service_that_was_restarted_has_no_backup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txnbuffer.cli.backup.call", lambda service, method, **_: {"run": 1} if _ else [])
+    failed = txnbuf("backup", "txnbuf://127.0.0.1:1", "/file")
+    assert (failed.returncode, "the service has ended meanwhile" in failed.stderr) == (4, True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 
+import google_crc32c
 import numpy as np
 from fuzz.mutations import seal_blocks, seal_digest, seal_index, seal_journal, seal_manifest, size_of_blocks
 from fuzz.target import Target
@@ -16,7 +17,7 @@ from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
 from broker_io.errors import Damaged, ForeignDirectory, UnsupportedFormat
-from broker_io.file import FileBroker, journal, layout, segment
+from broker_io.file import FileBroker, backup, journal, layout, segment
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 from snapshots import format as snapshot_format
@@ -93,6 +94,22 @@ def _block(data: bytes) -> None:
     block.decode_hashes([raw])
     block.absent_values([raw], [raw.header.rows])
     block.decode_blocks([raw, raw])
+
+
+def _backup(data: bytes) -> None:
+    disk = SimulatedDisk()
+    _write(disk, PATH, data)
+    backup.check_backup(disk, PATH, lambda done, total: None)
+
+
+def _seal_backup(data: bytes) -> bytes:
+    """The head of an input with its length, its manifest and its blocks with valid checksums."""
+    if len(data) < backup.HEAD_BYTES:
+        return data
+    end = backup.HEAD_BYTES + int.from_bytes(data[8:16], "little")
+    head = data[:16] + len(data).to_bytes(8, "little") + bytes(4)
+    head += int(google_crc32c.value(head)).to_bytes(4, "little")
+    return head + seal_manifest(data[backup.HEAD_BYTES : end]) + seal_blocks(data[end:])
 
 
 def compressed_blocks() -> list[bytes]:
@@ -383,6 +400,19 @@ STORED = (
         (Damaged, ForeignDirectory, UnsupportedFormat),
         directories,
         _seal_directory,
+        size_of_blocks,
+    ),
+    Target(
+        "backup",
+        _backup,
+        (
+            "broker_io.file.backup.check_backup",
+            "broker_io.file.backup.open_backup",
+            "broker_io.file.backup.checked_chunks",
+        ),
+        (Damaged, UnsupportedFormat),
+        golden("broker_io/backup.bin"),
+        _seal_backup,
         size_of_blocks,
     ),
     Target(

@@ -70,7 +70,7 @@ NOT_REACHED: dict[str, dict[str, str]] = {
         **_each("nobody removes a cursor", "UnknownCursor"),
         **_each("nobody deletes the decision log", "LogDeleted"),
         **_each("relays run without retention, and streams are told StreamTrimmed", "MutationsTrimmed"),
-        **_each("no command runs", "CompactionFailed"),
+        **_each("no command runs", "BackupFailed", "CompactionFailed"),
         **_each("each sink has a file that does not fail", "SinkLocked", "SinkFailed", "SinkFull"),
         **_each("the disks of clients do not fail", "TokensFailed"),
         **_each("a defect of the product, which is a finding", "ClientBroken", "OutOfOrder", "SegmentMismatch"),

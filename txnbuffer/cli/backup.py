@@ -5,10 +5,15 @@ from __future__ import annotations
 import click
 
 from broker_io import check_backup, is_cluster, restore_backup
-from broker_io.errors import InvalidAddress, NotSupported
-from broker_io.port import BackupBroker, BackupReport
+from broker_io.environment import current
+from broker_io.errors import NotSupported
+from broker_io.port import BackupBroker, BackupProgress
+from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
-from txnbuffer.cli.output import bytes_progress, output_option, show_record
+from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record
+from txnbuffer.errors import BackupFailed
+
+POLL_SECONDS = 0.2
 
 
 @click.command("backup")
@@ -17,25 +22,57 @@ from txnbuffer.cli.output import bytes_progress, output_option, show_record
 @log_options
 @output_option
 def backup_command(log: LogAddress, file: str, output: str) -> None:
-    """Write a backup of the embedded log file:DIR, which no service has open, to the new file FILE.
+    """Write a backup of the log at ADDRESS to the new file FILE.
+
+    ADDRESS is file:DIR, a log that no service has open, or txnbuf://HOST:PORT, a service that has one. The service
+    writes FILE on its own machine, so it must be an absolute path there; transactions continue meanwhile.
 
     FILE then holds all topics as they are at one moment, the service's own topics included. All checksums are verified:
     a backup of damaged data ends with exit code 4 and names the damaged file. Until it is complete, its name ends with
-    .partial.
+    .partial. If you interrupt the command (Ctrl-C), a service continues to write.
 
-    Exit code 2 if the request is invalid or FILE exists, 4 if the backup failed, 5 if another process has the log.
+    Exit code 2 if the request is invalid or FILE exists, 3 if the service can't be reached, 4 if the backup failed, 5
+    if another process has the log.
     """
     log.check_not_in_memory()
     if is_cluster(log.address):
         raise _unsupported(log)
-    if not log.address.startswith("file:"):
-        raise InvalidAddress(f"{log.address!r} is not a directory: give file:DIR")
+    with bytes_progress(f"backup of {log.address}") as show:
+        if log.address.startswith("file:"):
+            report = _back_up(log, file, show)
+        else:
+            report = _ask_for_backup(ServiceAddress(log.address, log.tls_ca), file, show)
+    show_record({"file": file, **report}, output)
+
+
+def _back_up(log: LogAddress, file: str, show: BackupProgress) -> dict[str, int]:
+    """Own a log, and write its backup."""
     log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
-    with log.open_for_writing() as broker, bytes_progress(f"backup of {log.address}") as show:
+    with log.open_for_writing() as broker:
         if not isinstance(broker, BackupBroker):
             raise _unsupported(log)
-        report = broker.back_up(file, show)
-    _show(report, output, file=file)
+        return broker.back_up(file, show)._asdict()
+
+
+def _ask_for_backup(service: ServiceAddress, file: str, show: BackupProgress) -> dict[str, int]:
+    """Let a service write a backup of its log, and wait for its end. Raises BackupFailed."""
+    number = call(service, "BackUp", path=file)["run"]
+    try:
+        while True:
+            rows = call(service, "Backups")
+            if not rows or rows[0]["run"] != number or rows[0]["path"] != file:
+                raise BackupFailed(file, "the service has ended meanwhile")
+            run = rows[0]
+            show(run["bytes_done"], run["bytes_expected"])
+            if run["problem"] is not None:
+                raise BackupFailed(file, run["problem"])
+            if run["report"] is not None:
+                report: dict[str, int] = run["report"]
+                return report
+            current().clock.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        narrate("interrupted: the service continues to write the backup")
+        raise
 
 
 @click.command("restore")
@@ -57,16 +94,12 @@ def restore_command(file: str, address: str | None, check: bool, output: str) ->
     if address is None:
         with bytes_progress(f"check of {file}") as show:
             report = check_backup(file, show)
-        _show(report, output, file=file)
+        show_record({"file": file, **report._asdict()}, output)
         return
     with bytes_progress(f"restore to {address}") as show:
         report = restore_backup(file, address, show)
-    _show(report, output, file=file, log=address)
+    show_record({"file": file, "log": address, **report._asdict()}, output)
 
 
 def _unsupported(log: LogAddress) -> NotSupported:
     return NotSupported(f"{log.address} does not store its topics itself, so it has no backup: back up its cluster")
-
-
-def _show(report: BackupReport, output: str, **where: str) -> None:
-    show_record({**where, **report._asdict()}, output)

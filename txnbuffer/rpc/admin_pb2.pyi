@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AdminRequest(_message.Message):
-    __slots__ = ("topic", "txn", "group", "cursor", "at", "seconds", "dirty_ratio", "least_lag", "most_lag", "grace")
+    __slots__ = ("topic", "txn", "group", "cursor", "at", "seconds", "dirty_ratio", "least_lag", "most_lag", "grace", "path")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class AdminRequest(_message.Message):
     LEAST_LAG_FIELD_NUMBER: _ClassVar[int]
     MOST_LAG_FIELD_NUMBER: _ClassVar[int]
     GRACE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     txn: str
     group: str
@@ -26,7 +27,8 @@ class AdminRequest(_message.Message):
     least_lag: float
     most_lag: float
     grace: float
-    def __init__(self, topic: _Optional[str] = ..., txn: _Optional[str] = ..., group: _Optional[str] = ..., cursor: _Optional[str] = ..., at: _Optional[str] = ..., seconds: _Optional[float] = ..., dirty_ratio: _Optional[float] = ..., least_lag: _Optional[float] = ..., most_lag: _Optional[float] = ..., grace: _Optional[float] = ...) -> None: ...
+    path: str
+    def __init__(self, topic: _Optional[str] = ..., txn: _Optional[str] = ..., group: _Optional[str] = ..., cursor: _Optional[str] = ..., at: _Optional[str] = ..., seconds: _Optional[float] = ..., dirty_ratio: _Optional[float] = ..., least_lag: _Optional[float] = ..., most_lag: _Optional[float] = ..., grace: _Optional[float] = ..., path: _Optional[str] = ...) -> None: ...
 
 class AdminAnswer(_message.Message):
     __slots__ = ("json",)

@@ -24,6 +24,7 @@ from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import ServiceTopic
+from txnbuffer.service.backups import BackupRun
 from txnbuffer.service.compaction import CompactionRun, CompactionScheduler, check_policy
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topics import check_owned
@@ -112,6 +113,18 @@ def _run(run: CompactionRun) -> Answer:
     }
 
 
+def _backup(run: BackupRun) -> Answer:
+    return {
+        "path": run.path,
+        "run": run.number,
+        "state": run.state.value,
+        "bytes_done": run.bytes_done,
+        "bytes_expected": run.bytes_expected,
+        "problem": _text(run.problem),
+        "report": None if run.report is None else run.report._asdict(),
+    }
+
+
 def _policy(policy: CompactionPolicy | None) -> Answer | None:
     """A policy, times in seconds."""
     if policy is None:
@@ -137,6 +150,8 @@ METHODS = {
     "Compact": "compact",
     "Compactions": "compactions",
     "SetCompaction": "set_compaction",
+    "BackUp": "back_up",
+    "Backups": "backups",
 }
 """The requests by name, and the methods of `ServiceAdmin` that answer them."""
 
@@ -325,6 +340,21 @@ class ServiceAdmin:
         topic, policy = _topic(request), check_policy(**{name: request.get(name) for name in POLICY_KEYS})
         await self._engine.compaction.set_policy(topic, policy)
         return {"topic": topic, "policy": _policy(policy)}
+
+    async def back_up(self, request: dict[str, Any]) -> Answer:
+        """Begin to write a backup to the file `path` of this machine; the answer has the number of the run."""
+        _check_keys(request, "path")
+        path = request.get("path")
+        if not isinstance(path, str):
+            raise InvalidRequest(f"{path!r} is not a path: give text")
+        run = self._engine.backups.start(path)
+        return {"path": run.path, "run": run.number}
+
+    async def backups(self, request: dict[str, Any]) -> list[Answer]:
+        """The newest backup since the start of the service, if there is one."""
+        _check_keys(request)
+        run = self._engine.backups.run
+        return [] if run is None else [_backup(run)]
 
     def _topic(self, name: object) -> ServiceTopic:
         name = _topic({"topic": name})

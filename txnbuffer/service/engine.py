@@ -28,6 +28,7 @@ from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends, ServiceTopic
+from txnbuffer.service.backups import Backups
 from txnbuffer.service.cluster import ClusterTopics
 from txnbuffer.service.compaction import CompactionScheduler, CompactRecords
 from txnbuffer.service.connection import Limits, SessionConnection
@@ -105,6 +106,7 @@ class Engine(Loop):
         self.compaction = CompactionScheduler(
             self.topics, self.snapshots, self.streams, compaction, clock, self.trim_floors, compact_records
         )
+        self.backups = Backups(broker)
         self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
         self.verification = LogVerification(self.topics)
         self._executor = executor
@@ -216,6 +218,7 @@ class Engine(Loop):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.compaction.close()
+        await self.backups.close()
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
@@ -236,6 +239,7 @@ class Engine(Loop):
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
         self.compaction.end(CoordinatorStopped(f"the service has stopped: {named}"))
+        self.backups.end(CoordinatorStopped(f"the service has stopped: {named}"))
         for answer in self._operator_requests.values():
             if not answer.done():
                 answer.set_exception(named)
