@@ -146,9 +146,14 @@ class LogFollower(Resource):
         raise stalled(self.topic, end, self.at, timeout)
 
     def take_reader(self) -> Reader | None:
-        """Hand over the reader, which continues after `at`, if it is open: the caller passes messages to `apply` now."""
+        """Hand over the reader, if it is open; it continues after `at`. The caller passes messages to `apply` now."""
         reader, self._reader = self._reader, None
         return reader
+
+    def return_reader(self, reader: Reader | None) -> None:
+        """Continue with a reader that was handed over and has returned all that was applied since."""
+        self._close_reader()
+        self._reader = reader
 
     def close(self) -> None:
         self._close_reader()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from broker_io.batch import PlacedBatch
 from broker_io.compacted import READ_TIMEOUT
@@ -19,6 +19,7 @@ from broker_io.port import Broker, Ledger
 from broker_io.position import NO_INDEX, Position
 from snapshots.errors import SnapshotDamaged
 from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, MUTATIONS, SEGMENT, VERSION_PROPERTY, EntryKey, Stored
+from snapshots.scan import TopicEntries
 from snapshots.writer import SnapshotPlan, SnapshotWriter
 from txnbuffer.buffer.state import BufferSegment, Effect, Suppressed, TransactionEnded
 from txnbuffer.follow import SequencedFollower
@@ -89,6 +90,26 @@ class SnapshotDue:
         self.changes -= changes
 
 
+class LogTail:
+    """The messages of a log after `start`, in order, kept to apply them to a newer snapshot."""
+
+    def __init__(self, start: Position) -> None:
+        self.start = start
+        self.bytes = 0
+        self._batches: list[PlacedBatch] = []
+
+    def add(self, placed: PlacedBatch) -> None:
+        self._batches.append(placed)
+        self.bytes += placed.messages.weight
+
+    def after(self, position: Position) -> list[PlacedBatch] | None:
+        """The messages after one of these, or after the start; None if it is neither."""
+        rest = [one.take(slice(one.positions.search(position, right=True), None)) for one in self._batches]
+        kept = [one for one in rest if len(one)]
+        here = sum(one.positions.search(position, right=True) - one.positions.search(position) for one in self._batches)
+        return kept if here == 1 or position == self.start else None
+
+
 class CapturedSnapshot(NamedTuple):
     """The next snapshot of one topic, and how many messages and changes it covers."""
 
@@ -104,7 +125,7 @@ class FollowedTopic(SequencedFollower):
 
     `failover`: the versions of its history. `index`: the mutation snapshots for the next snapshot, none beyond what is
     numbered. `cursors`: name of each durable cursor → seqno up to which its owner has everything; to
-    be replaced, not changed, since another thread may be writing it.
+    be replaced, not changed, since another thread may be writing it. `tail`: gets what is applied, if it is not None.
     """
 
     def __init__(
@@ -133,14 +154,39 @@ class FollowedTopic(SequencedFollower):
         self.index: IndexState = restored.index.state
         self.cursors: Mapping[str, int] = restored.cursors
         self._stored = None if restored.snapshot is None else restored.snapshot.state
+        self.tail: LogTail | None = None
 
-    def catch_up(self, end: Position | None = None) -> list[Effect]:
+    @classmethod
+    def restored(
+        cls,
+        broker: Broker,
+        restored: LoadedTopic,
+        entries: TopicEntries,
+        max_entry_bytes: int,
+        policy: SnapshotPolicy,
+        clock: Clock,
+    ) -> Self:
+        """A topic that continues its snapshot; `entries`: all that it has in the snapshot topic, valid or not."""
+        writer = SnapshotWriter(restored.topic, restored.incarnation, max_entry_bytes)
+        writer.found(entries)
+        if restored.snapshot is not None:
+            writer.adopt(restored.snapshot.end)
+            segments, mutations = (writer.chains[kind] for kind in (SEGMENT, MUTATIONS))
+            stored = restored.snapshot.end.chains
+            segments.adopt(stored[SEGMENT], {} if restored.rewrite else restored.snapshot.digests)
+            segments.add(map(BufferSegmentPayload, restored.rewrite))
+            mutations.adopt(stored[MUTATIONS], restored.index.digests)
+        if restored.index.after is not None:
+            writer.chains[MUTATIONS].restart(restored.index.after)
+        return cls(broker, restored, writer, policy, clock)
+
+    def catch_up(self, end: Position | None = None, timeout: float | None = None) -> list[Effect]:
         """Apply and number everything up to `end`, by default the current end of the log, and measure the rate.
 
         Raises as `replay`.
         """
         started, messages = self._clock.monotonic(), self.due.messages
-        effects = self.replay(end)
+        effects = self.replay(end, timeout=timeout)
         if self.due.messages > messages:
             self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
         self.sequence_all()
@@ -148,6 +194,8 @@ class FollowedTopic(SequencedFollower):
 
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         effects = super().apply(placed)
+        if self.tail is not None:
+            self.tail.add(placed)
         self.due.applied(len(placed), sum(isinstance(effect, TransactionEnded | Suppressed) for effect in effects))
         return effects
 

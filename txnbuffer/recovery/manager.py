@@ -10,7 +10,7 @@ everything stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -21,13 +21,12 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Ledger
 from broker_io.position import Position
 from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
-from snapshots.format import MUTATIONS, SEGMENT, SNAPSHOT_TOPIC, check_data_topic
+from snapshots.format import SNAPSHOT_TOPIC, check_data_topic
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotPlan, SnapshotWriter, acquire, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import Effect
 from txnbuffer.recovery.bounds import BoundsCheck, readable_bounds
-from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import (
     DEFAULT_POLICY,
     CapturedSnapshot,
@@ -48,6 +47,7 @@ from txnbuffer.recovery.restore import (
     restored_topics,
     topic_deleted,
 )
+from txnbuffer.recovery.warm_topic import WarmTopic
 
 T = TypeVar("T")
 
@@ -59,11 +59,12 @@ class ForEach(Protocol):
 
 
 class ReplayedTopic(NamedTuple):
-    """`effects`: of the replay. `notes`: messages for operators."""
+    """`effects`: of the replay. `notes`: messages for operators. `warm`: a standby had followed it."""
 
     followed: FollowedTopic
     effects: list[Effect]
     notes: list[str]
+    warm: bool = False
 
 
 class TopicGone(NamedTuple):
@@ -85,7 +86,10 @@ WAIT_STEP = 0.005
 
 
 class SnapshotManager:
-    """Call `recover` first. `each` calls a function for all topics; `floor` limits trimming for other readers."""
+    """Call `recover` first. `each` calls a function for all topics; `floor` limits trimming for other readers.
+
+    `warm` and `discarded` count the topics of a standby that `recover` has continued, and that it could not trust.
+    """
 
     def __init__(
         self,
@@ -115,6 +119,8 @@ class SnapshotManager:
         self._fallen_back: list[str] = []
         self._deleted: dict[str, str] = {}
         self._recreated: set[str] = set()
+        self._warm: dict[str, WarmTopic] = {}
+        self.warm = self.discarded = 0
 
     # Queries
 
@@ -143,20 +149,27 @@ class SnapshotManager:
 
     # Actions
 
-    def recover(self, owner: str = "") -> dict[str, list[Effect]]:
+    def recover(self, owner: str = "", warm: Mapping[str, WarmTopic] | None = None) -> dict[str, list[Effect]]:
         """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
+
+        `warm`: topics that a standby has followed; one that is in doubt is recovered like all others.
 
         Return the effects of the replay by topic. Failed topics are in `problems`, messages for operators in `notes`. A
         topic that fell back gets a new snapshot at once. With `owner`, a unique text, all topics get one, and a version
         of their histories begins. Raises OwnershipLost if another owner takes over at the same time and is later, and
         as `snapshot`.
         """
+        self._warm = dict(warm or {})
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
         topics = restored_topics(table)
         for topic, state in zip(topics, self._each(partial(self._replayed, table), topics), strict=True):
             if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
+        for left in self._warm.values():
+            left.close()
+        self._warm.clear()
+        self.discarded = len(warm or ()) - self.warm
         for followed in self._followed.values() if owner else ():
             followed.taken_over(owner)
         changed = self._followed if owner else self._fallen_back
@@ -351,6 +364,10 @@ class SnapshotManager:
 
     def _replayed(self, table: SnapshotTable, topic: str) -> ReplayedTopic | TopicGone | Error:
         """Restore and replay a topic with entries; may run in any thread. An error stops only it, so it is returned."""
+        if (warm := self._warm.pop(topic, None)) is not None:
+            taken = warm.take_over(table, self._snapshot_topic, self._max_entry_bytes, self._policy, self._clock)
+            if taken is not None:
+                return ReplayedTopic(*taken, [], warm=True)
         try:
             restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
         except (SnapshotMissing, TopicNotFound) as error:
@@ -383,6 +400,7 @@ class SnapshotManager:
         self.notes += state.notes
         self._fallen_back += [topic] if state.notes else []
         self._followed[topic] = state.followed
+        self.warm += state.warm
         return state.effects
 
     def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
@@ -482,17 +500,7 @@ class SnapshotManager:
         return self._restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
 
     def _restored(self, restored: LoadedTopic, entries: TopicEntries) -> FollowedTopic:
-        writer = self._writer(restored.topic, restored.incarnation, entries)
-        if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end)
-            segments, mutations = (writer.chains[kind] for kind in (SEGMENT, MUTATIONS))
-            stored = restored.snapshot.end.chains
-            segments.adopt(stored[SEGMENT], {} if restored.rewrite else restored.snapshot.digests)
-            segments.add(map(BufferSegmentPayload, restored.rewrite))
-            mutations.adopt(stored[MUTATIONS], restored.index.digests)
-        if restored.index.after is not None:
-            writer.chains[MUTATIONS].restart(restored.index.after)
-        return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
+        return FollowedTopic.restored(self._broker, restored, entries, self._max_entry_bytes, self._policy, self._clock)
 
     def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
         writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
