@@ -32,6 +32,7 @@
     shard = -1                  # cluster mode: the shard that it serves; -1: the only one
     shards = 1                  # cluster mode: number of shards; fixed when a namespace is first served
     standby = false             # cluster mode: if a service is active, wait until it has ended
+    standby_bytes = 268435456   # approximate memory of a standby for topics that it keeps warm; 0: none
     fence = false               # cluster mode: replace an active service that hangs; it then ends
     http = "127.0.0.1:7712"     # address for metrics and health; "": none
     tls_cert = ""               # PEM files; required for gRPC on other addresses than loopback
@@ -160,6 +161,7 @@ class ServiceConfig:
     shard: int = -1
     shards: int = 1
     standby: bool = False
+    standby_bytes: int = 256 * 1024 * 1024
     fence: bool = False
     http: str = "127.0.0.1:7712"
     tls_cert: str = ""

@@ -23,6 +23,7 @@ from txnbuffer.coordinator.messages import Commit, State
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import Abort, ClientFrame
 from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
@@ -136,6 +137,44 @@ async def test_the_next_owner_recovers_everything_from_the_cluster(
     assert await asyncio.to_thread(visible, broker, "a") == {b"v": 30}
 
 
+MANY = 200
+
+
+@on_a_loop_for(300.0)
+async def test_a_standby_takes_over_hundreds_of_warm_topics(
+    cluster: Cluster, address: str, broker: Broker, serving: list[ServiceProcess]
+) -> None:
+    topics = [f"topic-{number}" for number in range(MANY)]
+    active = await asyncio.to_thread(start(serving, cluster, address).wait_serving)
+    app = await app_at(active, broker, *topics)
+    standby = start(serving, cluster, address, "--standby")
+    await asyncio.to_thread(standby.wait_event, "warm")
+    warm = standby.event("warm")
+    assert warm is not None
+    assert (warm["topics"], warm["no_room"]) == (MANY, 0)
+    used = topics[:8]
+    done, opened = next(app.ids), next(app.ids)
+    for topic in used:
+        await app.write(topic, [done, opened])
+    assert await app.commit(done, *used) is Outcome.COMMIT
+    active.kill()
+    await asyncio.to_thread(standby.wait_serving)
+    taken = standby.event("took over")
+    assert taken is not None
+    assert (taken["topics"], taken["warm"] + taken["cold"]) == (MANY, MANY)
+    assert taken["warm"] >= MANY - len(used)
+    again = RawSession(OverGrpc(standby.port))
+    await again.hello(app.session.session, [TxnId(0, done), TxnId(0, opened)])
+    assert await again.commit(opened, used, [1] * len(used)) is Outcome.COMMIT
+    for topic in used:
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(visible, broker, topic) != {b"v": 2}:
+                await asyncio.sleep(0.2)
+    standby.process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(standby.finish)
+    assert [found for found in await asyncio.to_thread(verify, broker) if found.level is Level.ERROR] == []
+
+
 @on_a_loop_for(300.0)
 async def test_the_standby_takes_over_when_the_active_is_killed(
     cluster: Cluster, address: str, broker: Broker, serving: list[ServiceProcess]
@@ -151,7 +190,8 @@ async def test_the_standby_takes_over_when_the_active_is_killed(
     assert standby.event("took over") is None
     active.kill()
     await asyncio.to_thread(standby.wait_serving)
-    assert [event["event"] for event in standby.events] == ["standing by", "recovering", "took over", "serving"]
+    events = [event["event"] for event in standby.events if event["event"] != "warm"]
+    assert events == ["standing by", "recovering", "took over", "serving"]
     found = await asyncio.to_thread(owners, broker)
     assert [(owner.epoch, owner.address) for owner in found] == [
         (1, f"127.0.0.1:{active.port}"),

@@ -74,7 +74,7 @@ async def test_it_waits_for_the_owner_to_go_and_continues_with_what_it_left(clus
 @on_a_loop
 async def test_topics_whose_snapshots_cover_their_logs_are_served_before_their_readers_are_open(cluster):
     """A cluster takes long to open the readers of a thousand topics."""
-    async with cluster_engine(cluster) as (active, its):
+    async with cluster_engine(cluster) as (active, _):
         app = await app_on(active, cluster, "a")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -129,9 +129,9 @@ async def test_a_cluster_that_is_away_is_named_and_waited_for(cluster):
         broker.faults.fail_read(ServiceUnavailable("the cluster is away"), topic=TOPIC)
         turn = asyncio.ensure_future(standby.wait(stop))
         await eventually(lambda: "away" in str(standby.problem) or turn.done())
-        decisions, log = await turn
-        log.close()
-        decisions.close()
+        standing = await turn
+        standing.log.close()
+        standing.decisions.close()
 
 
 @on_a_loop

@@ -54,6 +54,10 @@ class Service:
         def log(event: str, **facts: Any) -> None:
             if event == "took over":
                 self.on_take_over(max(self.config.service.shard, 0), facts["epoch"], process.name)
+                for _ in range(facts["warm"]):
+                    world.count("warm topic")
+                for _ in range(facts["cold"]):
+                    world.count("discarded warm topic")
             world.log(process.name, f"{event} {' '.join(f'{name}={fact}' for name, fact in facts.items())}".rstrip())
 
         async def main() -> None:

@@ -35,6 +35,10 @@ SMALL = {
     "txnbuffer.service.takeover.MAX_ENTRY_BYTES": 1600,
     "txnbuffer.service.takeover.SEGMENT_SIZE": 3,
     "txnbuffer.service.topics.LEAST_HELD": 200,
+    "txnbuffer.service.warm_topics.AGAIN_AFTER": 0.5,
+    "txnbuffer.service.warm_topics.RENEW_AFTER": 0.5,
+    "txnbuffer.service.warm_topics.STEP": 0.2,
+    "txnbuffer.service.warm_topics.TAIL_BYTES": 300,
 }
 RELATED = {
     "txnbuffer.mutations.manager.MIN_SNAPSHOT_BYTES": ("txnbuffer.service.stream_topic.MIN_SNAPSHOT_BYTES",),

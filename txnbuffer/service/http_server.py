@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.environment import current
@@ -16,6 +16,7 @@ from broker_io.errors import EnvironmentFault
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.warm_topics import NO_LAG, StandbyLag
 
 if TYPE_CHECKING:
     import socket
@@ -30,15 +31,20 @@ class Metric(NamedTuple):
     kind: str = "gauge"
 
 
-def metrics(engine: Engine | None) -> Iterator[Metric]:
-    """All current metrics; a process without an engine has only the first ones."""
+def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG) -> Iterator[Metric]:
+    """All current metrics; a process without an engine has only the first ones, with the lag of a standby."""
     yield Metric("serving", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
     yield Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits))
     longest = max((wait.seconds for wait in waits), default=0.0)
     yield Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", longest)
+    yield from _of_standby(lag)
     if engine is None:
         return
+    manager = engine.topics.manager
+    yield Metric("takeover_topics_warm", "Topics that were warm at the takeover.", manager.warm)
+    discarded = "Warm topics that the takeover could not trust, and recovered from the log."
+    yield Metric("takeover_topics_discarded", discarded, manager.discarded)
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
@@ -82,6 +88,16 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield from _of_compaction(engine)
     yield from _of_groups(engine)
     yield from _of_streams(engine)
+
+
+def _of_standby(lag: StandbyLag) -> Iterator[Metric]:
+    yield Metric("standby_topics", "Topics of the shard of a standby.", lag.topics)
+    yield Metric("standby_topics_warm", "Topics that a standby keeps warm.", lag.warm)
+    yield Metric("standby_topics_failing", "Warm topics that a standby can't read just now.", lag.failing)
+    yield Metric("standby_topics_no_room", "Topics that a standby has no memory for.", lag.no_room)
+    yield Metric("standby_bytes", "Approximate memory of the topics that a standby keeps warm.", lag.bytes)
+    restarted = "Topics that a standby could not follow any further, and restored again."
+    yield Metric("standby_restarts", restarted, lag.restarted, "counter")
 
 
 def _of_compaction(engine: Engine) -> Iterator[Metric]:
@@ -142,14 +158,14 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
 
 
-def exposition(engine: Engine | None) -> bytes:
+def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG) -> bytes:
     """The text that Prometheus reads, with the metrics of the process."""
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     class Collector:
         def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            for name, text, value, kind in metrics(engine):
+            for name, text, value, kind in metrics(engine, lag):
                 family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
                 yield family(f"txnbuffer_{name}", text, value=value)
 
@@ -161,11 +177,12 @@ def exposition(engine: Engine | None) -> bytes:
 
 
 class HttpServer:
-    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one."""
+    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby."""
 
     def __init__(self) -> None:
         self.port = 0
         self.engine: Engine | None = None
+        self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
         self.waits_for = "the service is starting"
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -200,13 +217,15 @@ class HttpServer:
         from starlette.routing import Route
 
         async def metrics(_: Any) -> Response:
-            return Response(exposition(self.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+            return Response(exposition(self.engine, self.lag()), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(_: Any) -> Response:
             damaged = [] if self.engine is None else sorted(self.engine.verification.damages)
             ended = self.engine is not None and self.engine.ended.done()
             waits = [wait._asdict() for wait in long_waits()]
-            return JSONResponse({"status": "running", "damaged": damaged, "waits": waits}, 503 if ended else 200)
+            found = {"status": "running", "damaged": damaged, "waits": waits}
+            standby = {"standby": self.lag()._asdict()} if self.engine is None else {}
+            return JSONResponse(found | standby, 503 if ended else 200)
 
         async def ready(_: Any) -> Response:
             waits = self._why_not_ready()

@@ -200,6 +200,16 @@ class LogReader:
         if idle:
             self._pool.submit(self.close, slow=True)
 
+    @property
+    def at(self) -> Position:
+        """The last position that was read."""
+        return self._at
+
+    def take_reader(self) -> Reader | None:
+        """Hand over the reader, if it is open, after `LogReaders.end_reads`; it continues after what was taken."""
+        reader, self._reader = self._reader, None
+        return reader
+
     def close(self) -> None:
         """Close the reader, which must not be in use."""
         reader, self._reader = self._reader, None
@@ -383,6 +393,10 @@ class LogReaders:
             else:
                 self._take(reader)
         self._notified.extend(dict.fromkeys(paused))
+
+    def end_reads(self) -> None:
+        """Wait for the running reads and start no others; then `take`, and take over the readers or `stop`."""
+        self._pool.stop()
 
     def stop(self) -> None:
         """Stop all log readers and wait for their threads."""

@@ -32,6 +32,7 @@ from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.topics import Topics
+from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
 
 ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 
@@ -302,12 +303,18 @@ class _Service:
         listeners, log = self._listeners, self._log
         listeners.waits_for("standing by: another service serves")
         log("standing by", port=listeners.grpc.port, http=listeners.http.port)
-        standby = Standby(broker, self._shard)
-        reporting = asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log))
+        standby = Standby(broker, self._shard, self._service.standby_bytes)
+        reporting = [
+            asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log)),
+            asyncio.ensure_future(_report_lag(standby.topics, log)),
+        ]
+        listeners.http.lag = lambda: standby.topics.lag
         try:
             standby_state = await standby.wait(self._signals.first)
         finally:
-            reporting.cancel()
+            listeners.http.lag = lambda: NO_LAG
+            for task in reporting:
+                task.cancel()
         if standby_state is not None:
             listeners.waits_for("the predecessor's transactions are being taken over")
             log("recovering")
@@ -363,7 +370,8 @@ class _Service:
     def _report_recovery(self, engine: Engine) -> None:
         log, topics = self._log, engine.topics.by_name
         seconds = round(current().clock.monotonic() - self._started, 3)
-        log("took over", epoch=engine.coordinator.epoch, topics=len(topics), seconds=seconds)
+        manager, epoch = engine.topics.manager, engine.coordinator.epoch
+        log("took over", epoch=epoch, topics=len(topics), warm=manager.warm, cold=manager.discarded, seconds=seconds)
         for note in engine.notes:
             log("note", text=note)
         for topic in topics.values():
@@ -437,6 +445,18 @@ async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]],
             if reported.get(what) != text:
                 log("problem", what=what, error=text)
         reported = found
+
+
+async def _report_lag(topics: WarmTopics, log: Log) -> None:
+    """Log when all topics are warm, and how many are not, whenever that changes, forever."""
+    reported = (0, 0)
+    while True:
+        await asyncio.sleep(1.0)
+        lag = topics.lag
+        settled = lag.warm + lag.no_room == lag.topics
+        if settled and reported != (lag.topics, lag.no_room):
+            reported = (lag.topics, lag.no_room)
+            log("warm", topics=lag.warm, no_room=lag.no_room, bytes=lag.bytes)
 
 
 def _read(path: str) -> bytes | None:

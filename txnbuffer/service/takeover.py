@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_io.batch import Batch
@@ -42,8 +43,10 @@ from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.warm_topic import WarmTopic
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.decision_log import DecisionLog, as_log_deleted
+from txnbuffer.service.warm_topics import WarmTopics
 
 INTERNAL_TOPICS = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES)
 
@@ -123,10 +126,11 @@ class Identity(NamedTuple):
 
 
 class StandbyState(NamedTuple):
-    """What a standby has acquired: the decision log's exclusive writer, and the log as read so far."""
+    """What a standby has acquired: the decision log's exclusive writer, the log as read so far, and warm topics."""
 
     decisions: Writer
     log: DecisionLog
+    warm: Mapping[str, WarmTopic] = MappingProxyType({})
 
 
 class OwnedLog(NamedTuple):
@@ -172,7 +176,7 @@ def take_over(
         max_entry_bytes=min(MAX_ENTRY_BYTES, config.max_message_bytes),
         each=pool.map,
     )
-    writer, log = standby_state or fence(broker, shard.topic(DECISIONS))
+    writer, log, warm = standby_state or fence(broker, shard.topic(DECISIONS))
     try:
         if (why := missing_owner_evidence(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
@@ -187,7 +191,7 @@ def take_over(
         inbox_end = _inbox_end(broker, shard) if shard.of > 1 else None
         name = broker.incarnation(log.topic)
         with _raising_topic_damaged(snapshots):
-            manager.recover("" if cluster else environment.randomness.token(16).hex())
+            manager.recover("" if cluster else environment.randomness.token(16).hex(), warm)
         _check_data_loss(log, shard, manager)
         first = initial_low_water_mark(log.history, clock.now_ms()) if cluster else None
         if first is not None:  # programs of a deleted namespace of the same name may still be writing lower ids
@@ -196,6 +200,7 @@ def take_over(
         manager.check_registered(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
+        _close(warm)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -307,15 +312,19 @@ def _owner_address(broker: Broker, topic: str) -> str:
 
 
 class Standby:
-    """Waits for the ownership of a log. `problem`: the error of the last attempt, which is repeated."""
+    """Waits for the ownership of a log. `problem`: the error of the last attempt, which is repeated.
 
-    def __init__(self, broker: Broker, shard: Shard = ONLY) -> None:
+    `warm_bytes`: memory for topics that are kept warm.
+    """
+
+    def __init__(self, broker: Broker, shard: Shard = ONLY, warm_bytes: int = 0) -> None:
         self.problem: Error | None = None
         self._broker = broker
         self._shard = shard
         self._topic = shard.topic(DECISIONS)
         self._log: DecisionLog | None = None
         self._stopping = current().threads.event()
+        self.topics = WarmTopics(broker, shard, warm_bytes)
 
     async def wait(self, stop: asyncio.Event) -> StandbyState | None:
         """Return the decision log's exclusive writer and its contents once acquired; None if `stop` was set first.
@@ -326,6 +335,7 @@ class Standby:
             if stop.is_set():
                 return None
         reading = asyncio.ensure_future(asyncio.to_thread(self._follow_log))
+        following = asyncio.ensure_future(self.topics.run())
         writer: Writer | None = None
         log: DecisionLog | None = None
         try:
@@ -336,16 +346,21 @@ class Standby:
             log = await _last_read(reading)
             if (writer is None or stop.is_set()) and log is not None:
                 log.close()
+            warm = await self.topics.release()
+            await asyncio.wait([following], timeout=LAST_READ)
+            if writer is None or stop.is_set():
+                _close(warm)
         if writer is not None and stop.is_set():
             await asyncio.to_thread(writer.close)
             return None
         if writer is None:
             return None
         try:
-            return StandbyState(
-                writer, await asyncio.to_thread(DecisionLog, self._broker, self._topic) if log is None else log
-            )
+            if log is None:
+                log = await asyncio.to_thread(DecisionLog, self._broker, self._topic)
+            return StandbyState(writer, log, warm)
         except BaseException:
+            _close(warm)
             await asyncio.to_thread(writer.close)
             raise
 
@@ -393,6 +408,11 @@ class Standby:
                     self._log = None
                 self._stopping.wait(PAUSE)
         return self._log
+
+
+def _close(topics: Mapping[str, WarmTopic]) -> None:
+    for topic in topics.values():
+        topic.close()
 
 
 async def _last_read(reading: asyncio.Future[DecisionLog | None]) -> DecisionLog | None:
