@@ -61,8 +61,10 @@ _MAGIC = b"TXBACKU"
 _HEAD = struct.Struct("<7sBQQ4x")
 _CRC = struct.Struct("<I")
 
-CHUNK_BYTES = 4 * MIB
-SYNC_BYTES = 64 * MIB
+CHUNK_BYTES = MIB
+WRITE_BYTES = MIB // 4
+"""Larger writes are several times slower, as their bytes don't stay in the caches of the processor."""
+SYNC_BYTES = 16 * MIB
 """A backup is synced after so many bytes, so that other writes don't wait for the disk for long."""
 PARTIAL = ".partial"
 """What the name of an incomplete backup ends with."""
@@ -126,7 +128,7 @@ def _write_ledgers(
         path, crc = layout.segment_path(directory, topic, ledger), 0
         with closing(open_segment(disk, path)) as segment:
             for chunk in checked_chunks(segment, path, 0, ledger.bytes, topic.place(ledger)):
-                file.write(at, [chunk])
+                _write(file, at, chunk)
                 crc, at = google_crc32c.extend(crc, chunk), at + len(chunk)
                 if at - synced >= SYNC_BYTES:
                     file.sync()
@@ -134,6 +136,11 @@ def _write_ledgers(
                 progress(at)
         file.write(at, [_CRC.pack(crc)])
         at += _CRC.size
+
+
+def _write(file: File, at: int, data: bytes) -> None:
+    for start in range(0, len(data), WRITE_BYTES):
+        file.write(at + start, [memoryview(data)[start : start + WRITE_BYTES]])
 
 
 def checked_chunks(
@@ -314,7 +321,7 @@ def _restore(environment: Environment, backup: Backup, directory: str, progress:
         index, size = SparseIndex(), 0
         with closing(disk.open(target, write=True, create=True)) as file:
             for chunk in backup.chunks(stored, index):
-                file.write(size, [chunk])
+                _write(file, size, chunk)
                 size, done = size + len(chunk), done + len(chunk)
                 progress(done, backup.bytes)
             file.sync()

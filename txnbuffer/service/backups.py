@@ -1,4 +1,7 @@
-"""Backups of an embedded log by the service that owns it: one at a time, in a thread, while transactions run."""
+"""Backups of an embedded log by the service that owns it: one at a time, in a thread, while transactions run.
+
+The thread rests as long as it has worked, so that transactions get the other half of the disk and of the processor.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from broker_io.environment import current
 from broker_io.errors import Error, NotSupported, as_error
 from broker_io.port import BackupBroker, BackupReport, Broker
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest
+
+LONGEST_REST = 0.5
+"""Seconds that the thread rests at most after a part of the log."""
 
 
 class BackupState(enum.Enum):
@@ -40,7 +46,7 @@ class Backups:
     def __init__(self, broker: Broker) -> None:
         self.run: BackupRun | None = None
         self._broker = broker
-        self._disk = current().disk
+        self._disk, self._clock = current().disk, current().clock
         self._ending: Error | None = None
         self._work: Future[None] | None = None
         self._thread = current().threads.executor(1, "txnbuffer-backup")
@@ -61,10 +67,15 @@ class Backups:
         return run
 
     def _back_up(self, broker: BackupBroker, run: BackupRun) -> None:
+        last = self._clock.monotonic()
+
         def progress(done: int, total: int) -> None:
+            nonlocal last
             run.bytes_done, run.bytes_expected = done, total
             if self._ending is not None:
                 raise self._ending
+            self._clock.sleep(min(self._clock.monotonic() - last, LONGEST_REST))
+            last = self._clock.monotonic()
 
         try:
             run.report = broker.back_up(run.path, progress)
