@@ -160,3 +160,35 @@ def test_a_service_that_was_restarted_has_no_backup(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("txnbuffer.cli.backup.call", lambda service, method, **_: {"run": 1} if _ else [])
     failed = txnbuf("backup", "txnbuf://127.0.0.1:1", "/file")
     assert (failed.returncode, "the service has ended meanwhile" in failed.stderr) == (4, True)
+
+
+def test_an_audit_compares_with_a_backup(tmp_path: Path) -> None:
+    log, file = f"file:{tmp_path / 'log'}", str(tmp_path / "file")
+    write(log)
+    with connect(log) as client, client.transaction() as txn:
+        txn.send("orders", "one", key="a")
+    assert txnbuf("backup", log, file).returncode == 0
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def audited(against: str) -> tuple[int, str]:
+        done = txnbuf("audit", log, "orders", "--against", against, environ={"TMPDIR": str(temporary)})
+        assert not [*temporary.iterdir()], "nothing is left"
+        return done.returncode, done.stdout + done.stderr
+
+    assert audited(f"backup:{file}")[0] == 0
+    write(other := f"file:{tmp_path / 'other'}", 3)
+    with connect(other) as client, client.transaction() as txn:
+        txn.send("orders", "another", key="b")
+    assert txnbuf("backup", other, str(tmp_path / "second")).returncode == 0
+    assert audited(f"backup:{tmp_path / 'second'}")[0] == 1
+    assert txnbuf("compact", "orders", "--log", log).returncode == 0
+    assert audited(f"backup:{file}")[0] == 0
+    changed = tmp_path / "changed"
+    data = bytearray(Path(file).read_bytes())
+    data[-20] ^= 1
+    changed.write_bytes(data)
+    code, said = audited(f"backup:{changed}")
+    assert (code, "changed, offset" in said) == (4, True), said
+    code, said = audited("backup:/none")
+    assert (code, "there is no file /none" in said) == (2, True), said

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from broker_io import is_cluster
+from broker_io import is_cluster, restore_backup
 from broker_io.errors import disk_error
 from broker_io.port import Broker
 from snapshots.format import check_data_topic
@@ -72,11 +72,11 @@ def audit_command(
 ) -> None:
     """Compare the latest value of each key of TOPIC with another copy of it.
 
-    The copy is a topic at another address (a copy of the directory, a restored backup, a service, a cluster), or with
-    --relayed the target of a relay of TOPIC. Both are read as readers of committed records do, and compared as of the
-    last seqno that both have. Exit code 1 if keys differ; the first are shown. Exit code 2 if the two can't be
-    compared, mostly because one ends before what was compacted in the other. Keys that only one has, because their
-    records were trimmed from the other, are not compared; unproven_keys counts them.
+    The copy is a topic at another address (a copy of the directory, a backup as backup:FILE, a service, a cluster), or
+    with --relayed the target of a relay of TOPIC. A backup is restored to a temporary directory first. Both are read as
+    readers of committed records do, and compared as of the last seqno that both have. Exit code 1 if keys differ; the
+    first are shown. Exit code 2 if the two can't be compared, mostly because one ends before what was compacted in the
+    other. Keys that only one has, as their records were trimmed from the other, only count as unproven_keys.
 
     Without a copy: compare digests of the newest record of each key, without its value, with --digest or with those of
     the last compaction of file:DIR (exit code 1 if they differ), and print one that a later audit can compare with.
@@ -93,11 +93,11 @@ def audit_command(
         _show_digest(topic, found, like, output)
     if (place.place, name) == (log.place, topic):
         raise click.UsageError(f"the other copy is topic {topic} itself: name another address or another topic")
-    with log.open_for_reading() as broker, place.open_for_reading() as other, _working(memory) as working:
+    with log.open_for_reading() as broker, _working(memory) as working, _opened(place, working["directory"]) as other:
+        copy: AuditCopy = CommittedLog(other, name)
         if relayed:
-            copy = _relayed(other, name, topic, broker.incarnation(topic), raw=raw or not is_cluster(place.address))
-        else:
-            copy = CommittedLog(other, name)
+            raw = raw or not is_cluster(place.address)
+            copy = _relayed(other, name, topic, broker.incarnation(topic), raw=raw)
         result = audit(CommittedLog(broker, topic), copy, up_to=up_to, first=first, **working)
     _show(topic, result, output)
 
@@ -122,6 +122,15 @@ def _check_addresses(*places: LogAddress) -> None:
         raise click.UsageError(f"{ignored} can be used with the address of a cluster only")
     if given("tls_ca") and not any(address.startswith("txnbuf:") for address in addresses):
         raise click.UsageError("--tls-ca can be used with the address of a service only, txnbuf://HOST:PORT")
+
+
+def _opened(place: LogAddress, directory: str) -> Broker:
+    """Open a copy; a backup is restored as a log in a directory for temporary files first."""
+    scheme, _, path = place.address.partition(":")
+    if scheme == "backup":
+        place = place._replace(address=f"file:{directory}/restored")
+        restore_backup(path, place.address, lambda *_: None)
+    return place.open_for_reading()
 
 
 def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, raw: bool) -> AuditCopy:
