@@ -176,21 +176,23 @@ def test_a_compaction_that_waits_can_be_ended() -> None:
         if not ended:
             compacting = threading.Thread(target=compact)
             compacting.start()
-            compacting.join(60)
+            compacting.join(20)
 
     topic.broker.back_up("/backup", progress)
     assert ended == ["the service is stopping"]
 
 
 class Slow:
-    """Stands for `back_up` of a broker: it works until it is told to end, and then fails or not."""
+    """Stands for `back_up` of a broker: it works until `go_on`, 20 seconds at most, and then fails or not."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.go_on = threading.Event()
         self.error = error
 
     def __call__(self, path: str, progress: BackupProgress) -> BackupReport:
+        deadline = time.monotonic() + 20
         while not self.go_on.wait(0.01):
+            assert time.monotonic() < deadline, "nothing ends it"
             progress(5, 10)
         if self.error is not None:
             raise self.error
