@@ -22,9 +22,10 @@ from txnbuffer.client.records import Record
 from txnbuffer.client.session import Link
 from txnbuffer.client.sync_client import SyncClient
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.takeover import prepare
 
@@ -276,6 +277,9 @@ def test_client_opened_before_the_namespace_got_shards_is_rejected() -> None:
     discovery = ServiceDiscovery(cluster, "ns")
     with pytest.raises(ServiceUnavailable, match="no service has ever"):
         discovery.newest_address()
+    log = log_identity_of(cluster, "ns", TOPIC)
     prepare(cluster, Shard(0, 2))
     with pytest.raises(InvalidRequest, match="now has 2 shards"):
         discovery.newest_address()
+    with pytest.raises(InvalidRequest, match="now has 2 shards"):
+        asyncio.run(log.metadata())

@@ -13,6 +13,7 @@ from broker_io import waits
 from txnbuffer import ServiceUnavailable
 from txnbuffer.client.session import ClientSession, Link
 from txnbuffer.client.streams import ChangeStream, StreamLink, StreamSession
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 REASON = "no service answers at 127.0.0.1:9"
@@ -28,6 +29,24 @@ async def until(number: int, caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(30.0):
         while len(caplog.messages) < number:
             await asyncio.sleep(0.01)
+
+
+def test_an_error_that_ends_a_session_stays() -> None:
+    async def test() -> None:
+        answers = iter([ServiceUnavailable(REASON), InvalidRequest("open a new client")])
+
+        async def connect() -> Link:
+            raise next(answers)
+
+        session = ClientSession(connect, 0.2)
+        session.begin()
+        for _ in range(2):  # also after `max_unavailable`
+            await asyncio.sleep(0.4)
+            with pytest.raises(InvalidRequest, match="open a new client"):
+                session.check()
+        await session.close()
+
+    run(test())
 
 
 async def refuse() -> Link:

@@ -28,7 +28,7 @@ from sim.world import Finding
 from broker_io.errors import Error
 from txnbuffer import connect
 from txnbuffer.client.client import Client
-from txnbuffer.errors import NotVisible
+from txnbuffer.errors import InvalidRequest, NotVisible
 
 if TYPE_CHECKING:
     from sim.cluster_topics import StoredLedger, StoredTopic
@@ -78,6 +78,8 @@ class Wrecker(App):
             self._end(writes, Fate.COMMITTED)
         except NOT_COMMITTED:
             self._end(writes, Fate.ABORTED)
+        except InvalidRequest:  # the client is of no use any more
+            raise
         except (Error, TimeoutError) as error:
             self.log(f"a transaction failed: {error!r:.200}")
             await asyncio.sleep(PAUSE)

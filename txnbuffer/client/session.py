@@ -181,8 +181,6 @@ class ClientSession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._unavailable_timer is not None:
-            self._unavailable_timer.cancel()
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
         self._unreachable = InvalidRequest(CLOSED)  # of later calls
 
@@ -321,10 +319,13 @@ class ClientSession:
     def _connected(self) -> None:
         self._wait.pause()
         self._unreachable = None
+        self._stop_unavailable_timer()
+        self._first.set()
+
+    def _stop_unavailable_timer(self) -> None:
         if self._unavailable_timer is not None:
             self._unavailable_timer.cancel()
             self._unavailable_timer = None
-        self._first.set()
 
     def _report_unavailable_later(self, error: Error | None) -> None:
         self._reason = error
@@ -341,7 +342,7 @@ class ClientSession:
         return "" if self._shard.of == 1 else f" of shard {self._shard.number}"
 
     def _give_up(self, error: Error) -> None:
-        self._unavailable_timer = None
+        self._stop_unavailable_timer()  # it must not replace an error that ends the session
         self._unreachable = error
         self.core.give_up(error)
         self._deliver()

@@ -86,22 +86,13 @@ class ServiceDiscovery:
         """
         self._read_on()
         if self._owner is None:
-            self._check_shards()
-            raise ServiceUnavailable(
-                f"no service has ever taken over namespace {self._namespace}: run `txnbuf serve --broker …` for it"
-            )
+            raise never_owned(self._broker, self._namespace, self._topic)
         if not self._owner.address:
             raise ServiceUnavailable(
                 f"the service of namespace {self._namespace} ({self._owner.owner}) published no address: "
                 "give connect(…, service='HOST:PORT')"
             )
         return self._owner.address
-
-    def _check_shards(self) -> None:
-        """Raises InvalidRequest if the namespace was divided into shards after this client was opened."""
-        broker = self._broker
-        if self._topic == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
-            raise InvalidRequest(f"namespace {self._namespace} now has {count} shards: open a new client")
 
     def _read_on(self) -> None:
         try:
@@ -130,6 +121,18 @@ class ServiceDiscovery:
                     self._owner = entry
 
 
+def never_owned(broker: Broker, namespace: str, decisions: str) -> Error:
+    """The error for a decision log that never had an owner.
+
+    InvalidRequest if the namespace was divided into shards after the client was opened.
+    """
+    if decisions == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
+        return InvalidRequest(f"namespace {namespace} now has {count} shards: open a new client")
+    return ServiceUnavailable(
+        f"no service has ever taken over namespace {namespace}: run `txnbuf serve --broker …` for it"
+    )
+
+
 def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdentity:
     """Return the identity of the log of a cluster's namespace; `decisions`: the topic of its decision log."""
 
@@ -137,9 +140,7 @@ def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdenti
         try:
             return broker.incarnation(decisions)
         except TopicNotFound:
-            raise ServiceUnavailable(
-                f"no service has ever taken over namespace {namespace}: run `txnbuf serve --broker …` for it"
-            ) from None
+            raise never_owned(broker, namespace, decisions) from None
         except Error:
             raise
         except Exception as error:  # any other exception would end the session's reconnect loop
