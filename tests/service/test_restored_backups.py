@@ -96,6 +96,32 @@ async def test_a_client_is_refused_and_no_epoch_comes_back(tmp_path: Path) -> No
 
 
 @on_a_loop_for(200.0)
+async def test_a_client_of_the_service_that_wrote_the_backup_is_refused(tmp_path: Path) -> None:
+    """The backup has the owner that the client was connected to, but not all that it wrote."""
+    log, file, port = tmp_path / "log", tmp_path / "file", kept_port()
+    address = f"txnbuf://127.0.0.1:{port}"
+    service = ServiceProcess(log, port=port).wait_serving()
+    try:
+        async with connect(address) as client:
+            await write(client, "t", {"a": "kept"})
+            done = await asyncio.to_thread(txnbuf, "backup", address, str(file))
+            assert done.returncode == 0, done.stderr
+            await write(client, "t", {"a": "lost"})
+            service.kill()
+            put_back(file, log)
+            service = await asyncio.to_thread(ServiceProcess(log, port=port).wait_serving)
+            with pytest.raises(LogRestored, match="written before the end of epoch"):
+                await write(client, "t", {"a": "new"})
+        async with connect(address) as client:
+            await write(client, "t", {"a": "new"})
+            service.kill()
+            service = await asyncio.to_thread(ServiceProcess(log, port=port).wait_serving)
+            await write(client, "t", {"a": "newer"})
+    finally:
+        service.kill()
+
+
+@on_a_loop_for(200.0)
 async def test_a_relay_is_refused(tmp_path: Path) -> None:
     log, file, far = tmp_path / "log", tmp_path / "file", MemoryBroker()
     await grow(log, range(5), "old")

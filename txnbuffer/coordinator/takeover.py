@@ -228,13 +228,14 @@ def first_transaction_id(last: int, owner_id: str) -> int:
     return last + 1 + int(owner_id, 16) % (((MAX_LEAST - last) >> SKIP_BITS) + 1)
 
 
-def first_epoch(ledger: int) -> int:
-    """The first epoch of an owner that continues the decision log in this ledger: 0, but in a restored log.
+def first_epoch(number: int) -> int:
+    """The first epoch of the owners of a history, given the number of a ledger of the decision log, or an epoch, in it.
 
-    A restore continues in a ledger whose number is a multiple of `LEDGERS_OF_A_HISTORY`, which becomes the epoch: above
-    the epochs of all owners in the lost history, unless there were a million.
+    It is 0, but in a restored log. A restore continues in a ledger whose number is a multiple of
+    `LEDGERS_OF_A_HISTORY`, which becomes the epoch: above the epochs of all owners in the lost history, unless there
+    were a million.
     """
-    return ledger - ledger % LEDGERS_OF_A_HISTORY
+    return number - number % LEDGERS_OF_A_HISTORY
 
 
 Buffers = Mapping[str, TransactionBuffer]

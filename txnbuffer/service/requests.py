@@ -22,6 +22,7 @@ from broker_io.port import MAX_PROPERTIES
 from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
+from txnbuffer.coordinator.takeover import first_epoch
 from txnbuffer.errors import (
     CoordinatorStopped,
     ForeignTopic,
@@ -252,18 +253,25 @@ class RequestHandler:
         return f"{session}x{epoch}x{self.owners[epoch].id}" if epoch in self.owners else session
 
     def _session_of(self, qualified_name: str) -> str:
-        """The session of a qualified name. Raises LogRestored if the log never had the owner that assigned it."""
+        """The session of a qualified name.
+
+        Raises LogRestored if the log never had the owner that assigned it, or was restored from a backup since: the
+        backup has that owner, but not all that it wrote.
+        """
         match = _QUALIFIED_NAME.fullmatch(qualified_name)
         if match is None:
             return qualified_name
         session, epoch, owner = match.groups()
         if (known := self.owners.get(int(epoch))) is None or known.id != owner:
-            raise LogRestored(
-                f"this log was restored from an older copy: it never had epoch {epoch}, of the owner that this client "
-                "was last connected to. Everything written after the copy is lost: check what must be written again, "
-                "and connect again"
-            )
-        return session
+            why = f"it never had epoch {epoch}, of"
+        elif int(epoch) < first_epoch(self._coordinator.epoch):
+            why = f"the backup was written before the end of epoch {epoch}, of"
+        else:
+            return session
+        raise LogRestored(
+            f"this log was restored from an older copy: {why} the owner that this client was last connected to. "
+            "Everything written after the copy is lost: check what must be written again, and open a new client"
+        )
 
     def _adopt(self, txn: TxnId) -> None:
         """Find the records that a transaction wrote before this process began."""
