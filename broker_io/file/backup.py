@@ -294,6 +294,8 @@ def restore_backup(environment: Environment, path: str, directory: str, progress
             with closing(take_lock(environment, directory)):
                 _check_empty(disk, directory)
                 _restore(environment, backup, directory, progress)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CallerError(f"{directory} can't be a directory: name one that is missing or empty") from error
         except OSError as error:
             raise disk_error(error, directory, "the log was not restored: remove the directory") from error
         return report_of(backup.manifest, backup.bytes)

@@ -8,6 +8,7 @@ flush takes all of them.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -388,6 +389,8 @@ class FileBroker(ReadingBroker):
 
     def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
         """As `BackupBroker` says."""
+        if posixpath.abspath(path).startswith(posixpath.abspath(self.directory) + "/"):
+            raise CallerError(f"{path} is in the directory of the log: write the backup elsewhere")
         if not self._backup.acquire(blocking=False):
             raise CallerError(f"a backup of {self.directory} is being written: wait for its end")
         try:

@@ -55,6 +55,7 @@ def test_a_log_is_backed_up_and_restored(tmp_path: Path) -> None:
     [
         (("backup", "file:LOG", "OLD"), 2, "OLD exists"),
         (("backup", "file:LOG", "NONE/file"), 2, "there is no directory NONE"),
+        (("backup", "file:LOG", "LOG/topics/file"), 2, "is in the directory of the log"),
         (("backup", "file:NONE", "FILE"), 4, "NONE contains no log"),
         (("backup", "memory:", "FILE"), 2, "'memory:' is an empty log"),
         (("backup", "pulsar://127.0.0.1:1/public/default", "FILE"), 2, "back up its cluster"),
@@ -63,11 +64,12 @@ def test_a_log_is_backed_up_and_restored(tmp_path: Path) -> None:
         (("restore", "OLD", "file:NEW", "--check"), 2, "give either ADDRESS or --check"),
         (("restore", "OLD", "NEW"), 2, "'NEW' is not a directory: give file:DIR"),
         (("restore", "OLD", "file:LOG"), 2, "name an empty or missing directory"),
+        (("restore", "OLD", "file:OLD"), 2, "OLD can't be a directory: name one that is missing or empty"),
         (("restore", "NONE", "file:NEW"), 2, "there is no file NONE: name a backup"),
         (("restore", "LOG/manifest", "file:NEW"), 4, "LOG/manifest, offset 0: this is no backup"),
         (("restore", "LOG/manifest", "--check"), 4, "LOG/manifest, offset 0: this is no backup"),
         (("restore", "LOG", "--check"), 4, "LOG: Is a directory: the backup can't be read"),
-        (("restore", "OLD", "file:OLD/new"), 4, "Not a directory"),
+        (("restore", "OLD", "file:OLD/new"), 2, "can't be a directory"),
     ],
 )
 def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:
