@@ -84,6 +84,15 @@ def equals_a_recovery(engine: Engine, cluster: MemoryBroker, *topics: str) -> No
         assert followed.failover == expected.failover
 
 
+async def take_over(waiting: Waiting, active: Engine, *, warm: int) -> None:
+    """Let the standby take over topic a, and assert how many topics were warm, and that all equals a recovery."""
+    async with taken_over(waiting) as engine:
+        assert engine.topics.manager.warm == warm
+        equals_a_recovery(engine, waiting.cluster, "a")
+        engine.fail(ServiceUnavailable("another owner has recovered"))
+    active.fail(ServiceUnavailable("its process is gone"))
+
+
 @on_a_loop
 async def test_all_topics_are_warm_at_a_takeover(cluster):
     async with cluster_engine(cluster) as (active, its):
@@ -163,11 +172,7 @@ async def test_a_topic_with_a_newer_snapshot_is_restored_from_it(cluster, monkey
         await eventually(lambda: waiting.applied("a"))
         assert waiting.standby.topics.lag.restarted == 0
         its.close()
-        async with taken_over(waiting) as engine:
-            assert engine.topics.manager.warm == 1
-            equals_a_recovery(engine, cluster, "a")
-            engine.fail(ServiceUnavailable("another owner has recovered"))
-        active.fail(ServiceUnavailable("its process is gone"))
+        await take_over(waiting, active, warm=1)
 
 
 @on_a_loop
@@ -185,11 +190,7 @@ async def test_a_topic_that_is_created_again_is_followed_again(cluster):
         await waiting.has(warm=1)
         await eventually(lambda: waiting.applied("a"))
         its.close()
-        async with taken_over(waiting) as engine:
-            assert engine.topics.manager.warm == 1
-            equals_a_recovery(engine, cluster, "a")
-            engine.fail(ServiceUnavailable("another owner has recovered"))
-        active.fail(ServiceUnavailable("its process is gone"))
+        await take_over(waiting, active, warm=1)
 
 
 @on_a_loop
@@ -207,8 +208,4 @@ async def test_what_was_read_and_not_applied_makes_no_topic_warm(cluster):
         its.close()
         await asyncio.wait([waiting.turn])
         await app.write("a", [next(app.ids)])  # which the reader would return next
-        async with taken_over(waiting) as engine:
-            assert engine.topics.manager.warm == 0
-            equals_a_recovery(engine, cluster, "a")
-            engine.fail(ServiceUnavailable("another owner has recovered"))
-        active.fail(ServiceUnavailable("its process is gone"))
+        await take_over(waiting, active, warm=0)

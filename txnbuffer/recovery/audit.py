@@ -129,8 +129,8 @@ class CommittedLog:
 
     `start` and `end`: the seqnos of its first and its last visible record. `cleaned`: the one up to which compaction
     has looked at it. `first_ledger`: the first one that was not trimmed. If the topic has had no transactions, it is
-    not `registered`, and its first record has the seqno 1. `stored`: what its last
-    compaction has stored, or None.
+    not `registered`, and its first record has the seqno 1. `stored`: the digests that its last compaction has stored;
+    None: the broker has none.
     """
 
     def __init__(self, broker: Broker, topic: str) -> None:
