@@ -109,13 +109,12 @@ class WarmTopics:
         self._released.set()
         ending = asyncio.ensure_future(asyncio.to_thread(self._readers.end_reads))
         await asyncio.wait([ending], timeout=RELEASE_SECONDS)
-        kept, self._kept = self._kept, {}
         if not ending.done():
             ending.add_done_callback(lambda _: self._readers.stop())
+            kept, self._kept = self._kept, {}
             for one in kept.values():
                 one.warm.close()
             return {}
-        self._kept = kept
         self._readers.take()
         kept, self._kept = self._kept, {}
         for topic, one in [*kept.items()]:
@@ -181,16 +180,15 @@ class WarmTopics:
         finally:
             kept.reader.paused -= 1
             self._readers.wake()
-        if self._kept.get(topic) is not kept:
-            if newer is not None:
-                newer.close()
-        elif newer is None or newer.followed.at != kept.warm.followed.at:
-            if newer is not None:
-                newer.close()
-            self._drop(topic)
-        else:
+        is_kept = self._kept.get(topic) is kept
+        if is_kept and newer is not None and newer.followed.at == kept.warm.followed.at:
             kept.warm.close()
             self._kept[topic] = Kept(newer, kept.reader, self._clock.monotonic())
+            return
+        if newer is not None:
+            newer.close()
+        if is_kept:
+            self._drop(topic)
 
     def _follow(self, warm: WarmTopic) -> None:
         if self._released.is_set():
