@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 from collections.abc import Callable
@@ -319,6 +320,33 @@ def test_a_failing_disk_is_reported(error: int) -> None:
         else:
             with opened(world) as restored:  # an index could not be written, or the lock not be closed
                 assert restored.topics() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_failing_disk_while_a_backup_is_written(error: int) -> None:
+    """There is a whole backup or none; the log goes on if its own files did not fail, and loses nothing else."""
+    kind = DiskFull if error == errno.ENOSPC else DiskFailed
+    went_on = 0
+    for operation in range(1, len(operations(back_up_again)) + 1):
+        world = saved()
+        world.disk.fail_at(operation, error)
+        appended = False
+        with contextlib.suppress(kind), world.own() as broker:
+            append(broker, "b", numbered(1))
+            appended = True
+            with contextlib.suppress(kind):
+                broker.back_up("/second", silent)
+            append(broker, "b", numbered(1))
+            went_on += 1
+        assert "/second" + PARTIAL not in world.disk.files()
+        if world.disk.exists("/second"):
+            check(world, "/second")
+        with world.own() as log:
+            assert len(messages(log, "b")) >= 1 + appended
+            if not world.disk.exists("/second"):
+                log.back_up("/second", silent)
+        check(world, "/second")
+    assert went_on > 5
 
 
 def test_a_backup_that_does_not_fit_is_refused_at_once() -> None:
