@@ -66,6 +66,7 @@ from broker_io.errors import (
 )
 from broker_io.file.keymap import SMALLEST_BYTES
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
+from broker_io.replication.records import START, Fork, Mark, Store
 
 MIB = 1024 * 1024
 
@@ -245,7 +246,10 @@ class LedgerEntry(NamedTuple):
 
 
 class TopicEntry(NamedTuple):
-    """One topic; `floor` is the first (ledger, entry) that was not trimmed, and only `ledgers[-1]` is open."""
+    """One topic; `floor` is the first (ledger, entry) that was not trimmed, and only `ledgers[-1]` is open.
+
+    `operations`: the number of the last operation that it has, if the log belongs to a pair.
+    """
 
     number: int
     name: str
@@ -253,6 +257,7 @@ class TopicEntry(NamedTuple):
     floor: tuple[int, int]
     ledgers: tuple[LedgerEntry, ...]
     compaction: CompactionState = CompactionState()
+    operations: int = 0
 
     def find(self, ledger: int) -> LedgerEntry | None:
         """The first ledger at or above a number."""
@@ -287,8 +292,41 @@ def empty_topic(number: int, name: str, incarnation: bytes, first: int) -> Topic
     return TopicEntry(number, name, incarnation.hex(), (first, 0) if first > 1 else (0, 0), (LedgerEntry(first),))
 
 
+class PreparedFile(NamedTuple):
+    """The next generation of a closed ledger, which compaction `number` has written and not yet put in its place.
+
+    `digest` is that of the file, in hexadecimal.
+    """
+
+    number: int
+    topic: int
+    ledger: int
+    generation: int
+    bytes: int
+    digest: str
+
+
+class PairEntry(NamedTuple):
+    """The membership of a directory in a pair: its store, and what the pair needs to know of its log.
+
+    `committed`: the lsn up to which records were known to be committed; `structures`: the number of the last structure
+    operation that the manifest has.
+    """
+
+    store: Store
+    partial: bool = False
+    committed: int = 0
+    structures: int = 0
+    forks: tuple[Fork, ...] = ()
+    prepared: tuple[PreparedFile, ...] = ()
+
+
 class Manifest(NamedTuple):
-    """The content of a manifest; topics in the order of their numbers."""
+    """The content of a manifest; topics in the order of their numbers.
+
+    Everything up to the record `mark` is in the ledgers. Recovery reads the journals from `journal` on;
+    `last_journal` and all between must exist.
+    """
 
     log: str
     secret: str
@@ -296,6 +334,9 @@ class Manifest(NamedTuple):
     next_topic: int
     topics: tuple[TopicEntry, ...]
     next_ledger: int = 1
+    last_journal: int = 0
+    mark: Mark = START
+    pair: PairEntry | None = None
 
 
 TopicTexts: TypeAlias = dict[int, tuple[TopicEntry, bytes]]
