@@ -200,6 +200,12 @@ class NotLive(PeerError):
     grpc_status = "UNAVAILABLE"
 
 
+class LockUnavailable(PeerError):
+    """The lock of a pair did not answer: what was asked of it may or may not have happened."""
+
+    retryable = True
+
+
 class NotInSync(PeerError):
     """The backup of a pair lacks records, so it can't take over on request; wait until it is in sync."""
 

@@ -45,6 +45,7 @@ ORDER = (
     ("broker_io.block", "broker_io.compaction", "broker_io.port", "broker_io.replication", "broker_io.waits"),
     ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
+    ("broker_io.pair",),
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
     ("txnbuffer.errors", "txnbuffer.protocol"),
