@@ -50,6 +50,7 @@ from broker_io.file.layout import (
     replace_manifest,
     take_lock,
 )
+from broker_io.file.operations import continued
 from broker_io.file.recovery import open_segment, sync_names
 from broker_io.file.segment import SparseIndex
 from broker_io.port import BackupProgress, BackupReport
@@ -262,17 +263,13 @@ def check_backup(disk: Disk, path: str, progress: BackupProgress) -> BackupRepor
 
 def restored_manifest(manifest: Manifest, jump: int) -> Manifest:
     """The manifest of a log restored from that of a backup: each topic continues in a new ledger, after a jump >= 1."""
-
-    def continued(last: int) -> int:
-        return (last // LEDGERS_OF_A_HISTORY + jump) * LEDGERS_OF_A_HISTORY
-
     topics = []
     for topic in manifest.topics:
         last = topic.ledgers[-1]
-        opened = LedgerEntry(continued(last.ledger), first_time=last.last_time, last_time=last.last_time)
+        opened = LedgerEntry(continued(last.ledger, jump), first_time=last.last_time, last_time=last.last_time)
         topics.append(topic._replace(ledgers=(*topic.ledgers, opened)))
     return manifest._replace(
-        journal=manifest.journal + 1, topics=tuple(topics), next_ledger=continued(manifest.next_ledger)
+        journal=manifest.journal + 1, topics=tuple(topics), next_ledger=continued(manifest.next_ledger, jump)
     )
 
 

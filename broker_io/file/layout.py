@@ -373,7 +373,7 @@ def _topic_document(topic: TopicEntry) -> dict[str, Any]:
         "name": topic.name,
         "incarnation": topic.incarnation,
         "floor": list(topic.floor),
-        "ledgers": [_ledger_document(ledger) for ledger in topic.ledgers],
+        "ledgers": [ledger_document(ledger) for ledger in topic.ledgers],
     }
     cleaned, purged, policy = topic.compaction
     if cleaned:
@@ -383,7 +383,8 @@ def _topic_document(topic: TopicEntry) -> dict[str, Any]:
     return document
 
 
-def _ledger_document(ledger: LedgerEntry) -> dict[str, Any]:
+def ledger_document(ledger: LedgerEntry) -> dict[str, Any]:
+    """A ledger as the manifest has it."""
     document = ledger._asdict()
     if not ledger.digest:
         del document["digest"]
@@ -412,11 +413,16 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         raise Damaged(path, len(line) + 1, f"the manifest can't be parsed ({error!r})") from None
 
 
+def read_ledger(document: dict[str, Any]) -> LedgerEntry:
+    """Raises ValueError or TypeError."""
+    ledger = LedgerEntry(**document)
+    if ledger.digest and not _DIGEST.fullmatch(ledger.digest):
+        raise ValueError(f"{ledger.digest!r} is not a digest: it has 32 hexadecimal digits")
+    return ledger
+
+
 def _read_topic(document: dict[str, Any]) -> TopicEntry:
-    ledgers = tuple(LedgerEntry(**ledger) for ledger in document["ledgers"])
-    for ledger in ledgers:
-        if ledger.digest and not _DIGEST.fullmatch(ledger.digest):
-            raise ValueError(f"{ledger.digest!r} is not a digest: it has 32 hexadecimal digits")
+    ledgers = tuple(map(read_ledger, document["ledgers"]))
     if not ledgers:
         raise ValueError(f"topic {document['number']} has no ledger")
     number, entry = document["floor"]

@@ -30,9 +30,10 @@ class Change(enum.IntEnum):
     DELETE = 2
     ROLL = 3
     TRIM = 4
-    PREPARE = 5
-    SWAP = 6
-    EPOCH = 7
+    POLICY = 5
+    PREPARE = 6
+    SWAP = 7
+    EPOCH = 8
 
 
 class NumberedOperation(NamedTuple):

@@ -17,7 +17,7 @@ from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
 from broker_io.errors import Damaged, ForeignDirectory, UnsupportedFormat
-from broker_io.file import FileBroker, backup, journal, layout, segment
+from broker_io.file import FileBroker, backup, journal, layout, operations, segment
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 from snapshots import format as snapshot_format
@@ -110,6 +110,12 @@ def _seal_backup(data: bytes) -> bytes:
     head = data[:16] + len(data).to_bytes(8, "little") + bytes(4)
     head += int(google_crc32c.value(head)).to_bytes(4, "little")
     return head + seal_manifest(data[backup.HEAD_BYTES : end]) + seal_blocks(data[end:])
+
+
+def _operations(data: bytes) -> None:
+    for operation in operations.decode_operations(data):
+        if isinstance(operation.body, operations.AppendBlocks):
+            list(operations.blocks_of(operation.body))
 
 
 def compressed_blocks() -> list[bytes]:
@@ -384,6 +390,19 @@ STORED = (
         (),
         golden("broker_io/index.bin"),
         seal_index,
+    ),
+    Target(
+        "operations",
+        _operations,
+        (
+            "broker_io.file.operations.decode_operations",
+            "broker_io.file.operations._decode_body",
+            "broker_io.file.operations.blocks_of",
+            "broker_io.file.layout.read_ledger",
+        ),
+        (block.BadBlock, UnsupportedFormat),
+        golden("broker_io/operations.bin"),
+        seal_blocks,
     ),
     Target(
         "manifest",
