@@ -17,7 +17,8 @@ CLUSTERS = ("pulsar", "pulsar+ssl")
 
 def open_broker(address: str, **options: Any) -> Broker:
     """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`,
-    or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a namespace `public/default`).
+    `txnbuf://HOST:PORT,HOST:PORT` for a pair, or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a
+    namespace `public/default`).
 
     `options` are those of the backend: of `FileBroker.open` for `file:`, of `RemoteBroker` for `txnbuf:`, of
     `PulsarBroker` for `pulsar:`; `memory:` has none.
@@ -41,9 +42,9 @@ def open_broker(address: str, **options: Any) -> Broker:
             opening, place = PulsarBroker, address
         else:
             from broker_io.remote.broker import RemoteBroker
-            from broker_io.remote.connection import target_of
+            from broker_io.rpc.channel import service_targets
 
-            opening, place = RemoteBroker, target_of(place, address)
+            opening, place = RemoteBroker, ",".join(service_targets(address))
     except ModuleNotFoundError as error:
         package = "'txnbuffer[pulsar]'" if scheme in CLUSTERS else "grpcio"
         raise MissingDependency(f"{address} requires a package ({error}): pip install {package}") from None

@@ -193,11 +193,8 @@ class AppendUnknown(PeerError):
     retryable = True
 
 
-class NotLive(PeerError):
+class NotLive(ServiceUnavailable):
     """A request to a member of a pair that is not live; the other one may be."""
-
-    retryable = True
-    grpc_status = "UNAVAILABLE"
 
 
 class LockUnavailable(PeerError):

@@ -25,11 +25,11 @@ Every backend rejects, before it does anything, batches that can't be stored and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -232,6 +232,40 @@ class BackupBroker(Protocol):
 
         Raises CallerError if the file exists or another backup is being written, Damaged, DiskFull, DiskFailed,
         DiskWatermark, Closed once the broker is being closed, and what `progress` raises; then there is no backup.
+        """
+
+
+@runtime_checkable
+class ReplicatedBroker(Protocol):
+    """A broker that is one of a pair; at a time one of them is live and can be written to, with `writer(…, wait=…)`."""
+
+    @property
+    def live(self) -> bool:
+        """Whether this one is live."""
+
+    def check_answer(self) -> None:
+        """Raises NotLive unless what was read here before this call is the newest, so that it may be sent."""
+
+    def on_role(self, notify: Callable[[], None]) -> None:
+        """Call a function, in any thread, whenever this one becomes live, is live no more, or fails."""
+
+    @property
+    def failure(self) -> Error | None:
+        """The error after which it takes no part any more, until its directory is opened again."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Facts about the pair as seen here, ready for JSON."""
+
+    def switch(self) -> None:
+        """Make the other one live; returns once this one is live no more.
+
+        Raises NotLive if it is not live, and NotInSync unless the other one has everything.
+        """
+
+    def promote(self) -> None:
+        """Make this one live although records may be lost; returns once that is requested.
+
+        Raises NotPromotable if its directory can't become the log, and LockUnavailable.
         """
 
 

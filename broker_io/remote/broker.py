@@ -26,6 +26,8 @@ MAX_WAIT = 30.0
 class RemoteBroker(Resource):
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
+    For a pair `target` is HOST:PORT,HOST:PORT, and calls go to the one that serves.
+
     With `root_certificates` (PEM) the connection uses TLS. All calls are for the log in `log_identity`, by default the
     log of the service that answers first: at the service of another log they raise ServiceUnavailable. While the
     service is unavailable, each call waits up to `max_unavailable` seconds for it, and so does opening the broker.
@@ -40,8 +42,8 @@ class RemoteBroker(Resource):
         max_unavailable: float = MAX_WAIT,
         log_identity: LogIdentity | None = None,
     ) -> None:
-        address = Endpoint(target, root_certificates)
-        self._connection = RemoteConnection(address, log_identity or LogIdentity(), max_unavailable)
+        addresses = [Endpoint(one, root_certificates) for one in target.split(",")]
+        self._connection = RemoteConnection(addresses, log_identity or LogIdentity(), max_unavailable)
         self._open: weakref.WeakKeyDictionary[RemoteReader | RemoteWriter, None] = weakref.WeakKeyDictionary()
         self._lock = current().threads.lock()
         try:

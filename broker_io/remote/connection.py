@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 
-from broker_io.errors import Closed, Error, InvalidAddress
+from broker_io.errors import Closed, Error, ServiceUnavailable
 from broker_io.remote.messages import SERVICE, parse
-from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, error_of, is_target
+from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, error_of
 from broker_io.rpc.log_pb2 import TopicRequest
 from broker_io.waits import RetryPolicy
 
@@ -22,17 +23,23 @@ CALL_SECONDS = 60.0
 class RemoteConnection:
     """A connection to a service; `retry` repeats idempotent calls for up to `max_unavailable` seconds.
 
+    `addresses`: where the service may be. A pair has two, of which one serves; after a failure calls go to the next.
     Each call has the identity of the log in `log`, which the first reply sets if it is not known before. So no call
     reaches the service of another log at the same address.
     """
 
-    def __init__(self, address: Endpoint, log: LogIdentity, max_unavailable: float) -> None:
-        self.target = address.target
+    def __init__(self, addresses: Sequence[Endpoint], log: LogIdentity, max_unavailable: float) -> None:
         self.closed = False
         self._log = log
         self._max_unavailable = max_unavailable
-        self._channel = address.channel(grpc)
-        self._calls: dict[str, Any] = {}
+        self._targets = [(address.target, address.channel(grpc)) for address in addresses]
+        self._used = 0
+        self._calls: dict[tuple[int, str], Any] = {}
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT to which calls go now."""
+        return self._targets[self._used][0]
 
     def check(self) -> None:
         if self.closed:
@@ -41,20 +48,23 @@ class RemoteConnection:
     def ask(self, method: str, kind: type[T], topic: str = "", number: int = 0, *, slow: bool = False) -> T:
         """The reply, of this kind, to one request. Raises the error of the service, or ServiceUnavailable."""
         self.check()
-        if method not in self._calls:
-            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        used = self._used, method
+        if used not in self._calls:
+            self._calls[used] = self._targets[self._used][1].unary_unary(f"/{SERVICE}/{method}")
         request = TopicRequest(topic=topic, number=number).SerializeToString()
         timeout, metadata = None if slow else CALL_SECONDS, self._log.known_metadata()
-        try:
-            reply, call = self._calls[method].with_call(request, timeout=timeout, metadata=metadata)
-        except grpc.RpcError as error:
-            raise self.to_error(error) from None
-        self._check_log(call)
+        with self._leaving_unavailable():
+            try:
+                reply, call = self._calls[used].with_call(request, timeout=timeout, metadata=metadata)
+            except grpc.RpcError as error:
+                raise self.to_error(error) from None
+            self._check_log(call)
         return parse(kind, reply)
 
     def stream(self, method: str, requests: Any) -> Any:
         """The answers of a stream; `cancel` ends it. Take the first one with `first`."""
-        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=self._log.known_metadata())
+        channel = self._targets[self._used][1]
+        return channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=self._log.known_metadata())
 
     def first(self, answers: Any) -> bytes:
         """The first answer of a stream. Raises as `next`, and ServiceUnavailable if the service has another log."""
@@ -68,8 +78,23 @@ class RemoteConnection:
             self._log.check(self.target, served)
 
     def retry(self, attempt: Callable[[], T]) -> T:
+        def one() -> T:
+            with self._leaving_unavailable():
+                return attempt()
+
         policy = RetryPolicy(self._max_unavailable, self.check)
-        return policy(f"the service at {self.target}", attempt)
+        return policy(f"the service at {','.join(target for target, _ in self._targets)}", one)
+
+    @contextlib.contextmanager
+    def _leaving_unavailable(self) -> Iterator[None]:
+        """After ServiceUnavailable use the next address, unless another thread has left this one meanwhile."""
+        used = self._used
+        try:
+            yield
+        except ServiceUnavailable:
+            if self._used == used:
+                self._used = (used + 1) % len(self._targets)
+            raise
 
     def to_error(self, error: Any) -> Error:
         """The error of the tree for a failed call."""
@@ -79,12 +104,5 @@ class RemoteConnection:
 
     def close(self) -> None:
         self.closed = True
-        self._channel.close()
-
-
-def target_of(rest: str, address: str) -> str:
-    """HOST:PORT of an address without its scheme. Raises InvalidAddress."""
-    target = rest.removeprefix("//")
-    if target == rest or not is_target(target):
-        raise InvalidAddress(f"{address!r} is not the address of a service: write txnbuf://HOST:PORT")
-    return target
+        for _, channel in self._targets:
+            channel.close()

@@ -311,6 +311,9 @@ Query = Callable[[Broker, TopicRequest], Any]
 Guard = Callable[[str, Change], None]
 """Raises an error for a change that is not allowed; it is called on the loop."""
 
+Gate = Callable[[], None]
+"""Raises an error if answers from before this call must not be sent; it is called on the loop."""
+
 
 class LogService:
     """Serves a broker that the caller owns: add `handler` to a grpc.aio server, and `close` before that stops.
@@ -325,6 +328,7 @@ class LogService:
         broker: Broker,
         *,
         guard: Guard | None = None,
+        gate: Gate = lambda: None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_append_bytes: int | None = None,
         identity: str | None = None,
@@ -332,6 +336,7 @@ class LogService:
         self._broker = broker
         self._identity = () if identity is None else ((LOG_KEY, identity),)
         self._guard = guard
+        self._gate = gate
         self._limits = max_message_bytes, max_append_bytes or max_message_bytes + APPEND_BYTES
         self._budget = Budget(TOTAL_BYTES)
         threads = current().threads
@@ -392,6 +397,7 @@ class LogService:
         async def answer(data: bytes, context: Any) -> bytes:
             async with self._errors_as_status(context):
                 reply: bytes = (await method(messages.parse(TopicRequest, data))).SerializeToString()
+                self._gate()
                 return reply
             raise AssertionError("a call that failed was not ended")
 
@@ -438,7 +444,9 @@ class LogService:
                 await context.write(messages.encode_opened(reading.opened))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
                     ask = messages.decode_ask(data)
-                    await context.write(await run(self._waits, _answer, reading, ask, on_cancel=reading.stop))
+                    answer = await run(self._waits, _answer, reading, ask, on_cancel=reading.stop)
+                    self._gate()
+                    await context.write(answer)
             finally:
                 self._readings.pop(reading, None)
                 await run(self._waits, reading.close)

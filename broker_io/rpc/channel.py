@@ -18,7 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from broker_io.errors import Error, MessageTooLarge, PeerError, ServiceUnavailable, UntrustedService, VersionMismatch
+from broker_io.errors import (
+    Error,
+    InvalidAddress,
+    MessageTooLarge,
+    PeerError,
+    ServiceUnavailable,
+    UntrustedService,
+    VersionMismatch,
+)
 from broker_io.rpc.encoding import StreamMethod, decode_error, encode_error, parse
 from broker_io.rpc.log_pb2 import Error as ErrorMessage
 
@@ -29,6 +37,8 @@ LOG_KEY = "txnbuffer-log"
 """Metadata with the identity of a log, the incarnation of its decision log: in calls the identity that the client
 expects, in answers that of the service."""
 ERROR_KEY = "txnbuffer-error-bin"
+
+SERVICE_SCHEME = "txnbuf://"
 
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -73,6 +83,17 @@ def is_target(text: str) -> bool:
     if not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
         return False
     return bool(port_of(port))
+
+
+def service_targets(address: str) -> tuple[str, ...]:
+    """Return the HOST:PORT of a service, or of each member of a pair, from its address. Raises InvalidAddress."""
+    targets = tuple(dict.fromkeys(address.removeprefix(SERVICE_SCHEME).split(",")))
+    if not (address.startswith(SERVICE_SCHEME) and all(map(is_target, targets))):
+        raise InvalidAddress(
+            f"{address!r} is not the address of a service: write txnbuf://HOST:PORT, or txnbuf://HOST:PORT,HOST:PORT "
+            "for a pair"
+        )
+    return targets
 
 
 def port_of(text: str) -> int | None:

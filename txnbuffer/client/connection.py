@@ -20,7 +20,16 @@ from broker_io import is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker, PartitionedBroker
-from broker_io.rpc.channel import Channel, Endpoint, LogIdentity, MessageStream, is_target
+from broker_io.rpc.channel import (
+    SERVICE_SCHEME,
+    Channel,
+    Endpoint,
+    LogIdentity,
+    MessageStream,
+    is_target,
+    service_targets,
+)
+from broker_io.rpc.log_pb2 import LogLimits, TopicRequest
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
@@ -117,6 +126,10 @@ class GrpcAdminLink:
         await self._channel.close()
 
 
+LOG_HELLO = "/txnbuffer.v1.Log/Hello"
+"""A request that only a live member of a pair answers."""
+
+
 async def open_session(address: Endpoint, timeout: float, log: LogIdentity) -> Link:
     """Connect a session within `timeout` seconds. Raises ServiceUnavailable, VersionMismatch, UsedAfterFork."""
     lifecycle.check_grpc_fork()
@@ -135,9 +148,77 @@ async def open_admin(address: Endpoint, timeout: float, log: LogIdentity) -> Adm
     return GrpcAdminLink(await Channel.open(address, timeout, log))
 
 
+async def open_live_admin(address: Endpoint, timeout: float, log: LogIdentity) -> AdminLink:
+    """Connect for admin requests to a member of a pair. Raises as `open_session`, also if it is not live."""
+    lifecycle.check_grpc_fork()
+    channel = await Channel.open(address, timeout, log)
+    try:
+        await channel.ask(LOG_HELLO, TopicRequest(), LogLimits.FromString, timeout)
+    except BaseException:
+        await channel.close()
+        raise
+    return GrpcAdminLink(channel)
+
+
 L = TypeVar("L", bound=lifecycle.Connection)
 AddressConnector: TypeAlias = Callable[[str], Awaitable[L]]
 """Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
+
+
+NEXT_ADDRESS = 0.5
+"""Seconds without any answer after which the next address is tried, or one that refused is tried again."""
+
+
+class LiveService:
+    """The live one of some services. All connections of a client share it, and so begin with the one that accepted.
+
+    A standby refuses at once, and a machine that is away does not answer. So the addresses are tried side by side, and
+    those that refuse are tried again while another one may still answer.
+    """
+
+    def __init__(self, addresses: Sequence[Endpoint]) -> None:
+        self._addresses = [*addresses]
+
+    async def connect(self, opening: Callable[[Endpoint], Awaitable[L]]) -> L:
+        """Connect to the first service that accepts.
+
+        Raises ServiceUnavailable with the errors of all addresses if none does; the error if none can be retried.
+        """
+        if len(self._addresses) == 1:
+            return await opening(self._addresses[0])
+        untried = [*self._addresses]
+        attempts: dict[asyncio.Future[L], Endpoint] = {}
+        failed: dict[Endpoint, Error] = {}
+        try:
+            while True:
+                if untried:
+                    address = untried.pop(0)
+                    attempts[asyncio.ensure_future(opening(address))] = address
+                done, _ = await asyncio.wait(attempts, timeout=NEXT_ADDRESS, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    if (error := one.exception()) is None:
+                        self._prefer(attempts.pop(one))
+                        return one.result()
+                    if not isinstance(error, Error):
+                        raise error
+                    failed[attempts.pop(one)] = error
+                if not (untried or attempts):
+                    raise _joined([failed[address] for address in self._addresses])
+                if not (untried or done):
+                    untried = [address for address in failed if address not in attempts.values()]
+        finally:
+            for one in attempts:
+                await lifecycle.abandon(one)
+
+    def _prefer(self, address: Endpoint) -> None:
+        self._addresses.sort(key=lambda one: one != address)
+
+
+def _joined(errors: Sequence[Error]) -> Error:
+    """One error for those of all addresses."""
+    if all(not error.retryable for error in errors):
+        return errors[0]
+    return ServiceUnavailable("; ".join(map(str, errors)))
 
 
 class ServiceConnectors(NamedTuple):
@@ -160,12 +241,15 @@ class ServiceConnectors(NamedTuple):
         return cls(connector(EngineLink), connector(EngineStreamLink), connector(EngineAdminLink))
 
     @classmethod
-    def to_address(cls, address: Endpoint, timeout: float, log: LogIdentity) -> ServiceConnectors:
-        """Return the connectors to a service at a fixed address."""
-        arguments = (address, timeout, log)
-        return cls(
-            partial(open_session, *arguments), partial(open_streams, *arguments), partial(open_admin, *arguments)
-        )
+    def to_addresses(cls, addresses: Sequence[Endpoint], timeout: float, log: LogIdentity) -> ServiceConnectors:
+        """Return the connectors to a service at a fixed address; to the live one of a pair if there are several."""
+        live = LiveService(addresses)
+
+        def connector(kind: Callable[[Endpoint, float, LogIdentity], Awaitable[L]]) -> Callable[[], Awaitable[L]]:
+            return partial(live.connect, lambda address: kind(address, timeout, log))
+
+        admin = open_admin if len(addresses) == 1 else open_live_admin
+        return cls(connector(open_session), connector(open_streams), connector(admin))
 
 
 async def client_on(
@@ -231,7 +315,6 @@ async def _connect_newest(discovery: ServiceDiscovery, connector: AddressConnect
         raise
 
 
-REMOTE = "txnbuf://"
 MIN_ATTEMPT_SECONDS = 2.0
 """Minimum seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
@@ -275,7 +358,7 @@ class PendingConnection:
                 raise InvalidRequest(
                     f"{self.address!r} is not a cluster: give service, broker_options and schemas only for pulsar://…"
                 )
-            elif self.address.startswith(REMOTE):
+            elif self.address.startswith(SERVICE_SCHEME):
                 client, connectors = await self._open_remote(resources)
             else:
                 client, connectors = await self._open_local(resources)
@@ -289,7 +372,7 @@ class PendingConnection:
         """Open a SyncClient, which runs its calls on a background thread."""
         from txnbuffer.client.sync_client import SyncClient
 
-        embedded = not is_cluster(self.address) and not self.address.startswith(REMOTE)
+        embedded = not is_cluster(self.address) and not self.address.startswith(SERVICE_SCHEME)
         return SyncClient.open(self.open, embedded=embedded)
 
     async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
@@ -316,7 +399,7 @@ class PendingConnection:
         service, decisions = self.cluster.service, shard.topic(DECISIONS)
         log = log_identity_of(broker, self.address, decisions)
         if service is not None:
-            return ServiceConnectors.to_address(Endpoint(service, trusted), self._attempt, log)
+            return ServiceConnectors.to_addresses([Endpoint(service, trusted)], self._attempt, log)
 
         def connector(opening: Callable[[Endpoint, float, LogIdentity], Awaitable[L]]) -> Callable[[], Awaitable[L]]:
             def connect(target: str) -> Awaitable[L]:
@@ -335,23 +418,24 @@ class PendingConnection:
         return None if self.tls_ca is None else await asyncio.to_thread(read_ca_file, self.tls_ca)
 
     async def _open_remote(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
-        target = self.address.removeprefix(REMOTE).rstrip("/")
-        if not is_target(target):
-            raise InvalidAddress(f"{self.address!r} is not the address of a service: write txnbuf://HOST:PORT")
+        targets = service_targets(self.address.rstrip("/"))
         trusted, log = await self._certificates(), LogIdentity()
         brokers: list[Broker] = []
 
         def broker() -> Broker:
             if not brokers:
                 options = {"max_unavailable": self.max_unavailable, "log_identity": log}
-                brokers.append(open_broker(f"{REMOTE}{target}", root_certificates=trusted, **options))
+                brokers.append(
+                    open_broker(f"{SERVICE_SCHEME}{','.join(targets)}", root_certificates=trusted, **options)
+                )
             return brokers[0]
 
         async def close_broker() -> None:
             for one in brokers:
                 await asyncio.to_thread(one.close)
 
-        connectors = ServiceConnectors.to_address(Endpoint(target, trusted), self._attempt, log)
+        addresses = [Endpoint(one, trusted) for one in targets]
+        connectors = ServiceConnectors.to_addresses(addresses, self._attempt, log)
         client = await self._client_of(connectors.session, broker)
         resources.push_async_callback(close_broker)
         return client, [connectors]
@@ -414,8 +498,10 @@ def connect(
         with connect("file:data") as client: ...          # sync: a SyncClient
 
     - `address`: `memory:` or `file:DIR` opens a log in this process and locks it until the client is closed.
-      `txnbuf://HOST:PORT` is a service that owns a log. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a
-      Pulsar cluster; it needs a running service (`txnbuf serve`) that records which transactions committed.
+      `txnbuf://HOST:PORT` is a service that owns a log; `txnbuf://HOST:PORT,HOST:PORT` is a pair of services, of which
+      the client uses the live one, and moves to the other one after a failover.
+      `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it needs a running service
+      (`txnbuf serve`) that records which transactions committed.
     - `serializer`: converts values to bytes, for example `JsonSerializer()`. Without one, values are bytes or text.
     - `timeout`: seconds for one attempt to connect to a service; it does not limit calls or transactions.
     - `max_unavailable`: seconds that calls wait for a new connection after the connection was lost. Then they raise

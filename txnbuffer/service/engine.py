@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, as_error
-from broker_io.port import Broker
+from broker_io.port import Broker, ReplicatedBroker
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -58,6 +58,10 @@ def steady_clock(clock: Clock) -> Callable[[], float]:
     return lambda: offset + clock.monotonic()
 
 
+def _may_answer() -> None:
+    """The log has no other owner while this process has it open."""
+
+
 class Engine(Loop):
     """Create it with `Engine.start` and end it with `stop`; the caller closes the broker.
 
@@ -81,6 +85,8 @@ class Engine(Loop):
     ) -> None:
         super().__init__(now)
         self.broker = broker
+        self.check_answer = broker.check_answer if isinstance(broker, ReplicatedBroker) else _may_answer
+        """Raises NotLive if another process may be the owner by now, so that nothing of the log may be sent."""
         self.limits = limits
         self.clock = clock
         self.coordinator = owned.coordinator

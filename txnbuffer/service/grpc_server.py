@@ -123,6 +123,7 @@ class GrpcServer:
         self._log = serve_broker(
             engine.broker,
             guard=partial(check_change, engine.topics.by_name),
+            gate=engine.check_answer,
             max_message_bytes=limits.max_message_bytes,
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
             identity=engine.log,
@@ -134,8 +135,19 @@ class GrpcServer:
 
     async def drain(self) -> None:
         """Make health checks fail: no new clients are served."""
+        from grpc_health.v1 import health_pb2
+
         if self._health is not None:
-            await self._health.enter_graceful_shutdown()
+            for name in HEALTH:
+                await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def unserve(self) -> None:
+        """Reject all calls again, until another `serve`; the connections of the engine end with it."""
+        await self.drain()
+        self._engine, self._methods = None, {}
+        log, self._log = self._log, None
+        if log is not None:
+            await log.close()
 
     async def stop(self) -> None:
         """Send the last frames, then end."""
@@ -195,7 +207,7 @@ class GrpcServer:
             )
         reading = asyncio.ensure_future(_read(context, connection, decode_client_frame))
         try:
-            await _write(context, connection, encode_server_frame)
+            await _write(context, connection, encode_server_frame, engine.check_answer)
             # A stream that ends while the client writes to it would fail there instead of ending.
             await asyncio.wait([reading], timeout=LAST_WORDS)
         finally:
@@ -210,7 +222,7 @@ class GrpcServer:
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
         connection = engine.streams.connect(context.peer())
         reading = asyncio.ensure_future(_read(context, connection, decode_stream_client_frame))
-        writing = asyncio.ensure_future(_write(context, connection, encode_stream_server_frame))
+        writing = asyncio.ensure_future(_write(context, connection, encode_stream_server_frame, engine.check_answer))
         ended = asyncio.ensure_future(connection.ended.wait())
         try:
             await asyncio.wait([writing, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -224,6 +236,7 @@ class GrpcServer:
 
     def _answering(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(request: bytes, context: Any) -> bytes:
+            engine = self._engine
             try:
                 method = self._methods.get(name)
                 if method is None:
@@ -231,6 +244,8 @@ class GrpcServer:
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
                     found = await method(decode_admin_request(request))
+                    if engine is not None:
+                        engine.check_answer()
                     return serialize(AdminAnswer(json=json.dumps(found)))
             except TimeoutError:
                 why = "; ".join(map(str, long_waits())) or "the cluster does not answer"
@@ -261,11 +276,20 @@ async def _read(context: Any, connection: SessionConnection | StreamConnection, 
 
 
 async def _write(
-    context: Any, connection: SessionConnection | StreamConnection, encode: Callable[[Any], bytes]
+    context: Any,
+    connection: SessionConnection | StreamConnection,
+    encode: Callable[[Any], bytes],
+    gate: Callable[[], None],
 ) -> None:
-    """Send the frames of a connection until it has ended."""
+    """Send the frames of a connection until it has ended; end the call if the gate raises an error."""
     while (frame := await connection.next()) is not None:
-        await context.write(encode(frame))
+        data = encode(frame)
+        try:
+            gate()
+        except Error as error:
+            await end_call(context, error)
+            return
+        await context.write(data)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
