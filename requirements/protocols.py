@@ -9,6 +9,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOCOLS = (
+    "broker_io/rpc/etcd.proto",
     "broker_io/rpc/log.proto",
     "txnbuffer/rpc/admin.proto",
     "txnbuffer/rpc/session.proto",

@@ -16,8 +16,9 @@ from golden_files import GOLDEN
 from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
-from broker_io.errors import Damaged, ForeignDirectory, UnsupportedFormat
+from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
 from broker_io.file import FileBroker, backup, journal, layout, operations, segment
+from broker_io.pair.lock_state import LockState, decode_record
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 from snapshots import format as snapshot_format
@@ -367,6 +368,20 @@ STORED = (
         golden("broker_io/journal.bin"),
         seal_journal,
         size_of_blocks,
+    ),
+    Target(
+        "lock-file",
+        lambda data: LockState.decode(data, PATH),
+        ("broker_io.pair.lock_state.LockState.decode",),
+        (StorageError,),
+        golden("pair/lock-file.json"),
+    ),
+    Target(
+        "lock-record",
+        lambda data: decode_record(data, PATH),
+        ("broker_io.pair.lock_state.decode_record",),
+        (StorageError,),
+        golden("pair/lock-record.json"),
     ),
     Target(
         "segment",

@@ -14,6 +14,7 @@ from broker_io import check_address
 from broker_io.environment import Environment, use
 from broker_io.errors import InvalidAddress
 from broker_io.key_digest import KeyDigest
+from broker_io.pair.etcd_lock import EtcdAddress
 from broker_io.partitions import partition_of
 from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
@@ -127,6 +128,13 @@ SINKS = b'relay.source={"topic":"orders","incarnation":"9f","version":3}\nrelay.
 READING = b'start=3:17\nend={"orders":"end"}\ncolumns=key,value\nmax_messages_per_trigger=5\ninclude_aborted=true'
 
 TEXTS = (
+    Target(
+        "etcd-address",
+        _text(EtcdAddress.parse),
+        ("broker_io.pair.etcd_lock.EtcdAddress.parse",),
+        (InvalidAddress,),
+        lambda: [b"etcd://a:1,[::1]:2/dc/orders?ca=/c&cert=/d&key=/k&user=u&password-file=/p"],
+    ),
     Target(
         "config-file",
         lambda data: _on_disk(data, lambda: load_config(PATH)),

@@ -12,6 +12,7 @@ from typing import Any
 from fuzz.mutations import seal_blocks
 from fuzz.stored import golden, parted, to_message
 from fuzz.target import Target
+from google.protobuf.message import DecodeError
 
 from broker_io.errors import (
     ClusterRefused,
@@ -20,13 +21,15 @@ from broker_io.errors import (
     MalformedMessage,
     NotAuthorized,
     ServiceUnavailable,
+    StorageError,
     UnsupportedFormat,
 )
+from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.ledgers import read_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
 from broker_io.remote import messages as log_messages
-from broker_io.rpc import channel, log_pb2
+from broker_io.rpc import channel, etcd_pb2, log_pb2
 from txnbuffer.errors import InvalidRequest, MalformedFrame
 from txnbuffer.rpc.admin_encoding import decode_admin_answer, decode_admin_request, encode_admin_request
 from txnbuffer.rpc.admin_pb2 import AdminAnswer
@@ -162,7 +165,30 @@ def _bytes_of(name: str) -> Callable[[], list[bytes]]:
     return golden(f"log_service/{name}.bin")
 
 
+def _etcd_answer(data: bytes) -> object:
+    """An answer of etcd to a read of everything that a lock has there."""
+    lock = EtcdLock(EtcdAddress.parse("etcd://localhost:1/pair"))
+    with suppress(DecodeError):  # the lock handles it for all answers
+        return lock._seen(0, etcd_pb2.RangeResponse.FromString(data).kvs)
+    return None
+
+
+def _etcd_answers() -> list[bytes]:
+    pairs = [
+        {"key": b"pair/record", "value": golden("pair/lock-record.json")()[0], "mod_revision": 7},
+        {"key": b"pair/session/0a0b", "value": b"12", "mod_revision": 8},
+    ]
+    return [etcd_pb2.RangeResponse(kvs=pairs).SerializeToString()]
+
+
 WIRE = (
+    Target(
+        "etcd-answer",
+        _etcd_answer,
+        ("broker_io.pair.etcd_lock.EtcdLock._decode_session",),
+        (StorageError,),
+        _etcd_answers,
+    ),
     Target(
         "client-frame",
         decode_client_frame,
