@@ -15,7 +15,7 @@ from typing import NamedTuple, Never
 from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
 from broker_io.errors import Damaged, Error, ForeignDirectory, ReadOnly, TopicNotFound, disk_error
 from broker_io.file import layout
-from broker_io.file.journal import read_journal
+from broker_io.file.journal_v1 import read_journal
 from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
 from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
 from broker_io.file.recovery import by_topic, check_sizes, missing_journal, with_journal_block

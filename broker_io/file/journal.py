@@ -1,210 +1,206 @@
-"""The journal: what was appended since the last checkpoint, in the order of acknowledgement.
+"""One file of the journal: records that may not be in synced segments yet, in order.
 
 One flush is one record, written and synced as a whole whatever the number of topics; its blocks then go to their
-segments, which are synced at the next checkpoint only. After a crash the blocks are written to the segments again.
-All numbers are little-endian. The file starts with 32 bytes:
+segments, which are synced at the next checkpoint only. After a crash the records are applied again (redo.py). The files
+are a chain (journal_chain.py). All numbers are little-endian. A file starts with 64 bytes:
 
     offset  size
-         0     8  magic `TXJOURN` and the version, 1
-         8     8  number of the journal
-        16     8  mark: 8 random bytes that start each record, so that no message can imitate one
-        24     4  zero
-        28     4  CRC32C of the 28 bytes before
+         0     8  magic `TXJOURN` and the version, 2
+         8     8  number of the file
+        16     8  token: 8 random bytes that start each record, so that no message can imitate one
+        24    24  mark before the first record: its epoch, lsn and chain (broker_io/replication/records.py)
+        48    12  zero
+        60     4  CRC32C of the 60 bytes before
 
-Records follow, each of a head of 40 bytes, a table, and blocks (see broker_io/block.py):
+Records follow, each of a head of 64 bytes and the content, its operations (operations.py):
 
-         0     8  the mark
-         8     8  sequence: the first record is 1, the next 2, …
-        16     8  length of the whole record
-        24     4  number of blocks
-        28     4  CRC32C of the table
-        32     4  zero
-        36     4  CRC32C of the 36 bytes before
+         0     8  the token
+         8    24  mark of the record: epoch, lsn and chain
+        32     8  commit: the lsn up to which records were known to be committed when it was built
+        40     8  synced: the lsn up to which this journal was synced when the record was written
+        48     8  length of the content
+        56     4  kind, as `Kind` says, or 255 for a note
+        60     4  CRC32C of the 60 bytes before
 
-The table has 40 bytes per block: topic number (8), ledger (8), generation (8), offset in the segment (8),
-length (8). Blocks have checksums of their own.
+The chain is a checksum of all of this but `synced`, and of all records before. In a log without a pair the epoch is 0,
+and each record says that it is committed itself.
 
-An incomplete record at the end of the file was never acknowledged: it is a torn tail. An incomplete record before a
-complete one is damage.
+A note is a head without content, with the mark of the record before it. It says that records are committed and synced
+up to its `commit`, which is its `synced` too. It is not synced, and the next record is written over it.
+
+An incomplete record was never acknowledged if no head after it says that it was synced: it is a torn tail. Else it is
+damage.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import google_crc32c
 
-from broker_io.block import BadBlock, EncodedBlock, Header, open_block, parse_header
-from broker_io.environment import Disk, File
+from broker_io.block import BadBlock
 from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.replication.records import Kind, LogRecord, Mark, follows, is_damage
 
-VERSION = 1
-FILE_HEAD_BYTES = 32
+VERSION = 2
+FILE_HEAD_BYTES = 64
+HEAD_BYTES = 64
+NOTE = 255
 
-_FILE_MAGIC = b"TXJOURN"
-_FILE_HEAD = struct.Struct("<7sBQ8s4x")
-_HEAD = struct.Struct("<8sQQII4x")
-_HEAD_BYTES = 40
-_ROW = struct.Struct("<QQQQQ")
+_MAGIC = b"TXJOURN"
+_VERSION_BYTES = 8
+_FILE_HEAD = struct.Struct("<7sBQ8sQQQ12x")
+_HEAD = struct.Struct("<8sQQQQQQI")
+_KINDS = frozenset(map(int, Kind))
 
 
-class Placed(NamedTuple):
-    """The location of a block."""
+class FileHead(NamedTuple):
+    """The head of a file; `before` is the mark before its first record."""
 
-    topic: int
-    ledger: int
-    generation: int
-    offset: int
+    number: int
+    token: bytes
+    before: Mark
+
+
+class RecordHead(NamedTuple):
+    """The head of a record or note."""
+
+    token: bytes
+    epoch: int
+    lsn: int
+    chain: int
+    commit: int
+    synced: int
     length: int
+    kind: int
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.epoch, self.lsn, self.chain)
 
 
-class JournalBlock(NamedTuple):
-    """A block in a journal: its location, its header, its bytes."""
+class JournalContent(NamedTuple):
+    """The content of a file: `ends` are the offsets after its records, `noted` what a note after them says, or 0.
 
-    placed: Placed
-    header: Header
-    data: bytes
+    What is before the offset `unsynced` is known to be durable; `torn` are the bytes after all that.
+    """
 
+    head: FileHead
+    records: list[LogRecord]
+    ends: list[int]
+    noted: int
+    unsynced: int
+    torn: int
 
-class Replay(NamedTuple):
-    """The content of a journal of `size` bytes: its mark, blocks in order, the end offset of the last whole record."""
-
-    mark: bytes
-    blocks: list[JournalBlock]
-    end: int
-    size: int
+    @property
+    def end(self) -> Mark:
+        """The mark of the last whole record."""
+        return self.records[-1].mark if self.records else self.head.before
 
 
 def _with_crc(head: bytes) -> bytes:
     return head + int(google_crc32c.value(head)).to_bytes(4, "little")
 
 
-def encode_file_head(number: int, mark: bytes) -> bytes:
-    return _with_crc(_FILE_HEAD.pack(_FILE_MAGIC, VERSION, number, mark))
+def encode_file_head(head: FileHead) -> bytes:
+    return _with_crc(_FILE_HEAD.pack(_MAGIC, VERSION, head.number, head.token, *head.before))
 
 
-def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> list[bytes]:
-    """One record as chunks."""
-    table = b"".join([_ROW.pack(*placed) for placed, _ in blocks])
-    length = _HEAD_BYTES + len(table) + sum([placed.length for placed, _ in blocks])
-    head = _HEAD.pack(mark, sequence, length, len(blocks), google_crc32c.value(table))
-    chunks = [_with_crc(head) + table]
-    for _, block in blocks:
-        chunks += block.chunks
-    return chunks
+def encode_head(token: bytes, mark: Mark, commit: int, synced: int, length: int, kind: int) -> bytes:
+    """The head of a record."""
+    return _with_crc(_HEAD.pack(token, *mark, commit, synced, length, kind))
 
 
-def read_journal(data: bytes, number: int, path: str) -> Replay:
-    """The content of a journal. Raises Damaged or UnsupportedFormat that names the file."""
-    head = data[:FILE_HEAD_BYTES]
-    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
-        raise Damaged(path, 0, "the head of the journal is damaged")
-    magic, version, found, mark = _FILE_HEAD.unpack_from(head)
-    if magic != _FILE_MAGIC or found != number:
-        raise Damaged(path, 0, f"this is not journal {number}")
-    if version != VERSION:
+def encode_record(token: bytes, record: LogRecord, synced: int) -> list[bytes]:
+    """A record as chunks."""
+    mark, commit, kind, content = record
+    return [encode_head(token, mark, commit, synced, len(content), kind), content]
+
+
+def encode_note(token: bytes, end: Mark, commit: int) -> bytes:
+    return encode_head(token, end, commit, commit, 0, NOTE)
+
+
+def version_of(data: bytes) -> int | None:
+    """The version of a journal that begins with these bytes; None for anything else."""
+    return data[7] if len(data) >= _VERSION_BYTES and data.startswith(_MAGIC) else None
+
+
+def decode_file_head(data: bytes, number: int, path: str) -> FileHead:
+    """The head of a file. Raises Damaged or UnsupportedFormat that names the file."""
+    version = version_of(data)
+    if version is not None and version > VERSION:
         raise UnsupportedFormat(
             f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
         )
-    blocks: list[JournalBlock] = []
-    at, sequence = FILE_HEAD_BYTES, 1
+    head = data[:FILE_HEAD_BYTES]
+    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+        raise Damaged(path, 0, "the head of the journal is damaged")
+    magic, version, found, token, *before = _FILE_HEAD.unpack_from(head)
+    if magic != _MAGIC or version != VERSION or found != number:
+        raise Damaged(path, 0, f"this is not journal {number}")
+    return FileHead(found, token, Mark(*before))
+
+
+def decode_head(data: bytes, at: int, token: bytes) -> RecordHead:
+    """The head of the record or note at an offset. Raises BadBlock."""
+    head = data[at : at + HEAD_BYTES]
+    if len(head) < HEAD_BYTES or not head.startswith(token) or _with_crc(head[:-4]) != head:
+        raise BadBlock("its head is invalid")
+    return RecordHead._make(_HEAD.unpack_from(head))
+
+
+def decode_record(data: bytes, at: int, token: bytes) -> LogRecord:
+    """The record at an offset, whose chain is not checked. Raises BadBlock."""
+    head = decode_head(data, at, token)
+    content = data[at + HEAD_BYTES : at + HEAD_BYTES + head.length]
+    if len(content) < head.length or head.kind not in _KINDS:
+        raise BadBlock("it is incomplete, or of an unknown kind")
+    return LogRecord(head.mark, head.commit, Kind(head.kind), content)
+
+
+def read_journal(data: bytes, number: int, path: str) -> JournalContent:
+    """The content of a file. Raises Damaged or UnsupportedFormat that names it."""
+    head = decode_file_head(data, number, path)
+    records: list[LogRecord] = []
+    ends: list[int] = []
+    at, end, synced = FILE_HEAD_BYTES, head.before, 0
     while at < len(data):
         try:
-            record, end = _read_record(data, at, mark, sequence)
+            record = decode_record(data, at, head.token)
+            said = decode_head(data, at, head.token).synced
+            if not follows(end, record) or said >= record.lsn:
+                raise BadBlock("it does not follow the one before")
         except BadBlock as error:
-            if _later_record_exists(data, at, mark, sequence):
+            if is_damage(end.lsn + 1, synced_after(data, at, head.token)):
                 raise Damaged(path, at, f"a record of the journal is damaged: {error}") from None
             break
-        blocks += record
-        at, sequence = end, sequence + 1
-    return Replay(mark, blocks, at, len(data))
+        records.append(record)
+        synced = said
+        end, at = record.mark, at + HEAD_BYTES + len(record.content)
+        ends.append(at)
+    noted = _noted(data, at, head.token, end)
+    known = synced - head.before.lsn
+    unsynced = ends[known - 1] if known > 0 else 0
+    return JournalContent(head, records, ends, noted, unsynced, len(data) - at - (HEAD_BYTES if noted else 0))
 
 
-def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
-    """The record at an offset and the offset after it. Raises BadBlock if it is not whole."""
-    found, length, count, table_crc = _read_head(data, at, mark)
-    table = data[at + _HEAD_BYTES : at + _HEAD_BYTES + count * _ROW.size]
-    whole = len(table) == count * _ROW.size and google_crc32c.value(table) == table_crc
-    if found != sequence or at + length > len(data) or not whole:
-        raise BadBlock("it is incomplete, or not the next one in sequence")
-    blocks: list[JournalBlock] = []
-    start = at + _HEAD_BYTES + len(table)
-    for placed in map(Placed._make, _ROW.iter_unpack(table)):
-        content = data[start : start + placed.length]
-        header = parse_header(content)
-        if header.length != len(content):
-            raise BadBlock("one of its blocks has another length")
-        open_block(content, 0, header)
-        blocks.append(JournalBlock(placed, header, content))
-        start += placed.length
-    if start != at + length:
-        raise BadBlock("its length is not that of its blocks")
-    return blocks, start
+def _noted(data: bytes, at: int, token: bytes, end: Mark) -> int:
+    """What the note after the last record says; 0 if there is none."""
+    with suppress(BadBlock):
+        note = decode_head(data, at, token)
+        if note.kind == NOTE and note.mark == end:
+            return note.commit
+    return 0
 
 
-def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
-    """Sequence, length, number of blocks and checksum of the table."""
-    head = data[at : at + _HEAD_BYTES]
-    if len(head) < _HEAD_BYTES or not head.startswith(mark) or _with_crc(head[:-4]) != head:
-        raise BadBlock("its head is invalid")
-    _, sequence, length, count, table_crc = _HEAD.unpack_from(head)
-    return sequence, length, count, table_crc
-
-
-def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
-    """Whether there is a valid head with a later sequence at or after an offset.
-
-    A head is proof enough: a record is written only after the one before it was synced.
-    """
-    found = data.find(mark, at)
+def synced_after(data: bytes, at: int, token: bytes) -> Iterator[int]:
+    """How far the journal was synced, as each valid head at or after an offset says."""
+    found = data.find(token, at)
     while found >= 0:
         with suppress(BadBlock):
-            if _read_head(data, found, mark)[0] > sequence:
-                return True
-        found = data.find(mark, found + 1)
-    return False
-
-
-@dataclass(eq=False)
-class Journal:
-    """A journal that is open for appends, without records at first; every call may raise OSError."""
-
-    file: File
-    path: str
-    number: int
-    mark: bytes
-    size: int = FILE_HEAD_BYTES
-    sequence: int = 1
-    """The sequence of the next record."""
-
-    @classmethod
-    def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
-        """A new empty journal, durable except for its name; `mark` is 8 random bytes."""
-        file = disk.open(path, write=True, create=True)
-        try:
-            file.truncate(0)
-            file.write(0, [encode_file_head(number, mark)])
-            file.sync()
-        except BaseException:
-            file.close()
-            raise
-        return cls(file, path, number, mark)
-
-    def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
-        """Write one record and return once it is durable."""
-        chunks = encode_record(self.mark, self.sequence, blocks)
-        self.file.write(self.size, chunks)
-        self.file.sync()
-        self.size += sum(map(len, chunks))
-        self.sequence += 1
-
-    def cut(self) -> None:
-        """Cut off what a failed append may have left."""
-        self.file.truncate(self.size)
-
-    def close(self) -> None:
-        self.file.close()
+            yield decode_head(data, found, token).synced
+        found = data.find(token, found + 1)

@@ -36,7 +36,7 @@ from broker_io.errors import (
 )
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
-from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
+from broker_io.file.journal_v1 import FILE_HEAD_BYTES, JournalV1, Placed
 from broker_io.file.layout import (
     MIB,
     LedgerEntry,
@@ -112,7 +112,7 @@ class FileLog:
         directory: str,
         options: Options,
         manifest: Manifest,
-        journal: Journal,
+        journal: JournalV1,
         lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
@@ -395,7 +395,7 @@ class FileLog:
                     topic.segment.close()
         number = self._journal.number + 1
         path = layout.journal_path(self._directory, number)
-        journal = Journal.create(self._disk, path, number, self._randomness.token(8))
+        journal = JournalV1.create(self._disk, path, number, self._randomness.token(8))
         try:
             self._disk.sync_directory(self._directory)
             entries = {number: topic.entry for number, topic in self._topics.items()} | replaced

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import Damaged, disk_error
 from broker_io.file import layout
-from broker_io.file.journal import FILE_HEAD_BYTES, Journal, JournalBlock, Replay, read_journal
+from broker_io.file.journal_v1 import FILE_HEAD_BYTES, JournalBlock, JournalV1, Replay, read_journal
 from broker_io.file.layout import (
     LedgerEntry,
     Lock,
@@ -208,7 +208,7 @@ def _open_locked(environment: Environment, directory: str, options: Options, loc
 def _create(environment: Environment, directory: str) -> Manifest:
     token = environment.randomness.token
     manifest = Manifest(token(16).hex(), token(8).hex(), 1, 1, ())
-    Journal.create(environment.disk, layout.journal_path(directory, 1), 1, token(8)).close()
+    JournalV1.create(environment.disk, layout.journal_path(directory, 1), 1, token(8)).close()
     sync_names(environment.disk, directory)
     replace_manifest(environment.disk, directory, manifest)
     return manifest
@@ -216,14 +216,14 @@ def _create(environment: Environment, directory: str) -> Manifest:
 
 def _start_journal(
     environment: Environment, directory: str, manifest: Manifest, recovered: Recovered
-) -> tuple[Manifest, Journal]:
+) -> tuple[Manifest, JournalV1]:
     """Write a new manifest and journal after recovery, unless nothing has changed."""
     disk, number = environment.disk, manifest.journal
     if not recovered.changed:
         path = layout.journal_path(directory, number)
-        return manifest, Journal(disk.open(path, write=True), path, number, recovered.mark)
+        return manifest, JournalV1(disk.open(path, write=True), path, number, recovered.mark)
     number += 1
-    journal = Journal.create(disk, layout.journal_path(directory, number), number, environment.randomness.token(8))
+    journal = JournalV1.create(disk, layout.journal_path(directory, number), number, environment.randomness.token(8))
     disk.sync_directory(directory)
     manifest = manifest._replace(journal=number, topics=tuple(recovered.topics))
     replace_manifest(disk, directory, manifest)

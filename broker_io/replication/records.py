@@ -67,11 +67,18 @@ class LogRecord(NamedTuple):
         return self.mark.lsn
 
 
+def mark_after(before: Mark, epoch: int, commit: int, kind: Kind, chunks: Iterable[bytes]) -> Mark:
+    """The mark of the record after a mark, whose content is in chunks."""
+    lsn = before.lsn + 1
+    chain = xxhash.xxh3_64(_HEAD.pack(before.chain, epoch, lsn, commit, kind))
+    for chunk in chunks:
+        chain.update(chunk)
+    return Mark(epoch, lsn, chain.intdigest())
+
+
 def make_record(before: Mark, epoch: int, commit: int, content: bytes, kind: Kind = Kind.DATA) -> LogRecord:
     """The record after a mark."""
-    lsn = before.lsn + 1
-    chain = xxhash.xxh3_64_intdigest(_HEAD.pack(before.chain, epoch, lsn, commit, kind) + content)
-    return LogRecord(Mark(epoch, lsn, chain), commit, kind, content)
+    return LogRecord(mark_after(before, epoch, commit, kind, [content]), commit, kind, content)
 
 
 def follows(before: Mark, record: LogRecord) -> bool:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import google_crc32c
 
 from broker_io.block import HEADER_BYTES, MAGIC
-from broker_io.file.journal import FILE_HEAD_BYTES
+from broker_io.file import journal, journal_v1
 from broker_io.file.segment import ENTRY_BYTES
+from broker_io.replication.records import Mark, mark_after
 from snapshots.format import DIGEST_BYTES, digest
 
 HUGE = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -118,12 +119,33 @@ def size_of_blocks(data: bytes) -> int:
 
 
 def seal_journal(data: bytes) -> bytes:
-    """Repair the checksums of a journal: of its head, of the records that begin with its mark, and of their blocks."""
-    data = seal_blocks(data)
-    if len(data) < FILE_HEAD_BYTES:
+    """Repair the checksums of a journal: of its head, its records and their chain."""
+    if journal.version_of(data) == journal_v1.VERSION:
+        return _seal_journal_v1(data)
+    size, head_size = journal.FILE_HEAD_BYTES, journal.HEAD_BYTES
+    if len(data) < size:
         return data
-    out, mark = bytearray(_with_crc(data[: FILE_HEAD_BYTES - 4]) + data[FILE_HEAD_BYTES:]), data[16:24]
-    at = data.find(mark, FILE_HEAD_BYTES)
+    out = bytearray(_with_crc(data[: size - 4]) + data[size:])
+    token, before, at = data[16:24], Mark(*struct.unpack_from("<QQQ", data, 24)), size
+    while at + head_size <= len(out) and out[at : at + 8] == token:
+        epoch, _, _, commit, _, length, kind = struct.unpack_from("<QQQQQQI", out, at + 8)
+        if kind == journal.NOTE:
+            mark = before
+        else:
+            content = bytes(out[at + head_size : at + head_size + length])
+            mark = before = mark_after(before._replace(lsn=before.lsn % 2**63), epoch, commit, kind, [content])
+        struct.pack_into("<QQQ", out, at + 8, *[number % 2**64 for number in mark])
+        _CRC.pack_into(out, at + 60, google_crc32c.value(bytes(out[at : at + 60])))
+        at += head_size + length
+    return bytes(out)
+
+
+def _seal_journal_v1(data: bytes) -> bytes:
+    data, size = seal_blocks(data), journal_v1.FILE_HEAD_BYTES
+    if len(data) < size:
+        return data
+    out, mark = bytearray(_with_crc(data[: size - 4]) + data[size:]), data[16:24]
+    at = data.find(mark, size)
     while 0 <= at <= len(out) - 40:
         (count,) = struct.unpack_from("<I", out, at + 24)
         _CRC.pack_into(out, at + 28, google_crc32c.value(bytes(out[at + 40 : at + 40 + 40 * count])))

@@ -17,7 +17,7 @@ from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
-from broker_io.file import FileBroker, backup, journal, layout, operations, segment
+from broker_io.file import FileBroker, backup, journal, journal_v1, layout, operations, segment
 from broker_io.pair.lock_state import LockState, decode_record
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
@@ -361,11 +361,24 @@ STORED = (
         lambda data: journal.read_journal(data, 5, PATH),
         (
             "broker_io.file.journal.read_journal",
-            "broker_io.file.journal._read_record",
-            "broker_io.file.journal._read_head",
+            "broker_io.file.journal.decode_file_head",
+            "broker_io.file.journal.decode_head",
+            "broker_io.file.journal.decode_record",
         ),
         (Damaged, UnsupportedFormat),
         golden("broker_io/journal.bin"),
+        seal_journal,
+    ),
+    Target(
+        "journal-v1",
+        lambda data: journal_v1.read_journal(data, 5, PATH),
+        (
+            "broker_io.file.journal_v1.read_journal",
+            "broker_io.file.journal_v1._read_record",
+            "broker_io.file.journal_v1._read_head",
+        ),
+        (Damaged, UnsupportedFormat),
+        golden("broker_io/journal-v1.bin"),
         seal_journal,
         size_of_blocks,
     ),

@@ -1,0 +1,210 @@
+"""The journal: what was appended since the last checkpoint, in the order of acknowledgement.
+
+One flush is one record, written and synced as a whole whatever the number of topics; its blocks then go to their
+segments, which are synced at the next checkpoint only. After a crash the blocks are written to the segments again.
+All numbers are little-endian. The file starts with 32 bytes:
+
+    offset  size
+         0     8  magic `TXJOURN` and the version, 1
+         8     8  number of the journal
+        16     8  mark: 8 random bytes that start each record, so that no message can imitate one
+        24     4  zero
+        28     4  CRC32C of the 28 bytes before
+
+Records follow, each of a head of 40 bytes, a table, and blocks (see broker_io/block.py):
+
+         0     8  the mark
+         8     8  sequence: the first record is 1, the next 2, …
+        16     8  length of the whole record
+        24     4  number of blocks
+        28     4  CRC32C of the table
+        32     4  zero
+        36     4  CRC32C of the 36 bytes before
+
+The table has 40 bytes per block: topic number (8), ledger (8), generation (8), offset in the segment (8),
+length (8). Blocks have checksums of their own.
+
+An incomplete record at the end of the file was never acknowledged: it is a torn tail. An incomplete record before a
+complete one is damage.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import google_crc32c
+
+from broker_io.block import BadBlock, EncodedBlock, Header, open_block, parse_header
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged, UnsupportedFormat
+
+VERSION = 1
+FILE_HEAD_BYTES = 32
+
+_FILE_MAGIC = b"TXJOURN"
+_FILE_HEAD = struct.Struct("<7sBQ8s4x")
+_HEAD = struct.Struct("<8sQQII4x")
+_HEAD_BYTES = 40
+_ROW = struct.Struct("<QQQQQ")
+
+
+class Placed(NamedTuple):
+    """The location of a block."""
+
+    topic: int
+    ledger: int
+    generation: int
+    offset: int
+    length: int
+
+
+class JournalBlock(NamedTuple):
+    """A block in a journal: its location, its header, its bytes."""
+
+    placed: Placed
+    header: Header
+    data: bytes
+
+
+class Replay(NamedTuple):
+    """The content of a journal of `size` bytes: its mark, blocks in order, the end offset of the last whole record."""
+
+    mark: bytes
+    blocks: list[JournalBlock]
+    end: int
+    size: int
+
+
+def _with_crc(head: bytes) -> bytes:
+    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
+
+
+def encode_file_head(number: int, mark: bytes) -> bytes:
+    return _with_crc(_FILE_HEAD.pack(_FILE_MAGIC, VERSION, number, mark))
+
+
+def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> list[bytes]:
+    """One record as chunks."""
+    table = b"".join([_ROW.pack(*placed) for placed, _ in blocks])
+    length = _HEAD_BYTES + len(table) + sum([placed.length for placed, _ in blocks])
+    head = _HEAD.pack(mark, sequence, length, len(blocks), google_crc32c.value(table))
+    chunks = [_with_crc(head) + table]
+    for _, block in blocks:
+        chunks += block.chunks
+    return chunks
+
+
+def read_journal(data: bytes, number: int, path: str) -> Replay:
+    """The content of a journal. Raises Damaged or UnsupportedFormat that names the file."""
+    head = data[:FILE_HEAD_BYTES]
+    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+        raise Damaged(path, 0, "the head of the journal is damaged")
+    magic, version, found, mark = _FILE_HEAD.unpack_from(head)
+    if magic != _FILE_MAGIC or found != number:
+        raise Damaged(path, 0, f"this is not journal {number}")
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
+        )
+    blocks: list[JournalBlock] = []
+    at, sequence = FILE_HEAD_BYTES, 1
+    while at < len(data):
+        try:
+            record, end = _read_record(data, at, mark, sequence)
+        except BadBlock as error:
+            if _later_record_exists(data, at, mark, sequence):
+                raise Damaged(path, at, f"a record of the journal is damaged: {error}") from None
+            break
+        blocks += record
+        at, sequence = end, sequence + 1
+    return Replay(mark, blocks, at, len(data))
+
+
+def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
+    """The record at an offset and the offset after it. Raises BadBlock if it is not whole."""
+    found, length, count, table_crc = _read_head(data, at, mark)
+    table = data[at + _HEAD_BYTES : at + _HEAD_BYTES + count * _ROW.size]
+    whole = len(table) == count * _ROW.size and google_crc32c.value(table) == table_crc
+    if found != sequence or at + length > len(data) or not whole:
+        raise BadBlock("it is incomplete, or not the next one in sequence")
+    blocks: list[JournalBlock] = []
+    start = at + _HEAD_BYTES + len(table)
+    for placed in map(Placed._make, _ROW.iter_unpack(table)):
+        content = data[start : start + placed.length]
+        header = parse_header(content)
+        if header.length != len(content):
+            raise BadBlock("one of its blocks has another length")
+        open_block(content, 0, header)
+        blocks.append(JournalBlock(placed, header, content))
+        start += placed.length
+    if start != at + length:
+        raise BadBlock("its length is not that of its blocks")
+    return blocks, start
+
+
+def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
+    """Sequence, length, number of blocks and checksum of the table."""
+    head = data[at : at + _HEAD_BYTES]
+    if len(head) < _HEAD_BYTES or not head.startswith(mark) or _with_crc(head[:-4]) != head:
+        raise BadBlock("its head is invalid")
+    _, sequence, length, count, table_crc = _HEAD.unpack_from(head)
+    return sequence, length, count, table_crc
+
+
+def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
+    """Whether there is a valid head with a later sequence at or after an offset.
+
+    A head is proof enough: a record is written only after the one before it was synced.
+    """
+    found = data.find(mark, at)
+    while found >= 0:
+        with suppress(BadBlock):
+            if _read_head(data, found, mark)[0] > sequence:
+                return True
+        found = data.find(mark, found + 1)
+    return False
+
+
+@dataclass(eq=False)
+class JournalV1:
+    """A journal that is open for appends, without records at first; every call may raise OSError."""
+
+    file: File
+    path: str
+    number: int
+    mark: bytes
+    size: int = FILE_HEAD_BYTES
+    sequence: int = 1
+    """The sequence of the next record."""
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> JournalV1:
+        """A new empty journal, durable except for its name; `mark` is 8 random bytes."""
+        file = disk.open(path, write=True, create=True)
+        try:
+            file.truncate(0)
+            file.write(0, [encode_file_head(number, mark)])
+            file.sync()
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, path, number, mark)
+
+    def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
+        """Write one record and return once it is durable."""
+        chunks = encode_record(self.mark, self.sequence, blocks)
+        self.file.write(self.size, chunks)
+        self.file.sync()
+        self.size += sum(map(len, chunks))
+        self.sequence += 1
+
+    def cut(self) -> None:
+        """Cut off what a failed append may have left."""
+        self.file.truncate(self.size)
+
+    def close(self) -> None:
+        self.file.close()
