@@ -42,6 +42,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds from some start; never goes back."""
 
+    def boottime_ns(self) -> int:
+        """Nanoseconds from some start, including the time in which the machine was suspended; never goes back."""
+
     def sleep(self, seconds: float) -> None: ...
 
 

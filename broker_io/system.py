@@ -20,12 +20,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def boottime_ns(self) -> int:
+        return time.clock_gettime_ns(_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

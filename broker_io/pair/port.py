@@ -1,8 +1,9 @@
 """The ports of a pair's node: its store, the lock outside, the link to its peer
 
 The node (`broker_io.pair.node`) gives events to the core (`broker_io.replication`) and performs the effects through
-these ports. It holds none of its own locks while it calls a port, and every event may be reported in any thread, also
-in one that holds a lock of the port's: reports return at once.
+these ports. It holds its lock only while it calls `send`, `send_copy` and `close` of a link, which neither wait nor
+report anything themselves. Events may be reported in any thread, also in one that holds locks of the port's: all
+reports return at once, but for those about what has arrived over a link.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ class PairStore(Resource, Protocol):
     """
 
     def open_log(self, events: StoreEvents) -> StoreLog:
-        """Open and lock the directory, once; what it has, after recovery up to the commit mark."""
+        """Open and lock the directory, once; what it has, after recovery up to the commit mark.
+
+        It reports nothing before it returns.
+        """
 
     # journal and files
 

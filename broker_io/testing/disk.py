@@ -563,6 +563,9 @@ class SimulatedClock:
     def monotonic(self) -> float:
         return self._monotonic
 
+    def boottime_ns(self) -> int:
+        return round(self._monotonic * 1e9)
+
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
 

@@ -65,6 +65,9 @@ class SimClock:
     def monotonic(self) -> float:
         return self._monotonic + (self._scheduler.now - self._at) * self._rate
 
+    def boottime_ns(self) -> int:
+        return int(self.monotonic() * 1e9)
+
     def sleep(self, seconds: float) -> None:
         if self._scheduler.current is None:
             raise RuntimeError("the code of the world itself must not sleep")

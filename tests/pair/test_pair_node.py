@@ -1,0 +1,375 @@
+"""Two nodes of a pair on real threads: found, follow, commit, fail over, join, switch, and every end of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net
+
+from broker_io.environment import current
+from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
+from broker_io.pair.node import PairNode
+from broker_io.replication.lease import Terms
+from broker_io.replication.member import Settings
+from broker_io.testing.contract.base import eventually as until
+
+MS = 1_000_000
+TTL = 400 * MS
+SETTINGS = Settings(
+    Terms(TTL), member_timeout=150 * MS, answer_timeout=100 * MS, window_bytes=1000, stall=200 * MS, founder=False
+)
+
+
+class Member:
+    """A node that can be started again on its disk."""
+
+    def __init__(self, pair: Pair, name: str, settings: Settings) -> None:
+        self.pair = pair
+        self.name = name
+        self.settings = settings
+        self.disk = MemoryDisk(name.encode() + b"1")
+        self.roles: list[bool] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.store = MemoryStore(self.disk)
+        self.lock = MemoryLock(self.pair.server, lambda name, after: self.pair.lock_fault(self.name, name, after))
+        self.node = PairNode(
+            current(), self.settings, self.store, self.lock, LoopTransport(self.pair.net, self.name), self.roles.append
+        )
+        self.engine = Engine(self.node, self.store)
+        self.store.append = self.engine.append
+
+    def start(self) -> None:
+        self.node.start()
+
+    def stop(self) -> None:
+        self.node.close()
+        self.store.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.begin()
+        self.start()
+
+    @property
+    def contents(self) -> list[bytes]:
+        return [content for _, content in self.store.state]
+
+
+class Pair:
+    """Two members; `a` may found the pair."""
+
+    def __init__(self, settings: Settings = SETTINGS, *, clocked: bool = True) -> None:
+        self.net = Net()
+        self.server = LockServer(TTL / 1e9, clocked=clocked)
+        self.lock_fault: Callable[[str, str, bool], None] = lambda _member, _request, _after: None
+        self.a = Member(self, "a", settings._replace(founder=True))
+        self.b = Member(self, "b", settings)
+
+    def in_sync(self) -> bool:
+        stores = {self.a.disk.store, self.b.disk.store}
+        return {*self.server.record.in_sync} == stores
+
+    def follows(self, member: Member, other: Member) -> bool:
+        """Whether everything that one has is applied on the other one."""
+        return self.in_sync() and member.contents == other.contents
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for member in (made.a, made.b):
+        if member.disk.used:
+            member.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    before = {*threading.enumerate()}
+    yield
+    until(lambda: {*threading.enumerate()} <= before)
+
+
+def live(member: Member) -> None:
+    assert member.node.wait_live(10)
+
+
+def begun(pair: Pair) -> None:
+    """Both run, `a` is live, and they are in sync."""
+    pair.a.start()
+    live(pair.a)
+    pair.b.start()
+    until(pair.in_sync)
+
+
+def test_founder_serves_alone(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    assert [pair.a.engine.append(b"x%d" % number) for number in range(3)] == [2, 3, 4]
+    assert pair.a.engine.read() == [b"epoch 1", b"x0", b"x1", b"x2"]
+
+
+def test_backup_follows_and_what_is_acknowledged_is_durable_on_it(pair: Pair) -> None:
+    begun(pair)
+    for number in range(100):
+        lsn = pair.a.engine.append(b"x%d" % number)
+        assert pair.b.disk.journal[-1].lsn >= lsn
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert pair.b.engine.read() is None
+    with pytest.raises(NotLive):
+        pair.b.engine.append(b"y")
+
+
+def test_backup_takes_over_when_the_live_is_gone(pair: Pair) -> None:
+    begun(pair)
+    for number in range(10):
+        pair.a.engine.append(b"x%d" % number)
+    pair.a.stop()
+    live(pair.b)
+    pair.b.engine.append(b"y")
+    assert pair.b.contents == [b"epoch 1", *[b"x%d" % number for number in range(10)], b"epoch 2", b"y"]
+    until(lambda: (pair.a.roles, pair.b.roles) == ([True, False], [True]))
+    pair.a.begin()
+    pair.a.start()
+    until(lambda: pair.follows(pair.b, pair.a))
+
+
+def test_many_threads_append(pair: Pair) -> None:
+    begun(pair)
+    with ThreadPoolExecutor(8) as pool:
+        lsns = [*pool.map(pair.a.engine.append, [b"x%d" % number for number in range(200)])]
+    assert sorted(lsns) == [*range(2, 202)]
+    until(lambda: pair.follows(pair.a, pair.b))
+
+
+def test_backup_without_the_journal_gets_a_copy(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    for number in range(50):
+        pair.a.engine.append(b"x%d" % number)
+    pair.a.store.checkpoint()
+    until(lambda: not pair.a.disk.journal)
+    pair.b.start()
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert pair.a.disk.copies == 1
+    pair.a.engine.append(b"y")
+    until(lambda: pair.follows(pair.a, pair.b))
+
+
+def test_backup_that_comes_later_reads_the_journal(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    for number in range(200):
+        pair.a.engine.append(b"x" * 30 + b"%d" % number)
+    pair.b.start()
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert not pair.a.disk.copies
+
+
+def test_switch_moves_the_role_and_comes_back(pair: Pair) -> None:
+    begun(pair)
+    pair.a.engine.append(b"x")
+    pair.a.node.switch()
+    assert not pair.a.node.live
+    live(pair.b)
+    pair.b.engine.append(b"y")
+    until(lambda: pair.follows(pair.b, pair.a))
+    pair.b.node.switch()
+    live(pair.a)
+    assert pair.a.contents == [b"epoch 1", b"x", b"epoch 2", b"y", b"epoch 3"]
+
+
+def test_switch_needs_a_backup_in_sync(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    with pytest.raises(NotInSync):
+        pair.a.node.switch()
+    pair.b.start()
+    with pytest.raises(NotLive):
+        pair.b.node.switch()
+
+
+def test_appends_wait_during_a_switch_and_learn_that_it_happened(pair: Pair) -> None:
+    begun(pair)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = threading.Event()
+
+        def append() -> str:
+            number = 0
+            while not stopped.is_set():
+                try:
+                    pair.a.engine.append(b"x%d" % number)
+                except NotLive:
+                    return f"{number} acknowledged"
+                number += 1
+            return "all"
+
+        running = pool.submit(append)
+        pair.a.node.switch()
+        until(running.done)
+        stopped.set()
+    count = int(running.result().split()[0])
+    live(pair.b)
+    assert pair.b.contents == [b"epoch 1", *[b"x%d" % number for number in range(count)], b"epoch 2"]
+
+
+def test_live_without_an_answer_of_the_lock_steps_down(pair: Pair) -> None:
+    begun(pair)
+    pair.a.engine.append(b"x")
+    pair.a.lock.down = True
+    until(lambda: not pair.a.node.live)
+    with pytest.raises(NotLive):
+        pair.a.engine.append(b"y")
+    live(pair.b)
+    pair.a.lock.down = False
+    until(lambda: pair.follows(pair.b, pair.a))
+
+
+def test_append_during_a_cut_continues_once_the_backup_is_taken_out(pair: Pair) -> None:
+    begun(pair)
+    pair.net.cut = True
+    pair.net.break_links()
+    pair.a.engine.append(b"x")
+    assert pair.server.record.in_sync == (b"a1",)
+    pair.net.cut = False
+    until(lambda: pair.follows(pair.a, pair.b))
+
+
+def test_strict_live_alone_takes_no_appends_until_there_is_a_backup() -> None:
+    pair = Pair(SETTINGS._replace(min_in_sync=2))
+    pair.a.start()
+    live(pair.a)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pair.a.engine.append, b"x")
+        assert not threading.Event().wait(0.5)
+        assert not running.done()
+        assert pair.a.node.status().waits_for_backup
+        pair.b.start()
+        until(running.done)
+    assert running.result() == 2
+    pair.b.stop()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pair.a.engine.append, b"y")
+        assert not threading.Event().wait(0.5)
+        assert not running.done()
+        pair.a.stop()
+        with pytest.raises(AppendUnknown):
+            running.result()
+
+
+def test_close_ends_what_waits(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    pair.b.start()
+    until(pair.in_sync)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(pair.b.node.wait_live, 100)
+        pair.b.stop()
+        with pytest.raises(Closed):
+            waiting.result()
+    pair.a.stop()
+    with pytest.raises(Closed):
+        pair.a.node.commit(b"x")
+    pair.a.node.close()
+
+
+def test_live_whose_disk_fails_stops_and_the_backup_takes_over_at_once(pair: Pair) -> None:
+    begun(pair)
+    pair.a.engine.append(b"x")
+    pair.a.disk.fails = True
+    with pytest.raises(AppendUnknown):
+        pair.a.engine.append(b"y")
+    assert isinstance(pair.a.node.failure, DiskFailed)
+    with pytest.raises(DiskFailed):
+        pair.a.engine.append(b"z")
+    live(pair.b)
+
+
+def test_force_makes_a_store_live_that_lacks_records(pair: Pair) -> None:
+    begun(pair)
+    pair.net.cut = True
+    pair.net.break_links()
+    pair.a.engine.append(b"lost")
+    pair.a.stop()
+    assert not pair.b.node.wait_live(1)
+    pair.b.node.force()
+    live(pair.b)
+    with pytest.raises(CallerError, match="live already"):
+        pair.b.node.force()
+    pair.b.engine.append(b"y")
+    assert pair.b.contents == [b"epoch 1", b"epoch 2", b"y"]
+    pair.net.cut = False
+    pair.a.begin()
+    pair.a.start()
+    until(lambda: pair.follows(pair.b, pair.a))
+    assert pair.a.disk.aside == 1
+
+
+def test_lost_answers_of_the_lock_are_settled(pair: Pair) -> None:
+    lost: list[str] = []
+
+    def fault(member: str, request: str, after: bool) -> None:
+        if after and request == "swap" and len(lost) < 3:
+            lost.append(member)
+            raise LockUnavailable("the answer is lost")
+
+    pair.lock_fault = fault
+    begun(pair)
+    pair.a.engine.append(b"x")
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert len(lost) == 3
+
+
+def test_lock_without_a_clock() -> None:
+    pair = Pair(clocked=False)
+    begun(pair)
+    pair.a.engine.append(b"x")
+    pair.a.lock.down = True
+    until(lambda: not pair.a.node.live)
+    live(pair.b)
+    pair.a.lock.down = False
+    until(lambda: pair.follows(pair.b, pair.a))
+    pair.a.stop()
+    pair.b.stop()
+
+
+def test_link_cut_at_each_message(pair: Pair) -> None:
+    """The link breaks at the n-th message, for all n up to one in sync; in the end the backup has everything."""
+    pair.a.start()
+    live(pair.a)
+    pair.b.start()
+    until(pair.in_sync)
+    for number in range(1, 25):
+        seen = 0
+
+        def fault(_name: str, _message: object, last: int = number) -> bool:
+            nonlocal seen
+            seen += 1
+            return seen != last
+
+        pair.net.fault = fault
+        pair.net.break_links()
+        for part in range(3):
+            pair.a.engine.append(b"%d, %d" % (number, part))
+        until(lambda: pair.follows(pair.a, pair.b))
+    pair.net.fault = lambda _name, _message: True
+
+
+def test_status_of_both(pair: Pair) -> None:
+    begun(pair)
+    for number in range(5):
+        pair.a.engine.append(b"x%d" % number)
+    until(lambda: pair.follows(pair.a, pair.b) and pair.a.node.status().lag_records == 0)
+    of_live, of_backup = pair.a.node.status(), pair.b.node.status()
+    assert (of_live.role, of_backup.role) == ("live", "backup")
+    assert of_live.in_sync == (b"a1".hex(), b"b1".hex())
+    assert of_live.peer is not None
+    assert of_live.peer.applied == of_live.end == of_live.commit == of_backup.applied == 6
+    assert 0 < of_live.lease_left <= TTL / 1e9
+    assert of_backup.lease_left == 0
+    assert (of_live.lag_bytes, of_live.lag_seconds, of_live.problem) == (0, 0.0, "")
