@@ -78,6 +78,8 @@ def _claim(member: PairMember, view: LockView, *, forced: bool) -> None:
     record, log, session = view.record, member.log, member.session.number
     if session is None:
         return
+    if forced:  # a restart would show as much, before it learns of the cut
+        log.commit = max(log.commit, min(log.named, log.durable))
     cut = log.mark_at(log.commit) if forced else _unfinished(member, record)
     wanted = LockRecord(record.version + 1, record.epoch + 1, log.store, (log.store,), cut or log.index.end, cut)
     member.break_link()

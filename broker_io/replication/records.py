@@ -186,6 +186,8 @@ class StoreLog:
     manifest: Mark
     partial: bool = False
     forks: tuple[Fork, ...] = ()
+    named: int = 0
+    """The largest commit index in the records, which a restart would find."""
 
     @classmethod
     def open(
@@ -222,10 +224,12 @@ class StoreLog:
         if record.kind is Kind.FORCED and fork not in self.forks:
             self.forks = (*self.forks, fork)
         self.index.add(record)
+        self.named = max(self.named, record.commit)
 
     def cut(self, lsn: int) -> None:
         """Forget the records after an lsn."""
         self.index.cut(lsn)
+        self.named = min(self.named, lsn)
         self.durable = min(self.durable, lsn)
         self.forks = tuple([fork for fork in self.forks if fork.before.lsn < lsn])
 
