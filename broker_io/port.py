@@ -247,7 +247,7 @@ class ReplicatedBroker(Protocol):
         """Raises NotLive unless what was read here before this call is the newest, so that it may be sent."""
 
     def on_role(self, notify: Callable[[], None]) -> None:
-        """Call a function, in any thread, whenever this one becomes live, is live no more, or fails."""
+        """Call a function, in any thread, whenever this one becomes live, is no longer live, or fails."""
 
     @property
     def failure(self) -> Error | None:
@@ -257,7 +257,7 @@ class ReplicatedBroker(Protocol):
         """Facts about the pair as seen here, ready for JSON."""
 
     def switch(self) -> None:
-        """Make the other one live; returns once this one is live no more.
+        """Make the other one live; returns once this one is no longer live.
 
         Raises NotLive if it is not live, and NotInSync unless the other one has everything.
         """

@@ -18,6 +18,7 @@ from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.replication import Replication
 
 QUICK = CoordinatorConfig(
     transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05
@@ -56,7 +57,7 @@ async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
 async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
     """The address of a listening service, and the function that admits clients."""
     async with engine_on(MemoryBroker()) as engine:
-        server = GrpcServer(engine.limits, max_clients=10)
+        server = GrpcServer(engine.limits, max_clients=10, methods=Replication().methods())
         await server.start(f"127.0.0.1:{port}")
         try:
             yield f"txnbuf://127.0.0.1:{server.port}", functools.partial(server.serve, engine, ServiceAdmin(engine))

@@ -44,6 +44,25 @@
     client_bytes = 8388608      # maximum unacknowledged bytes of one client
     total_bytes = 268435456     # maximum unacknowledged bytes of all clients
 
+    [pair]                      # txnbuf serve of file:DIR as one of two machines that have all data
+    lock = ""                   # etcd://HOST:PORT,…/NAME, or file:PATH for tests on one machine
+    listen = ""                 # address for the other machine
+    peer = ""                   # HOST:PORT where the other machine listens
+    found = false               # at the first start of the pair, on the machine that has the log: begin the pair
+    min_in_sync = 1             # 2: acknowledge only what both machines have stored
+    lease_seconds = 10.0        # a machine that does not renew its lease in this time may be replaced
+    lanes = 2                   # threads of a backup that apply records, of different topics at the same time
+    window_bytes = 67108864     # how far the backup may be behind before appends wait
+    keep_bytes = 1073741824     # journal and replaced files that are kept for a backup that catches up
+    tls_cert = ""               # PEM files, required for other addresses than loopback: certificate, key, and the CA
+    tls_key = ""                # certificate that signed those of both machines
+    tls_ca = ""
+    lock_user = ""              # credentials for etcd: a user and a file with the password
+    lock_password_file = ""
+    lock_cert = ""              # PEM files for TLS to etcd
+    lock_key = ""
+    lock_ca = ""
+
     [transactions]              # times in seconds
     timeout = 60.0              # an open transaction is aborted after this time, if it has no timeout of its own
     max_timeout = 900.0         # the longest timeout that a transaction may have
@@ -100,6 +119,7 @@ NO_SETTINGS = {
 
 ABOVE_0 = {
     "service": ("max_clients", "shards"),
+    "pair": ("min_in_sync", "lease_seconds", "lanes", "window_bytes"),
     "retention": ("check_seconds",),
     "compaction": ("check_seconds",),
     "streams": ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors"),
@@ -109,7 +129,7 @@ ABOVE_0 = {
 LEAST = {("compaction", "bytes_per_second"): 4096}
 """The least value of settings where 0 means that there is no limit; with less, a gigabyte would take days."""
 
-MOST = {("compaction", "least_dead"): 1.0}
+MOST = {("compaction", "least_dead"): 1.0, ("pair", "min_in_sync"): 2}
 """The largest values of settings."""
 
 UNSET = ("service", "shard", -1)
@@ -175,6 +195,27 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PairConfig:
+    lock: str = ""
+    listen: str = ""
+    peer: str = ""
+    found: bool = False
+    min_in_sync: int = 1
+    lease_seconds: float = 10.0
+    lanes: int = 2
+    window_bytes: int = 64 * 1024 * 1024
+    keep_bytes: int = 1024 * 1024 * 1024
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    lock_user: str = ""
+    lock_password_file: str = ""
+    lock_cert: str = ""
+    lock_key: str = ""
+    lock_ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionConfig:
     timeout: float = 60.0
     max_timeout: float = 900.0
@@ -216,6 +257,7 @@ class Config:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     pulsar: PulsarConfig = field(default_factory=PulsarConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
+    pair: PairConfig = field(default_factory=PairConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     compaction: CompactionConfig = field(default_factory=CompactionConfig)

@@ -25,6 +25,7 @@ from txnbuffer.rpc.admin_encoding import ADMIN_PATH
 from txnbuffer.rpc.session_encoding import SESSION, decode_client_frame
 from txnbuffer.rpc.streams_encoding import STREAMS, decode_stream_client_frame
 from txnbuffer.service.admin import METHODS
+from txnbuffer.service.replication import Replication
 
 ROUNDS = 40
 PATHS = {
@@ -121,7 +122,10 @@ async def test_streams_in_any_state(path: str) -> None:
 @on_a_loop
 async def test_requests_of_any_bytes() -> None:
     choose = random.Random(1)
-    paths = [*(f"{ADMIN_PATH}/{name}" for name in METHODS), *(f"/{SERVICE}/{name}" for name in LOG_METHODS)]
+    paths = [
+        *(f"{ADMIN_PATH}/{name}" for name in (*METHODS, *Replication().methods())),
+        *(f"/{SERVICE}/{name}" for name in LOG_METHODS),
+    ]
     seeds = [*TARGETS["admin-request"].seeds(), *TARGETS["log-request"].seeds()]
     async with attacked() as (channel, bystander):
         for _ in range(ROUNDS):

@@ -260,16 +260,8 @@ class Engine(Loop):
             return
         try:
             self.appends.complete()
-            self.topics.turn()
-            now = self.now()
-            while self._frames:
-                connection, frame = self._frames.popleft()
-                try:
-                    self.requests.handle(connection, frame, now)
-                except Error as error:
-                    connection.close(error)
-            self.effects.execute()
-            self.appends.flush()
+            if self.appends.failure is None:
+                self._work()
         except Exception as error:
             self.fail(error)
             raise
@@ -278,6 +270,18 @@ class Engine(Loop):
         full = self.requests.unsettled_bytes > self.limits.total_bytes
         for connection in self._connections:
             connection.limit_reading(full)
+
+    def _work(self) -> None:
+        self.topics.turn()
+        now = self.now()
+        while self._frames:
+            connection, frame = self._frames.popleft()
+            try:
+                self.requests.handle(connection, frame, now)
+            except Error as error:
+                connection.close(error)
+        self.effects.execute()
+        self.appends.flush()
 
     def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:
         self._frames.append((connection, frame))

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from broker_io import serve_broker
@@ -76,21 +77,24 @@ PREFIX = "/txnbuffer.v1."
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
 
 Method = Callable[[dict[str, Any]], Awaitable[Any]]
+NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 
 class GrpcServer:
     """Listens from `start` on, at `port`, and serves an engine from `serve` on.
 
-    `waits_for`: what the service waits for until then; errors of earlier calls quote it.
+    `waits_for`: what the service waits for until then; errors of earlier calls quote it. `methods` are the requests of
+    operators that it answers without an engine too.
     """
 
-    def __init__(self, limits: Limits, *, max_clients: int) -> None:
+    def __init__(self, limits: Limits, *, max_clients: int, methods: Mapping[str, Method] = NO_METHODS) -> None:
         self.port = 0
         self.waits_for = "the service is starting"
         self._limits = limits
         self._max_clients = max_clients
         self._engine: Engine | None = None
-        self._methods: dict[str, Method] = {}
+        self._always = methods
+        self._methods = {**methods}
         self._server: Any = None
         self._health: Any = None
         self._log: Any = None
@@ -128,7 +132,7 @@ class GrpcServer:
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
             identity=engine.log,
         )
-        self._methods = admin.methods()
+        self._methods = {**self._always, **admin.methods()}
         self._engine = engine
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -144,7 +148,7 @@ class GrpcServer:
     async def unserve(self) -> None:
         """Reject all calls again, until another `serve`; the connections of the engine end with it."""
         await self.drain()
-        self._engine, self._methods = None, {}
+        self._engine, self._methods = None, {**self._always}
         log, self._log = self._log, None
         if log is not None:
             await log.close()
@@ -166,7 +170,7 @@ class GrpcServer:
             f"/{SESSION_SERVICE}/{SESSION_METHOD}": stream(self._talk),
             f"/{STREAMS_SERVICE}/{STREAMS_METHOD}": stream(self._stream),
         }
-        for name in METHODS:
+        for name in (*METHODS, *self._always):
             methods[f"/{ADMIN_SERVICE}/{name}"] = grpc.unary_unary_rpc_method_handler(self._answering(name))
 
         class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -244,7 +248,7 @@ class GrpcServer:
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
                     found = await method(decode_admin_request(request))
-                    if engine is not None:
+                    if engine is not None and name not in self._always:
                         engine.check_answer()
                     return serialize(AdminAnswer(json=json.dumps(found)))
             except TimeoutError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.environment import current
@@ -177,9 +177,13 @@ def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG) -> bytes:
 
 
 class HttpServer:
-    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby."""
+    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby.
 
-    def __init__(self) -> None:
+    `replication` returns facts about the pair, if there is one.
+    """
+
+    def __init__(self, replication: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self._replication = replication
         self.port = 0
         self.engine: Engine | None = None
         self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
@@ -225,7 +229,8 @@ class HttpServer:
             waits = [wait._asdict() for wait in long_waits()]
             found = {"status": "running", "damaged": damaged, "waits": waits}
             standby = {"standby": self.lag()._asdict()} if self.engine is None else {}
-            return JSONResponse(found | standby, 503 if ended else 200)
+            pair = {"replication": facts} if (facts := self._replication()) else {}
+            return JSONResponse(found | standby | pair, 503 if ended else 200)
 
         async def ready(_: Any) -> Response:
             waits = self._why_not_ready()

@@ -1,5 +1,6 @@
 """The service process: open the log, listen, stand by, take over, serve until a signal or a failure, drain, stop.
 
+A service of a pair is a standby again when its machine is no longer live; before it stops it makes the other one live.
 The gRPC and HTTP ports listen from the start, before there is an engine. A shutdown timer ends a process that can't end
 by itself because its threads wait for a cluster that does not answer.
 """
@@ -11,13 +12,13 @@ import contextlib
 import os
 import signal
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from broker_io.environment import current
-from broker_io.errors import Error, Fenced, PeerError
+from broker_io.errors import Error, Fenced, NotLive, PeerError
 from broker_io.port import Broker
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
@@ -25,11 +26,13 @@ from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.replication import SWITCH_DRAIN, Replication
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.topics import Topics
 from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
@@ -40,10 +43,10 @@ ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 class Listeners:
     """The gRPC and the HTTP server: both listen from `start` on and serve an engine from `serve` on."""
 
-    def __init__(self, service: ServiceConfig, limits: Limits) -> None:
+    def __init__(self, service: ServiceConfig, limits: Limits, replication: Replication) -> None:
         self.engine: Engine | None = None
-        self.grpc = GrpcServer(limits, max_clients=service.max_clients)
-        self.http = HttpServer()
+        self.grpc = GrpcServer(limits, max_clients=service.max_clients, methods=replication.methods())
+        self.http = HttpServer(replication.facts)
         self._service = service
         self._stopped = False
 
@@ -61,6 +64,11 @@ class Listeners:
         """Start to serve an engine."""
         self.engine = self.http.engine = engine
         await self.grpc.serve(engine, ServiceAdmin(engine))
+
+    async def unserve(self) -> None:
+        """Serve no engine any more, until another `serve`; its connections end with it."""
+        self.engine = self.http.engine = None
+        await self.grpc.unserve()
 
     async def stop(self) -> None:
         """Send the last frames, then end; a second call does nothing."""
@@ -130,6 +138,8 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
 NO_ANSWER = "no answer yet"
+WATCH = 1.0
+"""Seconds between two looks of a standby at who serves."""
 HURRY = 2.0
 """Seconds within which a service ends whose log was deleted: pending writes must not reach a new log of its name."""
 
@@ -235,14 +245,15 @@ class _Service:
         self._shutdown = shutdown
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
-        self._listeners = Listeners(config.service, limits(config))
+        self._replication = Replication()
+        self._listeners = Listeners(config.service, limits(config), self._replication)
         self._started = current().clock.monotonic()
 
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
         service, log = self._service, self._log
         certificate, key = _read(service.tls_cert), _read(service.tls_key)
-        if not service.standby:
+        if not self._is_standby:
             log("recovering")
         reporting = asyncio.ensure_future(
             _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
@@ -251,8 +262,7 @@ class _Service:
         try:
             await self._listeners.start(certificate, key)
             broker = await self._open(open_broker)
-            engine = None if broker is None else await self._become_owner(broker)
-            return None if engine is None else await self._run_engine(engine)
+            return None if broker is None else await self._serve(broker)
         finally:
             self._begin_shutdown()
             await self._listeners.stop()
@@ -260,6 +270,26 @@ class _Service:
                 await asyncio.to_thread(broker.close)
             reporting.cancel()
             log("stopped")
+
+    @property
+    def _is_standby(self) -> bool:
+        return self._service.standby or bool(self._config.pair.lock)
+
+    async def _serve(self, broker: Broker) -> Error | None:
+        """Serve until the end. One of a pair serves while its machine is live, and is a standby in between."""
+        replication, stop = self._replication, self._signals.first
+        replication.attach(broker)
+        while True:
+            engine = await self._become_owner(broker)
+            if engine is None:
+                return None
+            error = await self._run_engine(engine)
+            if replication.broker is None:
+                return error
+            if error is None and (refusal := await replication.hand_over()) is not None:
+                self._log("problem", what="handing over", error=str(refusal))
+            if stop.is_set() or not await replication.continues(error):
+                return replication.broker.failure or error
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
         """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
@@ -273,14 +303,14 @@ class _Service:
                 try:
                     return opening.result()
                 except Error as error:
-                    if not self._service.standby or not error.retryable:
+                    if not self._is_standby or not error.retryable:
                         raise
                     wait.failed(error)
         return None
 
     async def _become_owner(self, broker: Broker) -> Engine | None:
         """Take over the log, as a standby once it is free; None after a signal."""
-        standby = self._service.standby
+        standby = self._is_standby
         while True:
             standby_state: StandbyState | None = None
             try:
@@ -292,9 +322,10 @@ class _Service:
                 elif self._cluster_mode and not self._service.fence:
                     standby_state = await asyncio.to_thread(take_if_free, broker, self._shard)
                 return await self._take_over(broker, standby_state)
-            except PeerError as error:
+            except Error as error:
                 # A cluster without storage gives the log to each process that opens it, again and again.
-                if not standby or not (error.retryable or isinstance(error, Fenced)):
+                passing = isinstance(error, PeerError) and (error.retryable or isinstance(error, Fenced))
+                if not standby or not (passing or await self._replication.continues(error)):
                     raise
                 self._log("problem", what="taking over", error=str(error))
                 await asyncio.sleep(PAUSE)
@@ -303,22 +334,45 @@ class _Service:
         listeners, log = self._listeners, self._log
         listeners.waits_for("standing by: another service serves")
         log("standing by", port=listeners.grpc.port, http=listeners.http.port)
-        standby = Standby(broker, self._shard, self._service.standby_bytes)
-        reporting = [
-            asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log)),
-            asyncio.ensure_future(_report_lag(standby.topics, log)),
-        ]
-        listeners.http.lag = lambda: standby.topics.lag
-        try:
-            standby_state = await standby.wait(self._signals.first)
-        finally:
-            listeners.http.lag = lambda: NO_LAG
-            for task in reporting:
-                task.cancel()
+        standby_state = None
+        while standby_state is None and not self._signals.first.is_set():
+            standby_state = await self._wait_as_standby(broker)
         if standby_state is not None:
             listeners.waits_for("the predecessor's transactions are being taken over")
             log("recovering")
         return standby_state
+
+    async def _wait_as_standby(self, broker: Broker) -> StandbyState | None:
+        """Wait for the log; None after a signal, and when the log was replaced, so that what was read is outdated."""
+        standby = Standby(broker, self._shard, self._service.standby_bytes)
+        listeners, log, end = self._listeners, self._log, asyncio.Event()
+        watching = [
+            asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log)),
+            asyncio.ensure_future(_report_lag(standby.topics, log)),
+            asyncio.ensure_future(self._watch_standby(broker, end)),
+        ]
+        listeners.http.lag = lambda: standby.topics.lag
+        try:
+            return await standby.wait(end)
+        finally:
+            listeners.http.lag = lambda: NO_LAG
+            for task in watching:
+                task.cancel()
+
+    async def _watch_standby(self, broker: Broker, end: asyncio.Event) -> None:
+        """Name the service that serves; set `end` after a signal, and when a copy has replaced the log."""
+        stop, replication = self._signals.first, self._replication
+        discovery, own = ServiceDiscovery(broker, ""), advertised(self._service, self._listeners.grpc.port)
+        first = replication.facts().get("store")
+        while not stop.is_set() and replication.facts().get("store") == first:
+            if replication.broker is not None:
+                with contextlib.suppress(Error):
+                    address = await asyncio.to_thread(discovery.newest_address)
+                    if address != own:
+                        self._listeners.waits_for(f"standing by: the service at {address} serves")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), WATCH)
+        end.set()
 
     async def _take_over(self, broker: Broker, standby_state: StandbyState | None) -> Engine:
         config, snapshots = self._config, self._config.snapshots
@@ -350,7 +404,7 @@ class _Service:
                 http=listeners.http.port,
             )
             engine.run(_watch_problems(engine, log))
-            await _wait_for_either(stop, engine.ended)
+            await self._until_end(engine)
             if engine.ended.done():
                 error = engine.ended.result()
                 log("failed", error=str(error), kind=type(error).__name__)
@@ -358,14 +412,33 @@ class _Service:
                     self._shutdown.hurry(HURRY)
                 return error
             seconds = self._service.drain_seconds
+            if self._replication.can_switch:  # what stays open moves to the other machine
+                seconds = min(seconds, SWITCH_DRAIN)
             log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
             await listeners.grpc.drain()
             await engine.drain(seconds)
             return None
         finally:
-            self._begin_shutdown()
-            await listeners.stop()
+            if self._replication.broker is None or stop.is_set():
+                self._begin_shutdown()
+            if self._replication.broker is None:
+                await listeners.stop()
+            else:
+                await listeners.unserve()
             await engine.stop()
+
+    async def _until_end(self, engine: Engine) -> None:
+        """Wait for a signal, the end of the engine, or a switch; an engine ends when its machine is no longer live."""
+        replication, ends = self._replication, [engine.ended]
+        waits: list[Coroutine[Any, Any, Any]] = [self._signals.first.wait(), replication.switch_requested.wait()]
+        if replication.broker is not None:
+            waits.append(replication.lost())
+        ends += map(asyncio.ensure_future, waits)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends[1:]:
+            task.cancel()
+        if replication.broker is not None and not replication.live:
+            engine.fail(NotLive("this machine is no longer live: connect to the other one of the pair"))
 
     def _report_recovery(self, engine: Engine) -> None:
         log, topics = self._log, engine.topics.by_name

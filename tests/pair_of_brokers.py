@@ -1,0 +1,141 @@
+"""Two brokers with one log in memory, which behave as a pair: one of them is live, the other one only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker_io.errors import AppendUnknown, Error, Fenced, NotInSync, NotLive, NotPromotable, StillHeld
+from broker_io.memory import MemoryBroker
+from broker_io.memory.broker import MemoryWriter
+
+
+class Pair:
+    """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything."""
+
+    def __init__(self) -> None:
+        self.log = MemoryBroker()
+        self.in_sync = True
+        self.live: int | None = None
+        self.members = [Member(self, 0), Member(self, 1)]
+
+    def move(self, to: int | None) -> None:
+        """Make a member live, or none; what the former one has under way may be in the log or not."""
+        with self.log.log.changed:
+            former, self.live = self.live, to
+            if former is not None and former != to:
+                self.members[former].step_down()
+            self.log.log.changed.notify_all()
+        for member in self.members:
+            member.notify()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+        self.log.close()
+
+
+class Member(MemoryBroker):
+    """One of a pair. `store` changes when a copy replaces its log; `refusal` is the error of a switch, if any."""
+
+    def __init__(self, pair: Pair, number: int) -> None:
+        super().__init__(log=pair.log.log)
+        self.store = f"store{number}"
+        self.switches = self.promotions = 0
+        self.lapsed = False
+        self.refusal: Error | None = None
+        self._pair = pair
+        self._number = number
+        self._failure: Error | None = None
+        self._notify: list[Callable[[], None]] = []
+
+    # As ReplicatedBroker
+
+    @property
+    def live(self) -> bool:
+        return self._pair.live == self._number
+
+    @property
+    def failure(self) -> Error | None:
+        return self._failure
+
+    def check_answer(self) -> None:
+        if not self.live or self.lapsed:
+            raise NotLive("this member of the pair is not live: connect to the other one")
+
+    def on_role(self, notify: Callable[[], None]) -> None:
+        self._notify.append(notify)
+
+    def status(self) -> Mapping[str, Any]:
+        other = self._pair.members[1 - self._number].store
+        return {
+            "role": "live" if self.live else "backup",
+            "epoch": 7,
+            "store": self.store,
+            "live": None if self._pair.live is None else self._pair.members[self._pair.live].store,
+            "in_sync": [self.store, other] if self._pair.in_sync else [self.store],
+            "link": True,
+            "lag_operations": 0 if self._pair.in_sync else 5,
+            "error": None,
+        }
+
+    def switch(self) -> None:
+        self.switches += 1
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.live:
+            raise NotLive("this member is not live")
+        if not self._pair.in_sync:
+            raise NotInSync("the backup is not in sync")
+        self._pair.move(1 - self._number)
+
+    def promote(self) -> None:
+        self.promotions += 1
+        if not self._pair.in_sync:
+            raise NotPromotable("this store is partial")
+        self._pair.move(self._number)
+
+    # As a broker
+
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
+    ) -> MemoryWriter:
+        log = self.log
+        with log.changed:
+            deadline = log.clock.monotonic() + (wait or 0.0)
+            while not self.live:
+                if self._failure is not None:
+                    raise self._failure
+                if wait is None:
+                    raise NotLive("this member of the pair is not live: connect to the other one")
+                if (missing := deadline - log.clock.monotonic()) <= 0:
+                    raise StillHeld("the other member of the pair is live")
+                log.wait(missing)
+            return super().writer(topic, exclusive=exclusive)
+
+    def create_topic(self, topic: str) -> None:
+        with self.log.changed:
+            if not self.live and topic not in self.log.topics:
+                raise NotLive("this member of the pair is not live: connect to the other one")
+            super().create_topic(topic)
+
+    # What happens to it
+
+    def step_down(self) -> None:
+        """Fence the writers; the fate of held appends is unknown. The caller holds the lock."""
+        for held in [*self.faults.held]:
+            held.writer.settle(held, AppendUnknown("this member lost its role: the record may be in the log"))
+        for writers in self.log.writers.values():
+            for writer in [one for one in writers if one.connection is self._connection]:
+                writer.fence(Fenced("this member of the pair is not live any more"))
+
+    def fail(self, error: Error) -> None:
+        """Stop for good, as after a failed sync."""
+        self._failure = error
+        if self.live:
+            self._pair.move(None)
+        self.notify()
+
+    def notify(self) -> None:
+        for notify in self._notify:
+            notify()

@@ -1,0 +1,383 @@
+"""Services of a pair: whichever machine is live serves, in the same process, and clients notice a pause only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from client_world import run
+from http_answers import get
+from pair_of_brokers import Member, Pair
+from service_setup import eventually, visible
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import AppendUnknown, DiskFailed, NotInSync, NotLive, NotPromotable
+from broker_io.port import ReplicatedBroker
+from txnbuffer import Outcome, ServiceUnavailable, connect
+from txnbuffer.cli.admin_client import ServiceAddress, call
+from txnbuffer.config import Config, PairConfig, ServiceConfig
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.errors import Error, InvalidConfiguration, InvalidRequest
+from txnbuffer.service import replication as replication_module
+from txnbuffer.service import takeover as takeover_module
+from txnbuffer.service.process import _Service
+from txnbuffer.service.replication import check_pair
+
+PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2")
+
+
+class Service:
+    """The service of one member, in this process."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=20.0), pair=PAIR)
+        self.service = _Service(config, "test", self.log, None, cluster_mode=False)
+        self.task = asyncio.ensure_future(self.service.run(lambda: member))
+
+    def log(self, event: str, **facts: Any) -> None:
+        self.events.append((event, facts))
+
+    def count(self, event: str) -> int:
+        return sum(name == event for name, _ in self.events)
+
+    @property
+    def port(self) -> int:
+        return self.service._listeners.grpc.port
+
+    def ask(self, method: str) -> Awaitable[Any]:
+        return asyncio.to_thread(call, ServiceAddress(f"127.0.0.1:{self.port}"), method)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        return await asyncio.to_thread(get, self.service._listeners.http.port, path)
+
+    async def stop(self) -> Error | None:
+        """As after SIGTERM."""
+        self.service._signals.first.set()
+        return await self.task
+
+
+class Running:
+    """A pair and its services; the first member is live."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.services = [Service(member) for member in pair.members]
+
+    @property
+    def address(self) -> str:
+        return "txnbuf://" + ",".join(f"127.0.0.1:{service.port}" for service in self.services)
+
+    async def serving(self, number: int, times: int = 1) -> Service:
+        service = self.services[number]
+        await eventually(lambda: service.count("serving") >= times or service.task.done())
+        assert not service.task.done(), service.events
+        return service
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Running]:
+    pair = Pair()
+    pair.move(0)
+    both = Running(pair)
+    try:
+        await both.serving(0)
+        await eventually(lambda: both.services[1].count("standing by"))
+        yield both
+    finally:
+        for service in both.services:
+            if not service.task.done():
+                pair.in_sync = False
+                await service.stop()
+        pair.close()
+
+
+def on_a_pair(test: Callable[[Running], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with running() as both:
+            await test(both)
+
+    run(whole())
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "PAUSE", 0.02)
+    monkeypatch.setattr(takeover_module, "SLICE", 0.2)
+    monkeypatch.setattr(takeover_module, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(replication_module, "SWITCH_DRAIN", 0.1)
+
+
+def test_the_fake_members_are_what_the_service_expects() -> None:
+    pair = Pair()
+    assert all(isinstance(member, ReplicatedBroker) for member in pair.members)
+    pair.close()
+
+
+def test_transactions_and_streams_move_with_the_live_role_and_back() -> None:
+    async def test(both: Running) -> None:
+        async with connect(both.address) as client:
+            seen: list[bytes | None] = []
+
+            async def follow() -> None:
+                async for batch in client.stream("a"):
+                    seen.extend(mutation.value for mutation in batch)
+
+            await client.send("a", b"0")
+            following = asyncio.ensure_future(follow())
+            async with client.transaction(name="loader", number=1) as txn:
+                for number, to in enumerate((1, 0, 1)):
+                    await txn.send("a", b"%d" % (number + 1))
+                    both.pair.move(to)
+                    await both.serving(to, 1 + number // 2 + (1 - to))
+            assert await client.outcome(txn.id) is Outcome.COMMIT
+            await eventually(lambda: len(seen) == 4)
+            assert seen == [b"0", b"1", b"2", b"3"]
+            following.cancel()
+        assert visible(both.pair.log, "a") == {b"%d" % number: 1 for number in range(4)}
+        assert both.services[1].count("serving") == 2
+
+    on_a_pair(test)
+
+
+def test_a_commit_in_doubt_gets_the_truth_from_the_other_machine() -> None:
+    """The decision is in the log, or it is not, and its owner loses its role before it knows."""
+
+    async def test(both: Running) -> None:
+        async with connect(both.address) as client:
+            for number, written in enumerate((True, False)):
+                async with client.transaction() as txn:
+                    await txn.send("a", b"%d" % number)
+                    live = both.pair.members[number]
+                    live.faults.hold(topic=DECISIONS, written=written)
+                    committing = asyncio.ensure_future(txn.commit())
+                    await eventually(lambda live=live: live.faults.held)
+                    both.pair.move(1 - number)
+                    await committing
+        assert visible(both.pair.log, "a") == {b"0": 1, b"1": 1}
+
+    on_a_pair(test)
+
+
+def test_a_machine_that_is_live_no_more_answers_nothing_and_stands_by() -> None:
+    async def test(both: Running) -> None:
+        first = both.services[0]
+        async with connect(f"txnbuf://127.0.0.1:{first.port}", max_unavailable=0.3) as client:
+            both.pair.move(None)
+            await eventually(lambda: first.count("standing by") == 2)
+            with pytest.raises(ServiceUnavailable, match="standing by"):
+                await client.send("a", b"1")
+        status, text = await first.get("/ready")
+        assert status == 503
+        assert "standing by" in text
+        status, text = await first.get("/health")
+        assert status == 200
+        assert json.loads(text)["replication"]["role"] == "backup"
+
+    on_a_pair(test)
+
+
+def test_a_standby_names_the_service_that_serves() -> None:
+    async def test(both: Running) -> None:
+        address = f"127.0.0.1:{both.services[0].port}"
+        standby = both.services[1].service._listeners.grpc
+        await eventually(lambda: address in standby.waits_for)
+        with pytest.raises(ServiceUnavailable, match=f"standing by: the service at {address} serves"):
+            await connect(f"txnbuf://127.0.0.1:{both.services[1].port}", max_unavailable=0.0).open()
+
+    on_a_pair(test)
+
+
+def test_a_machine_that_stops_makes_the_other_one_live_first() -> None:
+    """Open transactions move, instead of being waited for."""
+
+    async def test(both: Running) -> None:
+        async with connect(both.address) as client, client.transaction() as txn:
+            await txn.send("a", b"1")
+            assert await both.services[0].stop() is None
+            assert both.pair.live == 1
+            await txn.send("a", b"2")
+        assert visible(both.pair.log, "a") == {b"1": 1, b"2": 1}
+        assert both.pair.members[0].switches == 1
+
+    on_a_pair(test)
+
+
+def test_a_machine_that_stops_alone_waits_for_open_transactions() -> None:
+    async def test(both: Running) -> None:
+        both.pair.in_sync = False
+        async with connect(both.address) as client:
+            async with client.transaction(timeout=60.0) as txn:
+                await txn.send("a", b"1")
+                engine = both.services[0].service._listeners.engine
+                await eventually(lambda: any(engine.coordinator.transactions()))
+                stopping = asyncio.ensure_future(both.services[0].stop())
+                await asyncio.sleep(0.5)
+                assert not stopping.done()
+            await stopping
+        assert both.pair.members[0].switches == 0
+
+    on_a_pair(test)
+
+
+def test_operators_switch_to_the_backup_and_back() -> None:
+    async def test(both: Running) -> None:
+        for former in (0, 1, 0):
+            service = both.services[former]
+            await both.serving(former, 1 + service.member.switches)
+            assert (await service.ask("SwitchOver"))["role"] == "backup"
+            assert (await service.ask("Replication"))["live"] == f"store{1 - former}"
+            await eventually(lambda service=service: service.events[-1][0] in ("standing by", "warm"))
+        assert [member.switches for member in both.pair.members] == [2, 1]
+
+    on_a_pair(test)
+
+
+def test_a_switch_is_refused_before_anything_ends() -> None:
+    async def test(both: Running) -> None:
+        with pytest.raises(NotLive, match="ask the other one"):
+            await both.services[1].ask("SwitchOver")
+        both.pair.in_sync = False
+        with pytest.raises(NotInSync, match="wait until it is"):
+            await both.services[0].ask("SwitchOver")
+        assert both.services[0].count("draining") == 0
+
+    on_a_pair(test)
+
+
+def test_a_switch_that_fails_is_reported_and_the_machine_serves_on() -> None:
+    async def test(both: Running) -> None:
+        first = both.services[0]
+
+        first.member.refusal = NotInSync("the backup was lost meanwhile")
+        with pytest.raises(NotInSync, match="lost meanwhile"):
+            await first.ask("SwitchOver")
+        await both.serving(0, 2)
+        async with connect(both.address) as client:
+            await client.send("a", b"1")
+
+    on_a_pair(test)
+
+
+def test_operators_force_a_backup_to_become_live() -> None:
+    async def test(both: Running) -> None:
+        both.pair.move(None)
+        with pytest.raises(NotPromotable):
+            both.pair.in_sync = False
+            await both.services[1].ask("Promote")
+        both.pair.in_sync = True
+        await both.services[1].ask("Promote")
+        await both.serving(1)
+        with pytest.raises(InvalidRequest, match="live already"):
+            await both.services[1].ask("Promote")
+
+    on_a_pair(test)
+
+
+def test_a_machine_whose_disk_failed_ends_with_the_error() -> None:
+    async def test(both: Running) -> None:
+        for number in (1, 0):
+            both.pair.members[number].fail(DiskFailed("the sync failed"))
+            error = await both.services[number].task if number == 0 else None
+            if number == 1:
+                with pytest.raises(DiskFailed):
+                    await both.services[1].task
+            else:
+                assert isinstance(error, DiskFailed)
+
+    on_a_pair(test)
+
+
+def test_an_unexpected_error_of_an_append_does_not_end_a_live_machine_for_good() -> None:
+    async def test(both: Running) -> None:
+        first = both.services[0]
+        async with connect(both.address) as client:
+            await client.send("a", b"1")
+            first.member.faults.fail_append(AppendUnknown("no answer"), topic="a")
+            async with client.transaction() as txn:
+                await txn.send("a", b"2")
+            assert await client.outcome(txn.id) is Outcome.COMMIT
+        assert first.count("serving") == 2
+        assert visible(both.pair.log, "a")[b"2"] == 1
+
+    on_a_pair(test)
+
+
+def test_a_copy_that_replaced_the_log_makes_a_standby_begin_again() -> None:
+    async def test(both: Running) -> None:
+        standby = both.services[1]
+        async with connect(both.address) as client, client.transaction() as txn:
+            await txn.send("a", b"1")
+        before = standby.service._listeners.http.lag()
+        await eventually(lambda: standby.service._listeners.http.lag().warm)
+        standby.member.store = "another"
+        await eventually(lambda: standby.service._listeners.http.lag().restarted == 0)
+        assert before.restarted == 0
+        both.pair.move(1)
+        await both.serving(1)
+        assert visible(both.pair.log, "a") == {b"1": 1}
+
+    on_a_pair(test)
+
+
+def test_a_service_without_a_pair_says_so() -> None:
+    async def test() -> None:
+        from broker_io.memory import MemoryBroker
+
+        broker = MemoryBroker()
+        with broker.connect() as log:
+            log.create_topic("a")
+            log.writer("a").append(Batch.of([Message(b"k", b"v")])).result()
+        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http=""))
+        service = _Service(config, "test", lambda *_, **__: None, None, cluster_mode=False)
+        task = asyncio.ensure_future(service.run(lambda: broker))
+        await eventually(lambda: service._listeners.engine)
+        address = ServiceAddress(f"127.0.0.1:{service._listeners.grpc.port}")
+        for method in ("Replication", "SwitchOver", "Promote"):
+            with pytest.raises(InvalidRequest, match="has no pair"):
+                await asyncio.to_thread(call, address, method)
+        service._signals.first.set()
+        assert await task is None
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("pair", "embedded", "text"),
+    [
+        (PairConfig(listen="127.0.0.1:1"), True, "pair.listen is given without pair.lock"),
+        (PairConfig(found=True), True, "pair.found is given without pair.lock"),
+        (PAIR, False, "use --standby there"),
+        (PairConfig(lock="zookeeper://a"), True, "is no lock: write etcd://"),
+        (PairConfig(lock="file:l", listen="127.0.0.1:1"), True, "needs --pair-listen and --backup-of on both"),
+        (PairConfig(lock="file:l", listen="127.0.0.1:1", peer="b"), True, "is not HOST:PORT of the other machine"),
+        (
+            PairConfig(lock="file:l", listen="b", peer="127.0.0.1:1", tls_cert="c"),
+            True,
+            "needs --pair-cert, --pair-key",
+        ),
+        (PairConfig(lock="file:l", listen="0.0.0.0:1", peer="127.0.0.1:1"), True, "at 0.0.0.0:1 without TLS"),
+        (PairConfig(lock="file:l", listen="127.0.0.1:1", peer="b:1"), True, "at b:1 without TLS"),
+        (PairConfig(lock="file:l", listen="localhost:x", peer="localhost:1"), True, "is not an address to listen at"),
+        (
+            PairConfig(lock="file:l", listen="localhost:1", peer="localhost:2", lease_seconds=0.5),
+            True,
+            "must be at least 1",
+        ),
+    ],
+)
+def test_a_pair_that_cannot_work_is_refused(pair: PairConfig, embedded: bool, text: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=text):
+        check_pair(pair, embedded=embedded)
+
+
+def test_a_valid_pair_is_accepted() -> None:
+    check_pair(PAIR, embedded=True)
+    check_pair(PairConfig(), embedded=False)
+    tls = {"tls_cert": "c", "tls_key": "k", "tls_ca": "a"}
+    check_pair(PairConfig(lock="etcd://h:1/p", listen="0.0.0.0:1", peer="b:1", **tls), embedded=True)

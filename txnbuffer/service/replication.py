@@ -1,0 +1,176 @@
+"""A service on one of a pair: what operators ask of it in every role, and how it hands over on request.
+
+The broker replicates the log and decides with the lock which machine is live. This service waits until its machine
+is; then it serves like the service of a log without a pair. It waits again when it has lost that role, in the same
+process. `docs/replication.md` describes a pair to users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from broker_io.errors import Error, NotInSync, NotLive
+from broker_io.port import Broker, ReplicatedBroker
+from broker_io.rpc.channel import is_target
+from txnbuffer.config import PairConfig
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest
+from txnbuffer.service.grpc_server import check_listening, is_loopback
+
+SWITCH_DRAIN = 1.0
+"""Seconds that open transactions get to end before the other machine becomes live; the others move to it."""
+STEP_DOWN = 1.0
+"""Seconds after the end of an engine in which the broker may still notice that it is no longer live."""
+BOTH = 2
+LEAST_LEASE = 1.0
+
+
+class Replication:
+    """The pair of a service, if its log has one; `attach` its broker once it is open.
+
+    `changed` is set whenever the broker has become live, is no longer live, or has failed.
+    """
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.switch_requested = asyncio.Event()
+        self.broker: ReplicatedBroker | None = None
+        self._requested: asyncio.Future[Error | None] | None = None
+
+    def attach(self, broker: Broker) -> None:
+        """Use a broker, if it is one of a pair."""
+        if isinstance(broker, ReplicatedBroker):
+            loop = asyncio.get_running_loop()
+            broker.on_role(lambda: _from_thread(loop, self.changed.set))
+            self.broker = broker
+
+    def facts(self) -> dict[str, Any]:
+        """What the broker says of the pair; empty without a pair."""
+        return {} if self.broker is None else dict(self.broker.status())
+
+    @property
+    def live(self) -> bool:
+        return self.broker is not None and self.broker.live
+
+    @property
+    def can_switch(self) -> bool:
+        """Whether this machine is live and the other one has everything."""
+        return self.live and len(self.facts()["in_sync"]) == BOTH
+
+    # For the process
+
+    async def lost(self) -> None:
+        """Return once the broker is no longer live."""
+        while self.live:
+            self.changed.clear()
+            if self.live:
+                await self.changed.wait()
+
+    async def continues(self, error: Error | None) -> bool:
+        """Whether to stand by again after an engine that ended with this error; a failed broker can't.
+
+        A machine that is still live takes over from itself, unless its disk or the engine is at fault.
+        """
+        if self.broker is None or self.broker.failure is not None:
+            return False
+        if error is None or error.retryable:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STEP_DOWN):
+                await self.lost()
+        return not self.live and self.broker.failure is None
+
+    async def hand_over(self) -> Error | None:
+        """Make the other machine live if it can be, with nothing under way here; the error if that failed."""
+        requested, self._requested = self._requested, None
+        self.switch_requested.clear()
+        error: Error | None = None
+        try:
+            if self.broker is not None and (requested is not None or self.can_switch):
+                await asyncio.to_thread(self.broker.switch)
+        except Error as refused:
+            error = refused
+        if requested is not None and not requested.done():
+            requested.set_result(error)
+        return error
+
+    # Requests of operators
+
+    def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
+        """Requests that a service answers in every role, by name."""
+        return {"Replication": self._status, "SwitchOver": self._switch, "Promote": self._promote}
+
+    async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._broker_of(request)
+        return self.facts()
+
+    async def _switch(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Hand over to the other machine."""
+        broker = self._broker_of(request)
+        if not broker.live:
+            raise NotLive("this machine is not live: ask the other one to switch")
+        if not self.can_switch:
+            raise NotInSync("the backup is not in sync: wait until it is, then switch")
+        self._requested = requested = self._requested or asyncio.get_running_loop().create_future()
+        self.switch_requested.set()
+        if (error := await asyncio.shield(requested)) is not None:
+            raise error
+        return self.facts()
+
+    async def _promote(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make this machine live at the price of records that only the other one has."""
+        broker = self._broker_of(request)
+        if broker.live:
+            raise InvalidRequest("this machine is live already")
+        await asyncio.to_thread(broker.promote)
+        return self.facts()
+
+    def _broker_of(self, request: dict[str, Any]) -> ReplicatedBroker:
+        if request:
+            raise InvalidRequest(f"unknown keys in the request: {', '.join(sorted(request))}; the request has none")
+        if self.broker is None:
+            raise InvalidRequest("this service has no pair: start it with --pair-lock, see docs/replication.md")
+        return self.broker
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+        loop.call_soon_threadsafe(call)
+
+
+def check_pair(pair: PairConfig, *, embedded: bool) -> None:
+    """Raises InvalidConfiguration for an invalid section [pair], or one for a log that can't have a pair."""
+    if not pair.lock:
+        given = [name for name in ("listen", "peer", "found") if getattr(pair, name)]
+        if given:
+            raise InvalidConfiguration(f"pair.{given[0]} is given without pair.lock: give --pair-lock too")
+        return
+    if not embedded:
+        raise InvalidConfiguration(
+            "--pair-lock is for an embedded log, file:DIR: a cluster replicates its topics itself, use --standby there"
+        )
+    if not pair.lock.startswith(("etcd://", "file:")):
+        raise InvalidConfiguration(f"pair.lock {pair.lock!r} is no lock: write etcd://HOST:PORT,…/NAME, or file:PATH")
+    if not (pair.listen and pair.peer):
+        raise InvalidConfiguration(
+            "a pair needs --pair-listen and --backup-of on both machines: each connects to the one that is live"
+        )
+    if not is_target(pair.peer):
+        raise InvalidConfiguration(f"pair.peer {pair.peer!r} is not HOST:PORT of the other machine")
+    files = [pair.tls_cert, pair.tls_key, pair.tls_ca]
+    if any(files) and not all(files):
+        raise InvalidConfiguration(
+            "TLS between the machines needs --pair-cert, --pair-key and --pair-ca: each proves its name to the other"
+        )
+    for address in (pair.listen, pair.peer):
+        host = address.rpartition(":")[0].strip("[]")
+        if not any(files) and not is_loopback(host):
+            raise InvalidConfiguration(
+                f"a pair at {address} without TLS would let anyone read and replace the log: give --pair-cert, "
+                "--pair-key and --pair-ca"
+            )
+    check_listening(pair.listen, tls=True, insecure=False)
+    if pair.lease_seconds < LEAST_LEASE:
+        raise InvalidConfiguration(f"pair.lease_seconds must be at least {LEAST_LEASE:g}, got {pair.lease_seconds:g}")
