@@ -14,8 +14,8 @@ from typing import Any
 
 import google_crc32c
 
-from broker_io.environment import Environment, current
-from broker_io.errors import AppendUnknown, Damaged, DiskFailed, LockUnavailable, NotLive, PeerError, TopicNotFound
+from broker_io.environment import current
+from broker_io.errors import AppendUnknown, Damaged, DiskFailed, LockUnavailable, PeerError, TopicNotFound
 from broker_io.pair.port import CopyChunk, LinkEvents, StoreEvents
 from broker_io.replication.lease import LockLease
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
@@ -251,7 +251,7 @@ class LockServer:
         self.lease: LockLease | None = None
         self.sessions: dict[int, tuple[bytes, float]] = {}
         self.begun = 0
-        self.swaps: list[Swap] = []
+        self.on_swap: Callable[[LockRecord, LockRecord], None] = lambda _old, _new: None
 
     def _expire(self) -> None:
         if self.clocked:
@@ -274,7 +274,7 @@ class LockServer:
             self._expire()
             accepted = accepts(LockView(self.record, self.lease), swap, session_alive=swap.session in self.sessions)
             if accepted:
-                self.swaps.append(swap)
+                self.on_swap(self.record, swap.record)
                 self.record = swap.record
                 renewals = self.lease.renewals if self.lease is not None else 0
                 self.lease = LockLease(swap.record.live, swap.session, renewals + 1)
@@ -363,7 +363,7 @@ class LoopLink:
     """One side of a link; a thread delivers what the other side sends."""
 
     def __init__(self, transport: LoopTransport, number: int) -> None:
-        threads = current().threads
+        threads = transport.threads
         self.number = number
         self.transport = transport
         self.other: LoopLink | None = None
@@ -442,7 +442,7 @@ class LoopTransport:
         self.net = net
         self.name = name
         self.events: LinkEvents
-        self._threads = environment.threads
+        self.threads = environment.threads
         self._mutex = environment.threads.lock()
         self._closing = environment.threads.event()
         self.link: LoopLink | None = None
@@ -520,14 +520,6 @@ class LoopTransport:
             self.net.ends.remove(self)
 
 
-@dataclass
-class Answers:
-    """What clients were told: contents in the order of acknowledgement, and how often an append failed as what."""
-
-    acked: list[bytes] = field(default_factory=list)
-    failed: dict[str, int] = field(default_factory=dict)
-
-
 class Engine:
     """A client of a node: appends as the engine of a log does, and reads."""
 
@@ -550,10 +542,3 @@ class Engine:
         """Contents as a client is shown them, None if it is shown nothing."""
         found = [content for _, content in self.store.state]
         return found if self.node.reads().value == "send" else None
-
-
-REFUSED = (NotLive, AppendUnknown)
-
-
-def environment() -> Environment:
-    return current()

@@ -184,6 +184,8 @@ class PairNode:
         member = self._member
         for effect in step(member, event, self._now()):
             self._handlers[type(effect)](effect)
+        if isinstance(event, m.Synced):
+            self._sender.synced()
         if self._waiter is not None and self._waiter.lsn is None:
             self._signal.set()
         if member.role is not self._shown_role:
