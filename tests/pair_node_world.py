@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net
+from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net, node_of
 from sim.world import Process, World
 
 from broker_io.environment import current
@@ -79,7 +79,7 @@ class SimMember:
         store = MemoryStore(self.disk)
         lock = MemoryLock(stage.server, self._lock_fault)
         settings = stage.settings._replace(founder=self.name == "a")
-        node = PairNode(environment, settings, store, lock, LoopTransport(stage.net, self.name), lambda _: None)
+        node = node_of(settings, store, lock, LoopTransport(stage.net, self.name), lambda _: None)
         engine = Engine(node, store)
         self.store, self.lock = store, lock
         node.start()
@@ -328,7 +328,7 @@ class PairStage:
                         found = contents.get(lsn)
                         raise PairViolation(f"{rule}: {member.name} has {found!r} in place of {content!r} at {lsn}")
         common = range(1, min(max(log) for log in logs) + 1)
-        known = min(member.node.status().commit for member in self.members if member.node is not None)
+        known = min(member.node.status()["commit"] for member in self.members if member.node is not None)
         if [logs[0][lsn] for lsn in common if lsn <= known] != [logs[1][lsn] for lsn in common if lsn <= known]:
             raise PairViolation("R4: the logs differ below what is committed")
 

@@ -16,9 +16,11 @@ import google_crc32c
 
 from broker_io.environment import current
 from broker_io.errors import AppendUnknown, Damaged, DiskFailed, LockUnavailable, PeerError, TopicNotFound
+from broker_io.pair.node import PairNode
 from broker_io.pair.port import CopyChunk, LinkEvents, StoreEvents
 from broker_io.replication.lease import LockLease
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
+from broker_io.replication.member import Settings
 from broker_io.replication.messages import BuildEpoch, CopyBegin, Message, RewriteFinished
 from broker_io.replication.records import START, Fork, LogRecord, Mark, Store, StoreLog
 
@@ -520,10 +522,18 @@ class LoopTransport:
             self.net.ends.remove(self)
 
 
+def node_of(
+    settings: Settings, store: MemoryStore, lock: MemoryLock, transport: LoopTransport, on_role: Callable[[bool], Any]
+) -> PairNode:
+    return PairNode(
+        current(), settings, store, lock, transport, on_role=on_role, on_applied=lambda: None, count=lambda _: 1
+    )
+
+
 class Engine:
     """A client of a node: appends as the engine of a log does, and reads."""
 
-    def __init__(self, node: Any, store: MemoryStore) -> None:
+    def __init__(self, node: PairNode, store: MemoryStore) -> None:
         self.node = node
         self.store = store
         self._work = current().threads.lock()
@@ -531,12 +541,14 @@ class Engine:
     def append(self, content: bytes) -> int:
         """Append, and return the lsn once it is acknowledged. Raises as the node does."""
         with self._work:
-            lsn: int = self.node.commit(content)
-            self.store.apply(lsn)
+            built_on = len(self.store.state)
+            mark: Mark = self.node.commit(content, lambda: len(self.store.state) == built_on)
+            assert mark.lsn == built_on + 1
+            self.store.apply(mark.lsn)
             self.node.applied()
             if not self.node.may_answer():
                 raise AppendUnknown("the lease ended before the answer")
-            return lsn
+            return mark.lsn
 
     def read(self) -> list[bytes] | None:
         """Contents as a client is shown them, None if it is shown nothing."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker_io.environment import Environment
 from broker_io.errors import (
@@ -31,7 +31,7 @@ from broker_io.errors import (
 )
 from broker_io.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
 from broker_io.pair.sender import PeerSender
-from broker_io.pair.status import LagSamples, PairStatus, status_of
+from broker_io.pair.status import BackupLag, status_of
 from broker_io.pair.tasks import EndCopy, JournalTasks, TaskQueue
 from broker_io.replication import messages as m
 from broker_io.replication.member import PairMember, Role, Settings, Step
@@ -56,10 +56,10 @@ class LockRequest(NamedTuple):
 
 
 class CommitWaiter:
-    """The record of the thread that waits in `commit`; no lsn: there is no room for it yet."""
+    """The record of the thread that waits in `commit`; no mark: there is no room for it yet."""
 
     def __init__(self) -> None:
-        self.lsn: int | None = None
+        self.mark: Mark | None = None
         self.committed = False
         self.lost: Error | None = None
 
@@ -67,8 +67,9 @@ class CommitWaiter:
 class PairNode:
     """A node, from `start` to `close`. It implements the events of its store and of its transport.
 
-    `on_role` is called, in a thread of the node, with True when this node becomes live and False when it is not any
-    more. `failure` is the error that has stopped it.
+    `on_role` is called, in a thread of the node, with True when this node becomes live, and with False when it is not
+    live any more, or has failed. `on_applied` is called when a thread of the node has applied records. `count` gives
+    the number of operations in the content of a record. `failure` is the error that has stopped the node.
     """
 
     def __init__(
@@ -78,24 +79,28 @@ class PairNode:
         store: PairStore,
         lock: PairLock,
         transport: Transport,
+        *,
         on_role: Callable[[bool], None],
+        on_applied: Callable[[], None],
+        count: Callable[[bytes], int],
     ) -> None:
         threads = environment.threads
         self.failure: Error | None = None
-        self.problem = ""
-        """The last error of the lock or the link that another attempt may mend."""
+        self._problems: dict[str, str] = {}
         self._settings = settings._replace(terms=settings.terms._replace(clocked=lock.clocked))
         self._now = environment.clock.boottime_ns
         self._store = store
         self._lock = lock
         self._transport = transport
         self._on_role = on_role
+        self._on_applied = on_applied
         self._mutex = threads.lock()
         self._roles = threads.condition()
         self._building = threads.lock()
         self._signal = threads.event()
         self._closing = threads.event()
         self._closed = False
+        self._opened = False
         self._member: PairMember
         self._shown_role = Role.BACKUP
         self._live = False
@@ -105,7 +110,8 @@ class PairNode:
         self._answered = 0
         self._may_answer = False
         self._receiver: tuple[int, CopyReceiver] | None = None
-        self._lag = LagSamples()
+        self._lag = BackupLag(count)
+        self._swaps = self._copies = 0
         self._requests: TaskQueue[LockRequest] = TaskQueue(threads)
         self._applies: TaskQueue[m.Apply | m.BuildEpoch | m.AppendSwap] = TaskQueue(threads)
         self._changes: TaskQueue[bool] = TaskQueue(threads)
@@ -131,7 +137,7 @@ class PairNode:
             m.StepDown: self._step_down,
             m.Stop: self._stop,
             **dict.fromkeys(LOCK_EFFECTS, self._ask),
-            **dict.fromkeys(SEND_EFFECTS, self._sender.send),
+            **dict.fromkeys(SEND_EFFECTS, self._send),
             **dict.fromkeys(JOURNAL_EFFECTS, self._put_journal),
         }
 
@@ -146,9 +152,14 @@ class PairNode:
             ("sender", self._sender.run),
         ]
 
+    def open(self) -> None:
+        """Open the store. Raises what that raises."""
+        if not self._opened:
+            self._member, self._opened = PairMember(self._settings, self._store.open_log(self)), True
+
     def start(self) -> None:
-        """Open the store, and begin. Raises what that raises, also EnvironmentFault if the transport can't listen."""
-        self._member = PairMember(self._settings, self._store.open_log(self))
+        """Begin; opens the store before, if need be. Raises EnvironmentFault if the transport can't listen."""
+        self.open()
         for thread in self._threads:
             thread.start()
         self._post(m.Start())
@@ -186,7 +197,7 @@ class PairNode:
             self._handlers[type(effect)](effect)
         if isinstance(event, m.Synced):
             self._sender.synced()
-        if self._waiter is not None and self._waiter.lsn is None:
+        if self._waiter is not None and self._waiter.mark is None:
             self._signal.set()
         if member.role is not self._shown_role:
             self._shown_role = member.role
@@ -194,6 +205,8 @@ class PairNode:
                 self._roles.notify_all()
 
     def _put_journal(self, effect: m.WriteRecords | m.Cut | m.MarkPartial | m.Replace | m.DropJournal) -> None:
+        if isinstance(effect, m.WriteRecords):
+            self._lag.add(effect.records, self._now())
         self._journal.put(effect, wake=not self._writes_itself)
 
     def _post_and_write(self, event: m.Event) -> None:
@@ -215,12 +228,16 @@ class PairNode:
 
     def _apply(self, effect: m.Apply) -> None:
         waiter = self._waiter
-        if waiter is not None and waiter.lsn is not None and waiter.lsn <= effect.lsn and waiter.lost is None:
+        if waiter is not None and waiter.mark is not None and waiter.mark.lsn <= effect.lsn and waiter.lost is None:
             waiter.committed, self._own = True, effect.lsn
             self._applies.hold(True)
             self._signal.set()
         else:
             self._applies.put(effect)
+
+    def _send(self, effect: m.SendMessage | m.SendStored | m.SendCopy) -> None:
+        self._copies += isinstance(effect, m.SendCopy)
+        self._sender.send(effect)
 
     def _answer(self, effect: m.AnswerClients) -> None:
         self._answered = effect.lsn
@@ -254,11 +271,13 @@ class PairNode:
         if waiter is not None and not waiter.committed and waiter.lost is None:
             known = NotLive(f"{why}: connect to the other one; nothing was written")
             unknown = AppendUnknown(f"{why}: the append may or may not be in the log")
-            waiter.lost = known if waiter.lsn is None else unknown
+            waiter.lost = known if waiter.mark is None else unknown
             self._signal.set()
 
     def _stop(self, effect: m.Stop) -> None:
         self.failure = self.failure or DiskFailed(f"the node of the pair has stopped: {effect.reason}")
+        if not self._live:
+            self._changes.put(False)
         self._retire("the node has stopped")
 
     def _retire(self, why: str) -> None:
@@ -313,6 +332,7 @@ class PairNode:
             if (old := self._sender.number) is not None:
                 self._end_link(old)
             self._sender.up(link)
+            self._problems.pop("link", None)
             self._step(m.LinkUp(link.number))
 
     def received(self, number: int, message: m.Message) -> None:
@@ -320,7 +340,7 @@ class PairNode:
 
     def down(self, number: int, reason: str) -> None:
         with self._mutex:
-            self.problem = reason or self.problem
+            self._problems["link"] = reason
             self._end_link(number)
             self._step(m.LinkDown(number))
 
@@ -385,6 +405,8 @@ class PairNode:
         self._journal.forget()
         with self._mutex:
             if self._copying(number) == at:
+                self._copies += 1
+                self._lag.clear()
                 self._step(m.Copied(at))
 
     def _settle(self) -> None:
@@ -399,7 +421,7 @@ class PairNode:
         while not self._closing.wait(min(slow, BEAT_SECONDS) if self._live else slow):
             with self._mutex:
                 self._step(m.Tick())
-                self._lag.sample(self._member, self._now())
+                self._lag.applied(self._member)
             self._journal.write_note()
 
     def _role_loop(self) -> None:
@@ -411,8 +433,9 @@ class PairNode:
             try:
                 event = self._answer_of(request) if self._counts(request.effect) else None
             except LockUnavailable as error:
-                self.problem = str(error)
+                self._problems["lock"] = str(error)
             else:
+                self._problems.pop("lock", None)
                 if event is not None and self._counts(request.effect):
                     self._post(event)
 
@@ -425,7 +448,9 @@ class PairNode:
         if isinstance(effect, m.ReadLock):
             return m.LockRead(effect.request, lock.read())
         if isinstance(effect, m.SwapLock):
-            return m.SwapAnswered(effect.request, *lock.swap(effect.swap))
+            accepted, view = lock.swap(effect.swap)
+            self._swaps += accepted
+            return m.SwapAnswered(effect.request, accepted, view)
         if isinstance(effect, m.EndSession):
             lock.end_session(effect.session)
             return None
@@ -444,30 +469,35 @@ class PairNode:
                 try:
                     self._store.append_swap(task.result)
                 except (NotLive, AppendUnknown) as error:
-                    self.problem = str(error)
+                    self._problems["store"] = str(error)
 
     def _apply_now(self, task: m.Apply) -> None:
         while True:
             try:
                 self._store.apply(task.lsn)
             except PeerError as error:
-                self.problem = str(error)
+                self._problems["store"] = str(error)
                 if not self._applies.pause(RETRY_SECONDS):
                     return
             else:
+                self._problems.pop("store", None)
                 self._post(m.Applied(task.lsn))
+                self._on_applied()
                 return
 
     # --- what the broker calls ---
 
-    def commit(self, content: bytes) -> int:
-        """Return once a record with this content is committed, with its lsn; the caller then calls `applied`.
+    def commit(self, content: bytes, fits: Callable[[], bool]) -> Mark:
+        """Return once a record with this content is committed, with its mark; the caller then calls `applied`.
+
+        `fits` says, when everything before it is applied, whether the content still follows from the state: this node
+        may have lost its role and won it again since the content was made.
 
         Raises NotLive and DiskWatermark if nothing was written, AppendUnknown if it may be committed later or never,
         and the error that has stopped the node.
         """
         with self._building:
-            waiter = self._begin_commit(content)
+            waiter = self._begin_commit(content, fits)
             self._journal.write()
             while True:
                 self._signal.wait()
@@ -476,11 +506,11 @@ class PairNode:
                     if waiter.committed or waiter.lost is not None:
                         self._waiter = None
                         break
-        if waiter.lost is not None or waiter.lsn is None:
+        if waiter.lost is not None or waiter.mark is None:
             raise waiter.lost or Error("a commit without a record")
-        return waiter.lsn
+        return waiter.mark
 
-    def _begin_commit(self, content: bytes) -> CommitWaiter:
+    def _begin_commit(self, content: bytes, fits: Callable[[], bool]) -> CommitWaiter:
         """Build a record once there is room for it."""
         waiter = CommitWaiter()
         while True:
@@ -495,19 +525,17 @@ class PairNode:
                     if (error := refusal(member, self._now())) is not None:
                         raise error
                     if has_room(member):
+                        if not fits():
+                            raise NotLive("this member of the pair was not live for a while: open another writer")
                         self._build(waiter, content)
                         return waiter
                 self._waiter = waiter
             self._signal.wait()
 
     def _build(self, waiter: CommitWaiter, content: bytes) -> None:
-        waiter.lsn, self._waiter = self._member.log.index.end.lsn + 1, waiter
-        try:
-            with self._writing_itself():
-                self._step(m.AppendRequested(content))
-        except BaseException:
-            self._waiter = None
-            raise
+        with self._writing_itself():
+            self._step(m.AppendRequested(content))
+        waiter.mark, self._waiter = self._member.log.index.end, waiter
 
     def applied(self) -> None:
         """The caller of `commit` has changed the state, and is about to answer."""
@@ -574,11 +602,18 @@ class PairNode:
                 raise CallerError("this member of the pair is live already: there is nothing to force")
             self._step(m.ForceRequested())
 
-    def status(self) -> PairStatus:
-        """What operators want to know, in every role."""
+    def status(self) -> dict[str, Any]:
+        """What operators want to know, in every role: `status_of`, and what this node has counted.
+
+        `swaps` are those of this node that the lock accepted, `copies` those that it has sent or received; `error` is
+        what has stopped it, or what is wrong with lock, link or store and another attempt may mend.
+        """
         with self._mutex:
-            self._lag.sample(self._member, self._now())
-            return status_of(self._member, self._now(), self._lag, str(self.failure or self.problem))
+            self._lag.applied(self._member)
+            found = status_of(self._member, self._lag, self._now())
+        problems = [f"{what}: {why}" for what, why in [*self._problems.items()] if why]
+        error = str(self.failure) if self.failure is not None else "; ".join(problems)
+        return {**found, "swaps": self._swaps, "copies": self._copies, "error": error or None}
 
     # --- the end ---
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net
+from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net, node_of
 
-from broker_io.environment import current
 from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
-from broker_io.pair.node import PairNode
 from broker_io.replication.lease import Terms
 from broker_io.replication.member import Settings
 from broker_io.testing.contract.base import eventually as until
@@ -37,9 +36,8 @@ class Member:
     def begin(self) -> None:
         self.store = MemoryStore(self.disk)
         self.lock = MemoryLock(self.pair.server, lambda name, after: self.pair.lock_fault(self.name, name, after))
-        self.node = PairNode(
-            current(), self.settings, self.store, self.lock, LoopTransport(self.pair.net, self.name), self.roles.append
-        )
+        transport = LoopTransport(self.pair.net, self.name)
+        self.node = node_of(self.settings, self.store, self.lock, transport, self.roles.append)
         self.engine = Engine(self.node, self.store)
         self.store.append = self.engine.append
 
@@ -248,7 +246,7 @@ def test_strict_live_alone_takes_no_appends_until_there_is_a_backup() -> None:
         running = pool.submit(pair.a.engine.append, b"x")
         assert not threading.Event().wait(0.5)
         assert not running.done()
-        assert pair.a.node.status().waits_for_backup
+        assert pair.a.node.status()["waits_for_backup"]
         pair.b.start()
         until(running.done)
     assert running.result() == 2
@@ -274,7 +272,7 @@ def test_close_ends_what_waits(pair: Pair) -> None:
             waiting.result()
     pair.a.stop()
     with pytest.raises(Closed):
-        pair.a.node.commit(b"x")
+        pair.a.node.commit(b"x", lambda: True)
     pair.a.node.close()
 
 
@@ -364,12 +362,12 @@ def test_status_of_both(pair: Pair) -> None:
     begun(pair)
     for number in range(5):
         pair.a.engine.append(b"x%d" % number)
-    until(lambda: pair.follows(pair.a, pair.b) and pair.a.node.status().lag_records == 0)
+    until(lambda: pair.follows(pair.a, pair.b) and pair.a.node.status()["lag_operations"] == 0)
     of_live, of_backup = pair.a.node.status(), pair.b.node.status()
-    assert (of_live.role, of_backup.role) == ("live", "backup")
-    assert of_live.in_sync == (b"a1".hex(), b"b1".hex())
-    assert of_live.peer is not None
-    assert of_live.peer.applied == of_live.end == of_live.commit == of_backup.applied == 6
-    assert 0 < of_live.lease_left <= TTL / 1e9
-    assert of_backup.lease_left == 0
-    assert (of_live.lag_bytes, of_live.lag_seconds, of_live.problem) == (0, 0.0, "")
+    assert (of_live["role"], of_backup["role"]) == ("live", "backup")
+    assert of_live["in_sync"] == of_backup["in_sync"] == [b"a1".hex(), b"b1".hex()]
+    assert of_live["peer"]["applied"] == of_live["end"] == of_live["commit"] == of_backup["applied"] == 6
+    assert 0 < of_live["lease_seconds"] <= TTL / 1e9
+    assert of_backup["lease_seconds"] == 0
+    assert [of_live[name] for name in ("lag_bytes", "lag_seconds", "error", "link")] == [0, 0.0, None, True]
+    json.dumps([of_live, of_backup])
