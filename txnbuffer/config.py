@@ -57,11 +57,6 @@
     tls_cert = ""               # PEM files, required for other addresses than loopback: certificate, key, and the CA
     tls_key = ""                # certificate that signed those of both machines
     tls_ca = ""
-    lock_user = ""              # credentials for etcd: a user and a file with the password
-    lock_password_file = ""
-    lock_cert = ""              # PEM files for TLS to etcd
-    lock_key = ""
-    lock_ca = ""
 
     [transactions]              # times in seconds
     timeout = 60.0              # an open transaction is aborted after this time, if it has no timeout of its own
@@ -208,11 +203,6 @@ class PairConfig:
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
-    lock_user: str = ""
-    lock_password_file: str = ""
-    lock_cert: str = ""
-    lock_key: str = ""
-    lock_ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)

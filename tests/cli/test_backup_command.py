@@ -153,13 +153,13 @@ def test_an_interrupted_command_says_that_the_service_continues(
             return {"run": 1}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("txnbuffer.cli.backup.call", interrupted)
+    monkeypatch.setattr("txnbuffer.cli.backup.call_owner", interrupted)
     stopped = txnbuf("backup", "txnbuf://127.0.0.1:1", "/file")
     assert (stopped.returncode, "the service continues to write" in stopped.stderr) == (130, True)
 
 
 def test_a_service_that_was_restarted_has_no_backup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txnbuffer.cli.backup.call", lambda service, method, **_: {"run": 1} if _ else [])
+    monkeypatch.setattr("txnbuffer.cli.backup.call_owner", lambda service, method, **_: {"run": 1} if _ else [])
     failed = txnbuf("backup", "txnbuf://127.0.0.1:1", "/file")
     assert (failed.returncode, "the service has ended meanwhile" in failed.stderr) == (4, True)
 

@@ -29,6 +29,8 @@ def row(txn: str, topic: str, session: str | None, seconds: float) -> dict[str, 
 
 
 ANSWERS: dict[tuple[str, str], Any] = {
+    ("first:1", "Status"): {"shards": 2},
+    ("second:2", "Status"): {"shards": 2},
     ("first:1", "List"): [{"topic": "a"}, {"topic": "c"}],
     ("second:2", "List"): [{"topic": "b"}],
     ("first:1", "FindHanging"): [row("1:7", "a", None, 20.0), row("0:1", "a", "s", 30.0)],

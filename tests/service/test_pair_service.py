@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from client_world import run
-from http_answers import get
-from pair_of_brokers import Member, Pair
+from pair_of_brokers import Pair
+from pair_services import PAIR, RunningPair, on_a_pair
 from service_setup import eventually, visible
 
 from broker_io.batch import Batch, Message
@@ -21,96 +18,9 @@ from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
-from txnbuffer.errors import Error, InvalidConfiguration, InvalidRequest
-from txnbuffer.service import replication as replication_module
-from txnbuffer.service import takeover as takeover_module
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest
 from txnbuffer.service.process import _Service
 from txnbuffer.service.replication import check_pair
-
-PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2")
-
-
-class Service:
-    """The service of one member, in this process."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=20.0), pair=PAIR)
-        self.service = _Service(config, "test", self.log, None, cluster_mode=False)
-        self.task = asyncio.ensure_future(self.service.run(lambda: member))
-
-    def log(self, event: str, **facts: Any) -> None:
-        self.events.append((event, facts))
-
-    def count(self, event: str) -> int:
-        return sum(name == event for name, _ in self.events)
-
-    @property
-    def port(self) -> int:
-        return self.service._listeners.grpc.port
-
-    def ask(self, method: str) -> Awaitable[Any]:
-        return asyncio.to_thread(call, ServiceAddress(f"127.0.0.1:{self.port}"), method)
-
-    async def get(self, path: str) -> tuple[int, str]:
-        return await asyncio.to_thread(get, self.service._listeners.http.port, path)
-
-    async def stop(self) -> Error | None:
-        """As after SIGTERM."""
-        self.service._signals.first.set()
-        return await self.task
-
-
-class Running:
-    """A pair and its services; the first member is live."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        self.services = [Service(member) for member in pair.members]
-
-    @property
-    def address(self) -> str:
-        return "txnbuf://" + ",".join(f"127.0.0.1:{service.port}" for service in self.services)
-
-    async def serving(self, number: int, times: int = 1) -> Service:
-        service = self.services[number]
-        await eventually(lambda: service.count("serving") >= times or service.task.done())
-        assert not service.task.done(), service.events
-        return service
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Running]:
-    pair = Pair()
-    pair.move(0)
-    both = Running(pair)
-    try:
-        await both.serving(0)
-        await eventually(lambda: both.services[1].count("standing by"))
-        yield both
-    finally:
-        for service in both.services:
-            if not service.task.done():
-                pair.in_sync = False
-                await service.stop()
-        pair.close()
-
-
-def on_a_pair(test: Callable[[Running], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        async with running() as both:
-            await test(both)
-
-    run(whole())
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover_module, "PAUSE", 0.02)
-    monkeypatch.setattr(takeover_module, "SLICE", 0.2)
-    monkeypatch.setattr(takeover_module, "READ_SECONDS", 0.02)
-    monkeypatch.setattr(replication_module, "SWITCH_DRAIN", 0.1)
 
 
 def test_the_fake_members_are_what_the_service_expects() -> None:
@@ -120,7 +30,7 @@ def test_the_fake_members_are_what_the_service_expects() -> None:
 
 
 def test_transactions_and_streams_move_with_the_live_role_and_back() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         async with connect(both.address) as client:
             seen: list[bytes | None] = []
 
@@ -148,7 +58,7 @@ def test_transactions_and_streams_move_with_the_live_role_and_back() -> None:
 def test_a_commit_in_doubt_gets_the_truth_from_the_other_machine() -> None:
     """The decision is in the log, or it is not, and its owner loses its role before it knows."""
 
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         async with connect(both.address) as client:
             for number, written in enumerate((True, False)):
                 async with client.transaction() as txn:
@@ -165,7 +75,7 @@ def test_a_commit_in_doubt_gets_the_truth_from_the_other_machine() -> None:
 
 
 def test_a_machine_that_is_live_no_more_answers_nothing_and_stands_by() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         first = both.services[0]
         async with connect(f"txnbuf://127.0.0.1:{first.port}", max_unavailable=0.3) as client:
             both.pair.move(None)
@@ -183,7 +93,7 @@ def test_a_machine_that_is_live_no_more_answers_nothing_and_stands_by() -> None:
 
 
 def test_a_standby_names_the_service_that_serves() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         address = f"127.0.0.1:{both.services[0].port}"
         standby = both.services[1].service._listeners.grpc
         await eventually(lambda: address in standby.waits_for)
@@ -196,7 +106,7 @@ def test_a_standby_names_the_service_that_serves() -> None:
 def test_a_machine_that_stops_makes_the_other_one_live_first() -> None:
     """Open transactions move, instead of being waited for."""
 
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         async with connect(both.address) as client, client.transaction() as txn:
             await txn.send("a", b"1")
             assert await both.services[0].stop() is None
@@ -209,7 +119,7 @@ def test_a_machine_that_stops_makes_the_other_one_live_first() -> None:
 
 
 def test_a_machine_that_stops_alone_waits_for_open_transactions() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         both.pair.in_sync = False
         async with connect(both.address) as client:
             async with client.transaction(timeout=60.0) as txn:
@@ -226,7 +136,7 @@ def test_a_machine_that_stops_alone_waits_for_open_transactions() -> None:
 
 
 def test_operators_switch_to_the_backup_and_back() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         for former in (0, 1, 0):
             service = both.services[former]
             await both.serving(former, 1 + service.member.switches)
@@ -239,7 +149,7 @@ def test_operators_switch_to_the_backup_and_back() -> None:
 
 
 def test_a_switch_is_refused_before_anything_ends() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         with pytest.raises(NotLive, match="ask the other one"):
             await both.services[1].ask("SwitchOver")
         both.pair.in_sync = False
@@ -251,7 +161,7 @@ def test_a_switch_is_refused_before_anything_ends() -> None:
 
 
 def test_a_switch_that_fails_is_reported_and_the_machine_serves_on() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         first = both.services[0]
 
         first.member.refusal = NotInSync("the backup was lost meanwhile")
@@ -265,7 +175,7 @@ def test_a_switch_that_fails_is_reported_and_the_machine_serves_on() -> None:
 
 
 def test_operators_force_a_backup_to_become_live() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         both.pair.move(None)
         with pytest.raises(NotPromotable):
             both.pair.in_sync = False
@@ -280,7 +190,7 @@ def test_operators_force_a_backup_to_become_live() -> None:
 
 
 def test_a_machine_whose_disk_failed_ends_with_the_error() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         for number in (1, 0):
             both.pair.members[number].fail(DiskFailed("the sync failed"))
             error = await both.services[number].task if number == 0 else None
@@ -294,7 +204,7 @@ def test_a_machine_whose_disk_failed_ends_with_the_error() -> None:
 
 
 def test_an_unexpected_error_of_an_append_does_not_end_a_live_machine_for_good() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         first = both.services[0]
         async with connect(both.address) as client:
             await client.send("a", b"1")
@@ -309,7 +219,7 @@ def test_an_unexpected_error_of_an_append_does_not_end_a_live_machine_for_good()
 
 
 def test_a_copy_that_replaced_the_log_makes_a_standby_begin_again() -> None:
-    async def test(both: Running) -> None:
+    async def test(both: RunningPair) -> None:
         standby = both.services[1]
         async with connect(both.address) as client, client.transaction() as txn:
             await txn.send("a", b"1")

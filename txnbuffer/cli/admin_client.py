@@ -18,7 +18,7 @@ DEFAULT = "127.0.0.1:7711"
 
 
 class ServiceAddress(NamedTuple):
-    """The address of a running service, or the addresses of all shards, separated by commas.
+    """The address of a running service, or the addresses of all shards or of a pair, separated by commas.
 
     `tls_ca` is the file with the CA certificate of the service, or None without TLS.
     """
@@ -49,8 +49,8 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         metavar="HOST:PORT,…",
         envvar="TXNBUFFER_SERVICE",
-        help="Address of the running service; of a sharded service, the addresses of all shards, separated by "
-        "commas. Environment: TXNBUFFER_SERVICE.",
+        help="Address of the running service; of a sharded service or a pair, all addresses, separated by commas. "
+        "Environment: TXNBUFFER_SERVICE.",
     )(decorated)
 
 
@@ -97,7 +97,10 @@ def call_owner(service: ServiceAddress, method: str, **request: Any) -> Any:
 
 
 def call_all(service: ServiceAddress, method: str, **request: Any) -> ServiceResponses:
-    """The responses of all shards; show them, then `check` them. Raises ServiceUnavailable if no shard responds."""
+    """The responses of all shards; show them, then `check` them. Raises ServiceUnavailable if no shard responds.
+
+    The addresses of a pair are one shard, which the live machine answers for.
+    """
     responses = ServiceResponses([], {})
     for one in service.each:
         try:
@@ -106,6 +109,8 @@ def call_all(service: ServiceAddress, method: str, **request: Any) -> ServiceRes
             responses.missing[one.address] = error
     if not responses.each:
         raise next(iter(responses.missing.values()))
+    if responses.missing and call_owner(service, "Status")["shards"] == 1:
+        responses.missing.clear()
     return responses
 
 

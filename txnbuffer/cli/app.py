@@ -34,6 +34,7 @@ COMMANDS = {
     "compact": ("compact", "Compact a topic of an embedded log, or set when the service does."),
     "backup": ("backup", "Write all topics of an embedded log to one file."),
     "restore": ("backup", "Restore an embedded log from a backup, or verify a backup."),
+    "replication": ("replication", "Show and command the pair of an embedded log."),
     "inspect": ("inspect", "Show what is stored: messages, the transaction state of a topic, snapshots."),
     "verify": ("recovery", "Check snapshots against their logs without changing anything."),
     "recover": ("recovery", "Rebuild transaction state from the log and compare it with the snapshot."),

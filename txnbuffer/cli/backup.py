@@ -8,7 +8,7 @@ from broker_io import check_backup, is_cluster, restore_backup
 from broker_io.environment import current
 from broker_io.errors import NotSupported
 from broker_io.port import BackupBroker, BackupProgress
-from txnbuffer.cli.admin_client import ServiceAddress, call
+from txnbuffer.cli.admin_client import ServiceAddress, call_owner
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record
 from txnbuffer.errors import BackupFailed
@@ -56,10 +56,10 @@ def _back_up(log: LogAddress, file: str, show: BackupProgress) -> dict[str, int]
 
 def _ask_for_backup(service: ServiceAddress, file: str, show: BackupProgress) -> dict[str, int]:
     """Let a service write a backup of its log, and wait for its end. Raises BackupFailed."""
-    number = call(service, "BackUp", path=file)["run"]
+    number = call_owner(service, "BackUp", path=file)["run"]
     try:
         while True:
-            rows = call(service, "Backups")
+            rows = call_owner(service, "Backups")
             if not rows or rows[0]["run"] != number or rows[0]["path"] != file:
                 raise BackupFailed(file, "the service has ended meanwhile")
             run = rows[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from broker_io import canonical_address, is_cluster, open_broker
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, NotSupported
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidRequest
@@ -89,6 +89,8 @@ class LogAddress(NamedTuple):
         if not self.address.startswith("file:"):
             return open_broker(self.address)
         log = self.config.log
+        if self.config.pair.lock:
+            raise NotSupported("a log can't be opened as one of a pair yet")
         return open_broker(
             self.address,
             segment_bytes=log.segment_bytes,

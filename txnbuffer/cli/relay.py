@@ -16,7 +16,8 @@ import click
 from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
-from txnbuffer.cli.admin_client import ServiceAddress, call
+from txnbuffer.cli.admin_client import ServiceAddress
+from txnbuffer.cli.admin_client import call_owner as ask_owner
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.errors import InvalidRequest
@@ -144,7 +145,7 @@ def _cursor(log: LogAddress, topic: str, name: str, service: str | None) -> Rela
 
     def call_owner(broker: Broker, method: str, request: dict[str, Any]) -> Any:
         owner = service or owner_address_of(broker, log.address, topic)
-        return call(ServiceAddress(owner, log.tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
+        return ask_owner(ServiceAddress(owner, log.tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
 
     return RelayCursor(call_owner, topic, name)
 

@@ -17,6 +17,8 @@ WORKERS = 6
 """Threads of a service for calls that block for a moment, such as opening a writer."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds after the drain time in which a service in cluster mode must have shut down."""
+PAIR = "pair_"
+"""What the names of options of a pair begin with."""
 SHUTDOWN_TIMED_OUT = 3
 """The exit code of a service that did not."""
 
@@ -42,6 +44,15 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--admin-url", metavar="URL", help="REST (admin) URL of the cluster.")
 @click.option("--token-file", metavar="FILE", help="File with the token for the cluster.")
 @click.option("--tls-trust", metavar="FILE", help="CA certificates of the cluster (PEM).")
+@click.option("--pair-lock", metavar="ADDRESS", help="On file:DIR: the lock of a pair, etcd://HOST:PORT,…/NAME.")
+@click.option("--pair-listen", metavar="HOST:PORT", help="Of a pair: address for the other machine.")
+@click.option(
+    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: where the other machine listens."
+)
+@click.option("--found", "pair_found", is_flag=True, help="Begin a pair with the log of this machine, once.")
+@click.option("--pair-cert", "pair_tls_cert", metavar="FILE", help="Of a pair: certificate of this machine (PEM).")
+@click.option("--pair-key", "pair_tls_key", metavar="FILE", help="Of a pair: private key of the certificate (PEM).")
+@click.option("--pair-ca", "pair_tls_ca", metavar="FILE", help="Of a pair: CA of both certificates (PEM).")
 @click.option("--no-create", is_flag=True, help="Do not create topics on first use.")
 @with_config
 def serve_command(
@@ -53,7 +64,8 @@ def serve_command(
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
 
-    On file:DIR the service owns the log, and all records go through it. On pulsar://HOST:PORT/TENANT/NAMESPACE
+    On file:DIR the service owns the log, and all records go through it. With --pair-lock the log is replicated to a
+    second machine, which takes over if this one fails: see docs/replication.md. On pulsar://HOST:PORT/TENANT/NAMESPACE
     applications write records straight to the cluster, and the service coordinates their transactions. The section
     [pulsar] of the configuration says how to authenticate at the cluster.
 
@@ -65,10 +77,12 @@ def serve_command(
         raise click.UsageError("give the log to serve exactly once: as ADDRESS, or as --broker ADDRESS")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None and value is not False}
     of_cluster = {name: changes.pop(name) for name in ("admin_url", "token_file", "tls_trust") if name in changes}
+    of_pair = {name.removeprefix(PAIR): changes.pop(name) for name in [*changes] if name.startswith(PAIR)}
     if no_create:
         changes["create_topics"] = False
     service, pulsar = replace(config.service, **changes), replace(config.pulsar, **of_cluster)
-    return run(str(address or broker), replace(config, service=service, pulsar=pulsar))
+    pair = replace(config.pair, **of_pair)
+    return run(str(address or broker), replace(config, service=service, pulsar=pulsar, pair=pair))
 
 
 def run(address: str, config: Config) -> int:
@@ -79,10 +93,12 @@ def run(address: str, config: Config) -> int:
 
     from broker_io import check_address, is_cluster
     from txnbuffer.service.process import Shutdown, check, serve
+    from txnbuffer.service.replication import check_pair
 
     check_address(address)
     cluster_mode = is_cluster(address)
     check(config, cluster_mode=cluster_mode)
+    check_pair(config.pair, embedded=address.startswith("file:"))
     gc.set_threshold(50_000, 20, 100)  # most objects are short-lived, and few are in cycles
     owner = f"{socket.gethostname()}:{address}"
     log = _log()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.environment import current
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     import socket
 
 
+LIVE_ROLES = ("live", "switching")
+"""Roles of the live machine of a pair."""
+
+
 class Metric(NamedTuple):
     """One metric and its value; a counter's name has no `_total` here."""
 
@@ -31,14 +36,18 @@ class Metric(NamedTuple):
     kind: str = "gauge"
 
 
-def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG) -> Iterator[Metric]:
-    """All current metrics; a process without an engine has only the first ones, with the lag of a standby."""
+NO_PAIR: Mapping[str, Any] = MappingProxyType({})
+
+
+def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, Any] = NO_PAIR) -> Iterator[Metric]:
+    """All current metrics; a process without an engine has only the first ones. `pair`: facts of its pair, if any."""
     yield Metric("serving", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
     yield Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits))
     longest = max((wait.seconds for wait in waits), default=0.0)
     yield Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", longest)
     yield from _of_standby(lag)
+    yield from _of_pair(pair)
     if engine is None:
         return
     manager = engine.topics.manager
@@ -100,6 +109,30 @@ def _of_standby(lag: StandbyLag) -> Iterator[Metric]:
     yield Metric("standby_restarts", restarted, lag.restarted, "counter")
 
 
+PAIR_GAUGES = {
+    "epoch": ("pair_epoch", "Greatest epoch of the pair that this machine knows."),
+    "partial": ("pair_partial", "1 while the log of this machine lacks parts, so that it can't become live."),
+    "linked": ("pair_linked", "1 while the machines of the pair are connected."),
+    "waits_for_backup": ("pair_waits_for_backup", "1 while appends wait because too few machines are in sync."),
+    "lag_records": ("pair_lag_records", "Records that the live has and its backup has not applied."),
+    "lag_bytes": ("pair_lag_bytes", "Bytes of these records."),
+    "lag_seconds": ("pair_lag_seconds", "Seconds since the oldest of these records was written."),
+    "window": ("pair_window_bytes", "Bytes that may be sent and not applied before appends wait."),
+    "window_used": ("pair_window_used_bytes", "Bytes that are sent and not applied."),
+    "lease_left": ("pair_lease_left_seconds", "Seconds until the lease of a live ends if it is not renewed."),
+}
+"""Facts about the pair, and the metrics that show them."""
+
+
+def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
+    if not pair:
+        return
+    yield Metric("pair_live", "1 while this machine is the live one of its pair.", pair["role"] in LIVE_ROLES)
+    yield Metric("pair_in_sync", "Machines that have every acknowledged record, 1 or 2.", len(pair["in_sync"]))
+    for fact, (name, text) in PAIR_GAUGES.items():
+        yield Metric(name, text, pair[fact])
+
+
 def _of_compaction(engine: Engine) -> Iterator[Metric]:
     compaction, totals = engine.compaction, engine.compaction.totals
     yield Metric("compactions", "Compactions of data topics that succeeded.", totals.runs, "counter")
@@ -158,14 +191,14 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
 
 
-def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG) -> bytes:
+def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, Any] = NO_PAIR) -> bytes:
     """The text that Prometheus reads, with the metrics of the process."""
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     class Collector:
         def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            for name, text, value, kind in metrics(engine, lag):
+            for name, text, value, kind in metrics(engine, lag, pair):
                 family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
                 yield family(f"txnbuffer_{name}", text, value=value)
 
@@ -182,7 +215,7 @@ class HttpServer:
     `replication` returns facts about the pair, if there is one.
     """
 
-    def __init__(self, replication: Callable[[], Mapping[str, Any]] = dict) -> None:
+    def __init__(self, replication: Callable[[], Mapping[str, Any]] = lambda: NO_PAIR) -> None:
         self._replication = replication
         self.port = 0
         self.engine: Engine | None = None
@@ -221,7 +254,8 @@ class HttpServer:
         from starlette.routing import Route
 
         async def metrics(_: Any) -> Response:
-            return Response(exposition(self.engine, self.lag()), media_type="text/plain; version=0.0.4; charset=utf-8")
+            text = exposition(self.engine, self.lag(), self._replication())
+            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(_: Any) -> Response:
             damaged = [] if self.engine is None else sorted(self.engine.verification.damages)

@@ -1,0 +1,134 @@
+"""`txnbuf replication`, and other commands with the addresses of both services of a pair."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from typing import Any
+
+from commands import txnbuf
+from http_answers import get
+from pair_services import RunningPair, on_a_pair
+from service_setup import eventually
+
+from txnbuffer import connect
+
+
+async def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(txnbuf, *arguments)
+
+
+def addresses(both: RunningPair) -> str:
+    return both.address.removeprefix("txnbuf://")
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_status_shows_both_machines() -> None:
+    async def test(both: RunningPair) -> None:
+        done = await command("replication", "status", "--service", addresses(both))
+        assert done.returncode == 0
+        assert "store0 store1" in done.stdout
+        assert "live" in done.stdout
+        assert "backup" in done.stdout
+        done = await command("replication", "status", "--output", "json", "--service", addresses(both))
+        assert [row["role"] for row in rows(done)] == ["live", "backup"]
+        assert rows(done)[0]["window"] == 64
+
+    on_a_pair(test)
+
+
+def test_the_exit_code_of_the_status_says_whether_a_failover_would_lose_nothing() -> None:
+    async def test(both: RunningPair) -> None:
+        both.pair.in_sync = False
+        assert (await command("replication", "status", "--service", addresses(both))).returncode == 1
+        both.pair.in_sync = True
+        first = f"127.0.0.1:{both.services[0].port}"
+        assert (await command("replication", "status", "--service", first)).returncode == 0
+        both.pair.move(None)
+        assert (await command("replication", "status", "--service", addresses(both))).returncode == 1
+        both.pair.in_sync = False
+        await both.services[1].stop()
+        done = await command("replication", "status", "--service", addresses(both))
+        assert done.returncode == 3
+        assert "1 of 2 services did not respond" in done.stderr
+        assert "backup" in done.stdout
+
+    on_a_pair(test)
+
+
+def test_a_switch_asks_both_machines() -> None:
+    async def test(both: RunningPair) -> None:
+        await both.move_to(1)
+        done = await command("replication", "switch", "--output", "json", "--service", addresses(both))
+        assert done.returncode == 0, done.stderr
+        assert rows(done)[0]["service"] == f"127.0.0.1:{both.services[1].port}"
+        assert both.pair.live == 0
+        both.pair.in_sync = False
+        done = await command("replication", "switch", "--service", addresses(both))
+        assert done.returncode == 3
+        assert "the backup is not in sync: wait until it is, then switch" in done.stderr
+        both.pair.move(None)
+        done = await command("replication", "switch", "--service", addresses(both))
+        assert done.returncode == 3
+        assert "this machine is not live: ask the other one to switch" in done.stderr
+
+    on_a_pair(test)
+
+
+def test_a_promotion_has_to_be_forced_and_names_one_machine() -> None:
+    async def test(both: RunningPair) -> None:
+        second = f"127.0.0.1:{both.services[1].port}"
+        both.pair.move(None)
+        done = await command("replication", "promote", "--service", second)
+        assert (done.returncode, both.pair.live) == (2, None)
+        assert "may lose acknowledged records: give --force" in done.stderr
+        done = await command("replication", "promote", "--force", "--service", addresses(both))
+        assert done.returncode == 2
+        assert "name the one machine to promote" in done.stderr
+        done = await command("replication", "promote", "--force", "--service", second)
+        assert (done.returncode, both.pair.live) == (0, 1)
+        assert second in done.stdout
+
+    on_a_pair(test)
+
+
+def test_other_commands_ask_the_live_machine() -> None:
+    async def test(both: RunningPair) -> None:
+        async with connect(both.address) as client:
+            await client.send("orders", b"1")
+            for live in (0, 1):
+                await both.move_to(live)
+                await eventually(lambda: client.session.core.welcomed)
+                await client.send("orders", b"2")
+                for arguments in (
+                    ("list",),
+                    ("find-hanging",),
+                    ("describe", "orders"),
+                    ("streams",),
+                    ("cursors", "list"),
+                ):
+                    done = await command(*arguments, "--service", addresses(both))
+                    assert done.returncode == 0, done.stderr
+                assert "orders" in (await command("list", "--service", addresses(both))).stdout
+            done = await command("tail", both.address, "orders", "--isolation", "read_committed")
+            assert done.stdout.count("\n") >= 3
+
+    on_a_pair(test)
+
+
+def test_metrics_show_the_pair_in_both_roles() -> None:
+    async def test(both: RunningPair) -> None:
+        for number, live in enumerate(("1.0", "0.0")):
+            http = both.services[number].service._listeners.http.port
+            status, text = await asyncio.to_thread(get, http, "/metrics")
+            assert status == 200
+            assert f"txnbuffer_pair_live {live}" in text
+            assert "txnbuffer_pair_in_sync 2.0" in text
+            assert "txnbuffer_pair_lag_seconds 0.25" in text
+
+    on_a_pair(test)
