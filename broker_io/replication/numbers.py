@@ -17,6 +17,7 @@ import enum
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, Self
 
 from broker_io.errors import StorageError
@@ -120,34 +121,57 @@ class Lanes:
         if not operation.manifest or self._structure[0] is operation:
             self._ready.append((lsn, operation))
 
-    def _offer_structure(self, done: int) -> None:
-        """The first operation of the manifest may be ready now, if it is of another topic than the one just done."""
-        if self._structure and self._structure[0].topic != done:
+    @property
+    def ready(self) -> bool:
+        """Whether a lane is free, and something may be applied."""
+        return self._running < self._lanes and bool(self._ready)
+
+    def take(self) -> list[tuple[int, NumberedOperation]]:
+        """What a lane that is free may apply, with the lsn of each: an operation of a topic, or structure operations
+        that follow each other, of which each is the next one of its topic. Empty if no lane is free, or nothing may be
+        applied yet.
+        """
+        if not self.ready:
+            return []
+        self._running += 1
+        taken = [self._ready.popleft()]
+        if taken[0][1].manifest:
+            for operation in islice(self._structure, 1, None):
+                first = self._waiting[operation.topic][0]
+                if first[1] is not operation:
+                    break
+                taken.append(first)
+        return taken
+
+    def done(self, taken: Sequence[tuple[int, NumberedOperation]]) -> None:
+        """What was taken is applied."""
+        self._running -= 1
+        for lsn, operation in taken:
+            self._waiting[operation.topic].popleft()
+            if operation.manifest:
+                self._structure.popleft()
+            self._left[lsn] -= 1
+        topics = {operation.topic for _, operation in taken}
+        for topic in sorted(topics):
+            if self._waiting[topic]:
+                self._offer(topic)
+            else:
+                del self._waiting[topic]
+        if taken[0][1].manifest:
+            self._offer_structure(topics)
+        self._advance()
+
+    def _offer_structure(self, done: set[int]) -> None:
+        """The first operation of the manifest may be ready now, if it is of another topic than those just done."""
+        if self._structure and self._structure[0].topic not in done:
             first = self._waiting[self._structure[0].topic][0]
             if first[1] is self._structure[0]:
                 self._ready.append(first)
 
-    def take(self) -> tuple[int, NumberedOperation] | None:
-        """An operation with its lsn, for a lane that is free; None if no lane is, or nothing may be applied yet."""
-        if self._running == self._lanes or not self._ready:
-            return None
-        self._running += 1
-        return self._ready.popleft()
-
-    def done(self, lsn: int, operation: NumberedOperation) -> None:
-        """An operation that was taken is applied."""
+    def give_back(self, taken: Sequence[tuple[int, NumberedOperation]]) -> None:
+        """What was taken could not be applied, and nothing of it was; it is taken again."""
         self._running -= 1
-        queue = self._waiting[operation.topic]
-        queue.popleft()
-        if operation.manifest:
-            self._structure.popleft()
-            self._offer_structure(operation.topic)
-        if queue:
-            self._offer(operation.topic)
-        else:
-            del self._waiting[operation.topic]
-        self._left[lsn] -= 1
-        self._advance()
+        self._ready.appendleft(taken[0])
 
     def _advance(self) -> None:
         while self._left.get(self.applied + 1) == 0:

@@ -48,7 +48,7 @@ def in_order(records: list[list[NumberedOperation]]) -> Applied:
 def in_lanes(records: list[list[NumberedOperation]], lanes: int, chance: random.Random) -> Applied:
     """Apply some records in lanes that begin and end in any order."""
     state, work = Applied(), Lanes(lanes, ObjectNumbers(), 0)
-    running: list[tuple[int, NumberedOperation]] = []
+    running: list[list[tuple[int, NumberedOperation]]] = []
     added = 0
     while work.applied < len(records):
         choices = ["add"] * (added < len(records)) + ["take"] + ["done"] * len(running)
@@ -60,9 +60,13 @@ def in_lanes(records: list[list[NumberedOperation]], lanes: int, chance: random.
             running.append(taken)
             assert len(running) <= lanes
         elif choice == "done":
-            lsn, operation = running.pop(chance.randrange(len(running)))
-            state.apply(operation)
-            work.done(lsn, operation)
+            taken = running.pop(chance.randrange(len(running)))
+            if chance.random() < 0.2:
+                work.give_back(taken)
+                continue
+            for _, operation in taken:
+                state.apply(operation)
+            work.done(taken)
     return state
 
 
@@ -85,9 +89,9 @@ def test_h11_append_waits_for_the_roll_before_it_and_other_topics_do_not() -> No
     )
     lanes = Lanes(8, ObjectNumbers(), 0)
     lanes.add(1, [roll, append, other])
-    assert [lanes.take(), lanes.take(), lanes.take()] == [(1, roll), (1, other), None]
-    lanes.done(1, roll)
-    assert lanes.take() == (1, append)
+    assert [lanes.take(), lanes.take(), lanes.take()] == [[(1, roll)], [(1, other)], []]
+    lanes.done([(1, roll)])
+    assert lanes.take() == [(1, append)]
 
 
 def test_h11_structure_operations_of_different_topics_keep_their_order() -> None:
@@ -97,11 +101,11 @@ def test_h11_structure_operations_of_different_topics_keep_their_order() -> None
     )
     lanes = Lanes(8, ObjectNumbers(), 0)
     lanes.add(1, [first, append, second])
-    assert [lanes.take(), lanes.take()] == [(1, first), (1, append)]
-    lanes.done(1, append)
-    assert lanes.take() is None
-    lanes.done(1, first)
-    assert lanes.take() == (1, second)
+    assert [lanes.take(), lanes.take()] == [[(1, first)], [(1, append)]]
+    lanes.done([(1, append)])
+    assert lanes.take() == []
+    lanes.done([(1, first)])
+    assert lanes.take() == [(1, second)]
 
 
 def test_h11_epoch_waits_for_the_manifest_only() -> None:
@@ -111,11 +115,24 @@ def test_h11_epoch_waits_for_the_manifest_only() -> None:
     lanes = Lanes(2, ObjectNumbers(), 0)
     lanes.add(1, [append])
     lanes.add(2, [epoch])
-    assert [lanes.take(), lanes.take()] == [(1, append), (2, epoch)]
-    lanes.done(2, epoch)
+    assert [lanes.take(), lanes.take()] == [[(1, append)], [(2, epoch)]]
+    lanes.done([(2, epoch)])
     assert lanes.applied == 0
-    lanes.done(1, append)
+    lanes.done([(1, append)])
     assert lanes.applied == 2
+
+
+def test_structure_operations_that_follow_each_other_are_one_step() -> None:
+    numbers = ObjectNumbers()
+    changes = ((Change.MAKE, 1), (Change.MAKE, 2), (Change.ROLL, 2), (Change.MAKE, 3))
+    made = [numbers.draw(*each, None) for each in changes]
+    lanes = Lanes(2, ObjectNumbers(), 0)
+    lanes.add(1, made[:1])
+    lanes.add(2, made[1:])
+    assert [lanes.take(), lanes.take()] == [[(1, made[0]), (2, made[1])], []]
+    lanes.done([(1, made[0]), (2, made[1])])
+    assert lanes.applied == 1
+    assert lanes.take() == [(2, made[2]), (2, made[3])]
 
 
 def test_h11_numbers_are_counted_again_after_a_cut() -> None:
