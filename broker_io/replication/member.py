@@ -129,8 +129,9 @@ class Peer:
     """The backup of a live on the present link.
 
     `sent` is the last record sent, `durable` and `applied` what it said, if anything, since the logs were compared.
-    `required`: commits wait for it, because it is about to join. `copied`: it got a copy on this link and has not said
-    yet that this is durable. `lag` is its smallest lag in bytes, since `lag_since`.
+    `required`: commits wait for it, because it is about to join, once it has applied record `join_after`. `copied`: it
+    got a copy on this link and has not said yet that this is durable. `lag` is its smallest lag in bytes, since
+    `lag_since`.
     """
 
     store: Store
@@ -140,6 +141,7 @@ class Peer:
     applied: int = 0
     full: bool = False
     required: bool = False
+    join_after: int = 0
     copied: bool = False
     rejoin: Message | None = None
     lag: int | None = None

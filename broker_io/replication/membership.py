@@ -75,6 +75,7 @@ def _require(member: PairMember, peer: Peer) -> None:
     if peer.lag is None or lag < peer.lag:
         peer.lag, peer.lag_since = lag, member.now
     peer.required = lag <= settings.window_bytes or member.now >= peer.lag_since + settings.stall
+    peer.join_after = index.end.lsn
 
 
 def _wanted(member: PairMember, record: LockRecord) -> tuple[Store, ...]:
@@ -82,10 +83,22 @@ def _wanted(member: PairMember, record: LockRecord) -> tuple[Store, ...]:
     peer, leading = member.peer, member.leading
     if member.now >= leading.heard + member.settings.member_timeout:
         return (member.store,)
-    if peer is not None and peer.required and peer.durable is not None and peer.durable >= member.log.commit:
+    if peer is not None and _may_join(member, peer):
         return tuple(sorted((member.store, peer.store)))
     leaves = peer is not None and peer.stage is PeerStage.LEAVING
-    return (member.store,) if leaves else record.in_sync
+    replaced = peer is not None and peer.required and not {member.store, peer.store}.issuperset(record.in_sync)
+    return (member.store,) if leaves or replaced else record.in_sync
+
+
+def _may_join(member: PairMember, peer: Peer) -> bool:
+    """Whether a backup can be promoted, once it is in sync: it has what is committed, and its files.
+
+    What puts the files of a compaction in place before the backup is required does not wait for it to have them; it has
+    them once it has applied that.
+    """
+    if not peer.required or peer.durable is None or peer.durable < member.log.commit:
+        return False
+    return peer.store in member.leading.membership.record.in_sync or peer.applied >= peer.join_after
 
 
 def _swap(member: PairMember, in_sync: tuple[Store, ...]) -> None:

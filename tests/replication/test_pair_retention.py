@@ -154,3 +154,42 @@ def test_records_of_an_older_epoch_do_not_follow() -> None:
     assert not follows(index.end, make_record(index.end, 1, 0, b"2"))
     changed = make_record(index.end, 2, 0, b"2")._replace(content=b"3")
     assert not follows(index.end, changed)
+
+
+def follow(world: World) -> None:
+    """Do everything but applies of the backup and what time does."""
+    while action := next((each for each in world.actions({}) if each not in (("time",), ("apply", B))), None):
+        world.do(action)
+
+
+def test_h13_backup_joins_once_it_has_applied_what_was_swapped_without_it() -> None:
+    """What the live swaps before the backup is required waits for the live's own files only."""
+    world = pair()
+    world.do(("crash", B))
+    while len(world.lock.record.in_sync) == 2:
+        world.do(("time",))
+        world._work_off()
+    world.do(("append", A))
+    world._work_off()
+    world.slow = True
+    world.do(("start", B))
+    follow(world)
+    live, backup = member(world, A), member(world, B)
+    assert live.peer is not None
+    assert live.peer.required
+    assert backup.log.durable == live.log.index.end.lsn > backup.log.applied
+    assert world.lock.record.in_sync == (b"a1",)
+    world.settle()
+
+
+def test_h13_store_that_is_gone_leaves_before_another_one_of_its_node_joins() -> None:
+    """A record that only the lost store could commit would else wait for a backup that waits for the record."""
+    world = pair()
+    world.slow = True
+    world.do(("crash", B))
+    world.do(("wipe", B))
+    world.do(("append", A))
+    world.do(("disk", A))
+    assert member(world, A).log.commit < member(world, A).log.index.end.lsn
+    world.settle()
+    assert world.lock.record.in_sync == (b"a1", b"b2")
