@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOCOLS = (
     "broker_io/rpc/etcd.proto",
     "broker_io/rpc/log.proto",
+    "broker_io/rpc/replication.proto",
     "txnbuffer/rpc/admin.proto",
     "txnbuffer/rpc/session.proto",
     "txnbuffer/rpc/streams.proto",

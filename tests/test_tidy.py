@@ -23,12 +23,12 @@ from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, 
 PURE = (
     "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors", "broker_io.key_digest",
     "broker_io.partitions", "broker_io.position", "broker_io.replication", "broker_io.rpc.encoding",
-    "broker_io.rpc.etcd_pb2", "broker_io.rpc.log_pb2", "broker_io.varint", "snapshots.errors", "snapshots.format",
-    "snapshots.shards", "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.coordinator",
-    "txnbuffer.errors", "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.pipeline.ranges", "txnbuffer.protocol",
-    "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2",
-    "txnbuffer.rpc.frames", "txnbuffer.rpc.session_encoding", "txnbuffer.rpc.session_pb2",
-    "txnbuffer.rpc.streams_encoding", "txnbuffer.rpc.streams_pb2", "txnbuffer.streams",
+    "broker_io.rpc.etcd_pb2", "broker_io.rpc.log_pb2", "broker_io.rpc.replication_pb2", "broker_io.varint",
+    "snapshots.errors", "snapshots.format", "snapshots.shards", "txnbuffer.avro", "txnbuffer.buffer",
+    "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors", "txnbuffer.model", "txnbuffer.mutations",
+    "txnbuffer.pipeline.ranges", "txnbuffer.protocol", "txnbuffer.recordset", "txnbuffer.recovery.codec",
+    "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2", "txnbuffer.rpc.frames", "txnbuffer.rpc.session_encoding",
+    "txnbuffer.rpc.session_pb2", "txnbuffer.rpc.streams_encoding", "txnbuffer.rpc.streams_pb2", "txnbuffer.streams",
 )  # fmt: skip
 PORTS = ("broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel")
 LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")

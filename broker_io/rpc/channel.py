@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from broker_io.environment import current
 from broker_io.errors import (
     Error,
     InvalidAddress,
@@ -100,6 +101,31 @@ def port_of(text: str) -> int | None:
     """Return the number of a port, 0 to 65535; None for any other text."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 65536
     return number if number < 65536 else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    import ipaddress
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def obstacle(address: str) -> str:
+    """Why an address can't be bound, which gRPC does not report; empty if it can."""
+    import errno
+
+    host, _, port = address.rpartition(":")
+    try:
+        current().network.check_free(host.strip("[]"), int(port))
+    except OSError as error:
+        hint = "; check whether another process uses the port" if error.errno == errno.EADDRINUSE else ""
+        return f"{error.strerror}{hint}"
+    return ""
 
 
 class Endpoint(NamedTuple):

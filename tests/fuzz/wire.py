@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import xxhash
 from fuzz.mutations import seal_blocks
 from fuzz.stored import golden, parted, to_message
 from fuzz.target import Target
@@ -25,6 +26,7 @@ from broker_io.errors import (
     UnsupportedFormat,
 )
 from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
+from broker_io.pair.link_frames import decode_frame
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.ledgers import read_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
@@ -181,7 +183,36 @@ def _etcd_answers() -> list[bytes]:
     return [etcd_pb2.RangeResponse(kvs=pairs).SerializeToString()]
 
 
+def _seal_frame(data: bytes) -> bytes:
+    """The frame of a link with a right checksum."""
+    return data[:1] + xxhash.xxh3_64_intdigest(data[9:]).to_bytes(8, "little") + data[9:]
+
+
 WIRE = (
+    Target(
+        "link-frame",
+        decode_frame,
+        tuple(
+            f"broker_io.pair.link_frames.{name}"
+            for name in (
+                "decode_frame",
+                "_decode_mark",
+                "_decode_hello",
+                "_decode_follow",
+                "_decode_rejoin",
+                "_decode_copy_request",
+                "_decode_copy_begin",
+                "_decode_records",
+                "_decode_durable",
+                "_decode_rewrite_done",
+                "_decode_copy_chunk",
+                "_decode_copy_end",
+            )
+        ),
+        (MalformedMessage,),
+        golden("pair/frame-*.bin"),
+        _seal_frame,
+    ),
     Target(
         "etcd-answer",
         _etcd_answer,

@@ -16,7 +16,7 @@ from golden_files import committed
 from pair_lock_contract import MARKS, A, B, LockContract, OpenLocks, begin, claim
 
 from broker_io.errors import InvalidAddress, LockUnavailable, StorageError
-from broker_io.pair import etcd_lock
+from broker_io.pair import etcd_lock, open_lock, pair_name
 from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
 from broker_io.pair.lock_state import decode_record, encode_record
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView
@@ -335,3 +335,19 @@ def test_wrong_address_says_how_to_write_one(address: str) -> None:
 def test_comparison_with_a_missing_key_is_sent() -> None:
     """A revision of 0 is not left out, which etcd would take for no comparison."""
     assert etcd_pb2.Compare(target=2, key=b"k", mod_revision=0).SerializeToString().endswith(b"\x30\x00")
+
+
+def test_lock_of_an_address(server: EtcdServer, tmp_path: Path) -> None:
+    for address in (f"etcd://{server.address}/dc/orders", f"file:{tmp_path}/orders"):
+        with open_lock(address) as lock:
+            begin(lock, A)
+            assert lock.clocked == address.startswith("etcd")
+    assert pair_name(f"etcd://{server.address}/dc/orders?ca=/c") == "dc/orders"
+    assert pair_name(f"file:{tmp_path}/orders") == "orders"
+
+
+@pytest.mark.parametrize("address", ["file:", "zk://a:1/x", "", "etcd:a"])
+def test_address_of_no_lock_is_refused(address: str) -> None:
+    for call in (open_lock, pair_name):
+        with pytest.raises(InvalidAddress):
+            call(address)

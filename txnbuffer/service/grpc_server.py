@@ -21,9 +21,8 @@ from types import MappingProxyType
 from typing import Any
 
 from broker_io import serve_broker
-from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
-from broker_io.rpc.channel import LOG_KEY, end_call, port_of, rejection
+from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
@@ -116,7 +115,7 @@ class GrpcServer:
             else:
                 self.port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
         except RuntimeError as error:
-            raise EnvironmentFault(f"can't listen at {address}: {_obstacle(address) or error}") from error
+            raise EnvironmentFault(f"can't listen at {address}: {obstacle(address) or error}") from error
         await server.start()
 
     async def serve(self, engine: Engine, admin: ServiceAdmin) -> None:
@@ -313,19 +312,6 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-def _obstacle(address: str) -> str:
-    """Why an address can't be bound, which gRPC does not report; empty if it can."""
-    import errno
-
-    host, _, port = address.rpartition(":")
-    try:
-        current().network.check_free(host.strip("[]"), int(port))
-    except OSError as error:
-        hint = "; check whether another process uses the port" if error.errno == errno.EADDRINUSE else ""
-        return f"{error.strerror}{hint}"
-    return ""
-
-
 def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
     """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without TLS."""
     host, colon, port = address.rpartition(":")
@@ -337,14 +323,3 @@ def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
             f"listening at {address} without TLS would let anyone write: give --tls-cert and --tls-key, "
             "listen at 127.0.0.1, or give --insecure"
         )
-
-
-def is_loopback(host: str) -> bool:
-    import ipaddress
-
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

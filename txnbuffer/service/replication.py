@@ -14,10 +14,10 @@ from typing import Any
 
 from broker_io.errors import Error, NotInSync, NotLive
 from broker_io.port import Broker, ReplicatedBroker
-from broker_io.rpc.channel import is_target
+from broker_io.rpc.channel import is_loopback, is_target
 from txnbuffer.config import PairConfig
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
-from txnbuffer.service.grpc_server import check_listening, is_loopback
+from txnbuffer.service.grpc_server import check_listening
 
 SWITCH_DRAIN = 1.0
 """Seconds that open transactions get to end before the other machine becomes live; the others move to it."""

@@ -1,0 +1,350 @@
+"""The connections of a pair's node: gRPC, by `replication.proto`
+
+The node that is not live calls `Follow` of the one that is; the call is the link. Its metadata name the version of the
+protocol and the pair. A node that is not live ends the call as UNAVAILABLE, one of another version or pair as
+FAILED_PRECONDITION; the answer's initial metadata have the version if the call was accepted.
+
+    txnbuffer-pair-version   the version of the protocol, 1
+    txnbuffer-pair-bin       the name of the pair, UTF-8
+
+Off loopback the link needs TLS with certificates of both nodes, signed by one authority. They are read again for each
+connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
+
+import google_crc32c
+
+from broker_io.environment import Thread, current
+from broker_io.errors import (
+    CallerError,
+    EnvironmentFault,
+    Error,
+    InvalidAddress,
+    NotLive,
+    ServiceUnavailable,
+    VersionMismatch,
+)
+from broker_io.pair.link import GrpcLink
+from broker_io.pair.port import LinkEvents, Transport
+from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of
+from broker_io.rpc.encoding import encode_error, parse, serialize
+from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
+
+VERSION = 1
+VERSION_KEY = "txnbuffer-pair-version"
+PAIR_KEY = "txnbuffer-pair-bin"
+SERVICE = "txnbuffer.v1.Replication"
+FOLLOW, FETCH = f"/{SERVICE}/Follow", f"/{SERVICE}/Fetch"
+
+RETRY_SECONDS = 0.2
+"""The pause between attempts to connect."""
+FETCH_SECONDS = 10.0
+LAST_SECONDS = 0.5
+"""How long calls may take to end once their links are closed."""
+WORKERS = 8
+"""Calls at once: a link that ends may still be there when the next one begins."""
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class LinkSettings(NamedTuple):
+    """How a node reaches its peer.
+
+    - `pair`: the name of the pair, which both have.
+    - `listen`: HOST:PORT to listen at. `peer`: that of the other node.
+    - `certificate`, `key`, `authority`: files (PEM) for TLS; all of them or none.
+    - `idle_timeout`: seconds without a frame after which a link is broken.
+    """
+
+    pair: str
+    listen: str
+    peer: str
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+    idle_timeout: float = 2.0
+
+    @property
+    def tls(self) -> bool:
+        return bool(self.authority)
+
+    def check(self) -> None:
+        """Raises InvalidAddress for wrong addresses, and for those that other machines reach without TLS."""
+        if len({bool(self.certificate), bool(self.key), bool(self.authority)}) > 1:
+            raise InvalidAddress("TLS between the members of a pair needs a certificate, its key and a CA certificate")
+        host, _, port = self.listen.rpartition(":")
+        if not host or port_of(port) is None:
+            raise InvalidAddress(
+                f"{self.listen!r} is not an address to listen at for the other member: write HOST:PORT"
+            )
+        if not is_target(self.peer):
+            raise InvalidAddress(f"{self.peer!r} is not the address of the other member of the pair: write HOST:PORT")
+        for address in (self.listen, self.peer):
+            if not self.tls and not is_loopback(host_of(address)):
+                raise InvalidAddress(
+                    f"{address}: without TLS anyone could read and change the log: give a certificate, its key and a "
+                    "CA certificate for the link of the pair"
+                )
+
+
+def host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+class GrpcTransport(Transport):
+    """Listens for the peer and connects to it; has at most one link at a time.
+
+    `problem` is why there is none, `port` the number of the port at which it listens.
+    """
+
+    def __init__(self, settings: LinkSettings) -> None:
+        """Raises InvalidAddress."""
+        settings.check()
+        environment = self._environment = current()
+        self.problem = "the other member has not connected yet"
+        self.port = 0
+        self._settings = settings
+        self._mutex = environment.threads.lock()
+        self._wake = environment.threads.event()
+        self._numbers = itertools.count(1)
+        self._link: GrpcLink | None = None
+        self._connecting: GrpcLink | None = None
+        self._channel: Any = None
+        self._readers: dict[int, Thread] = {}
+        self._closed = False
+        self._server: Any = None
+        self._events: LinkEvents
+        self._may_accept: Callable[[], bool]
+        self._may_connect: Callable[[], bool]
+        self._executor = environment.threads.executor(WORKERS, "pair")
+        self._connector = environment.threads.thread(self._connect_loop, name="pair link", daemon=True)
+
+    def start(self, events: LinkEvents, may_accept: Callable[[], bool], may_connect: Callable[[], bool]) -> None:
+        self._events, self._may_accept, self._may_connect = events, may_accept, may_connect
+        self._listen()
+        self._connector.start()
+
+    def fetch(self, name: str, offset: int, size: int) -> bytes:
+        import grpc
+
+        channel = self._channel
+        if channel is None:
+            raise ServiceUnavailable("there is no link to the live member of the pair: try again")
+        request = serialize(LinkFetch(name=name, offset=offset, size=size))
+        try:
+            answer = channel.unary_unary(FETCH)(request, timeout=FETCH_SECONDS, metadata=self._metadata())
+            found = parse(LinkFetched, answer)
+        except grpc.RpcError as error:
+            raise error_of(error, self._settings.peer, connected=True) from None
+        except ValueError as error:  # also of a channel that was closed
+            raise ServiceUnavailable(f"the other member of the pair sent no part of {name} ({error})") from None
+        if google_crc32c.value(found.data) != found.crc:
+            raise ServiceUnavailable(f"a part of {name} has changed on the way: fetch it again")
+        data: bytes = found.data
+        return data
+
+    def close(self) -> None:
+        with self._mutex:
+            closed, self._closed = self._closed, True
+            links, readers = (self._link, self._connecting), [*self._readers.values()]
+        if closed:
+            return
+        self._wake.set()
+        for link in links:
+            if link is not None:
+                link.close()
+        if self._server is not None:
+            self._server.stop(LAST_SECONDS).wait()
+            self._connector.join()
+        for reader in readers:
+            reader.join()
+        self._executor.shutdown()
+
+    # --- links
+
+    def _new_link(self) -> GrpcLink:
+        with self._mutex:
+            return GrpcLink(next(self._numbers), self._settings.idle_timeout, self._environment)
+
+    def _begin(self, link: GrpcLink, frames: Iterator[bytes], channel: Any = None) -> None:
+        """Use a link in place of the one before it, in a thread of its own."""
+
+        def read() -> None:
+            try:
+                link.run(frames, self._events)
+            finally:
+                if channel is not None:
+                    channel.close()
+                self._forget(link)
+
+        reader = self._environment.threads.thread(read, name=f"pair link {link.number}", daemon=True)
+        with self._mutex:
+            old, self._link = self._link, link
+            self._channel, self.problem = channel, ""
+            closed = self._closed
+            if not closed:
+                self._readers[link.number] = reader
+                reader.start()
+        if old is not None:
+            old.close()
+        if closed:
+            link.close()
+
+    def _forget(self, link: GrpcLink) -> None:
+        with self._mutex:
+            if self._link is link:
+                self._link = self._channel = None
+                self.problem = link.reason or "the link was closed"
+            self._readers.pop(link.number, None)
+        self._wake.set()
+
+    # --- the node that is live
+
+    def _listen(self) -> None:
+        import grpc
+
+        settings, outer = self._settings, self
+
+        class LinkHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+            def service(self, details: Any) -> Any:
+                if details.method == FOLLOW:
+                    return grpc.stream_stream_rpc_method_handler(outer._follow)
+                return grpc.unary_unary_rpc_method_handler(outer._fetch) if details.method == FETCH else None
+
+        server = grpc.server(self._executor, (LinkHandler(),), options=OPTIONS, maximum_concurrent_rpcs=WORKERS)
+        try:
+            if settings.tls:
+                self.port = server.add_secure_port(settings.listen, self._server_credentials())
+            else:
+                self.port = server.add_insecure_port(settings.listen)
+        except OSError as error:
+            raise EnvironmentFault(f"{error.filename}: {error.strerror}: TLS for the pair needs this file") from error
+        except RuntimeError as error:
+            why = obstacle(settings.listen) or str(error)
+            raise EnvironmentFault(f"can't listen at {settings.listen} for the other member: {why}") from error
+        server.start()
+        self._server = server
+
+    def _server_credentials(self) -> Any:
+        """Credentials that are read again for each connection."""
+        import grpc
+
+        def configuration() -> Any:
+            authority, key, certificate = self._files()
+            return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+        def again() -> Any:
+            with suppress(OSError):  # while the files are replaced
+                return configuration()
+            return None
+
+        return grpc.dynamic_ssl_server_credentials(configuration(), again, require_client_authentication=True)
+
+    def _files(self) -> tuple[bytes, bytes, bytes]:
+        read, settings = self._environment.disk.read, self._settings
+        return read(settings.authority), read(settings.key), read(settings.certificate)
+
+    def _follow(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """A call of the other node."""
+        self._check_call(context)
+        if not self._may_accept():
+            _refuse(context, NotLive("this member of the pair is not live"))
+        link = self._new_link()
+        link.cancel = context.cancel
+        if not context.add_callback(lambda: link.fail("the connection was lost")):
+            return iter(())
+        context.send_initial_metadata(((VERSION_KEY, str(VERSION)),))
+        self._begin(link, frames)
+        return link.frames()
+
+    def _fetch(self, data: bytes, context: Any) -> bytes:
+        self._check_call(context)
+        try:
+            request = parse(LinkFetch, data)
+            found = self._events.read_prepared(request.name, request.offset, request.size)
+        except ValueError as error:
+            _refuse(context, CallerError(str(error)))
+        except Error as error:
+            _refuse(context, error)
+        return serialize(LinkFetched(data=found, crc=google_crc32c.value(found)))
+
+    def _check_call(self, context: Any) -> None:
+        """End a call of another version, or for another pair."""
+        metadata = dict(context.invocation_metadata())
+        version = metadata.get(VERSION_KEY, "")
+        if version != str(VERSION):
+            text = f"the calling member has version {version!r} of the link, this one {VERSION}"
+            _refuse(context, VersionMismatch(f"{text}: run the same release on both"))
+        name = metadata.get(PAIR_KEY, b"").decode(errors="replace")
+        if name != self._settings.pair:
+            text = f"this node belongs to the pair {self._settings.pair!r}, not {name!r}"
+            _refuse(context, VersionMismatch(f"{text}: give both the same lock, or the address of the other member"))
+
+    # --- the node that is not live
+
+    def _connect_loop(self) -> None:
+        """Connect while there is no link and there may be one; break links over which nothing comes."""
+        clock = self._environment.clock
+        while not self._closed:
+            link = self._link
+            if link is None and self._may_connect():
+                self._connect(self._settings.peer)
+            elif link is not None and (idle := link.idle_for(clock.monotonic())) > self._settings.idle_timeout:
+                link.fail(f"nothing came from the other member for {idle:.1f} s")
+            self._wake.wait(min(RETRY_SECONDS, self._settings.idle_timeout / 5))
+            self._wake.clear()
+
+    def _connect(self, target: str) -> None:
+        import grpc
+
+        link = self._connecting = self._new_link()
+        channel = None
+        try:
+            channel = self._open_channel(target)
+            call = channel.stream_stream(FOLLOW)(link.frames(), metadata=self._metadata())
+            link.cancel = call.cancel
+            timer = self._environment.threads.timer(self._settings.idle_timeout, call.cancel)
+            timer.start()
+            accepted = VERSION_KEY in dict(call.initial_metadata())
+            timer.cancel()
+            if not accepted:
+                call.code()  # waits for the end of the call
+                raise error_of(call, target)
+        except (Error, OSError, ValueError, grpc.RpcError) as error:
+            self.problem = str(error)
+            link.close()
+            if channel is not None:
+                channel.close()
+        else:
+            self._begin(link, call, channel)
+
+    def _open_channel(self, target: str) -> Any:
+        import grpc
+
+        if not self._settings.tls:
+            return grpc.insecure_channel(target, OPTIONS)
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._files()), OPTIONS)
+
+    def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return (VERSION_KEY, str(VERSION)), (PAIR_KEY, self._settings.pair.encode())
+
+
+def _refuse(context: Any, error: Error) -> NoReturn:
+    """End a call with an error, which `error_of` finds."""
+    import grpc
+
+    message = encode_error(error)
+    context.set_trailing_metadata(((ERROR_KEY, message.SerializeToString()),))
+    context.abort(grpc.StatusCode[error.grpc_status], message.message)
+    raise error  # abort raises
