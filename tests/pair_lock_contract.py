@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -139,7 +140,9 @@ class LockContract:
         assert lock.renew(A, session, TTL) == session
         after = lock.read().lease
         assert before is not None
-        assert after == (before if lock.clocked else before._replace(renewals=before.renewals + 1))
+        assert after is not None
+        assert after[:2] == before[:2]
+        assert lock.clocked or after.renewals == before.renewals + 1
 
     def test_beginning_a_session_ends_the_former_one_and_its_lease(self, open_lock: Open) -> None:
         lock, again = open_lock(), open_lock()
@@ -205,7 +208,7 @@ class LockContract:
         @given(STEPS)
         def compare(steps: list[Any]) -> None:
             lock = open_lock.new(f"p{next(names)}")  # type: ignore[attr-defined]  # of the fixtures here
-            with lock:
+            with contextlib.closing(lock):
                 follow_naive(lock, steps)
 
         compare()

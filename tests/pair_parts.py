@@ -274,7 +274,8 @@ class LockServer:
     def swap(self, swap: Swap) -> tuple[bool, LockView]:
         with self._mutex:
             self._expire()
-            accepted = accepts(LockView(self.record, self.lease), swap, session_alive=swap.session in self.sessions)
+            alive = self.sessions.get(swap.session, (b"", 0.0))[0] == swap.record.live
+            accepted = accepts(LockView(self.record, self.lease), swap, session_alive=alive)
             if accepted:
                 self.on_swap(self.record, swap.record)
                 self.record = swap.record
@@ -290,7 +291,7 @@ class LockServer:
                     self._end(each)
                 self.begun += 1
                 session = self.begun
-            elif session not in self.sessions:
+            elif self.sessions.get(session, (b"", 0.0))[0] != store:
                 return None
             self.sessions[session] = (store, self._now() + self._ttl)
             if self.lease is not None and self.lease.session == session:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from golden_files import committed
-from pair_lock_contract import MARKS, A, B, LockContract, OpenLocks, begin, claim
+from pair_lock_contract import MARKS, TTL, A, B, LockContract, OpenLocks, begin, claim
+from pair_parts import LockServer, MemoryLock
 
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, LockUnavailable, StorageError, UnsupportedFormat
@@ -28,6 +30,16 @@ class TestFileLock(LockContract):
         locks = OpenLocks(lambda name: FileLock(str(tmp_path / name)))
         yield locks
         locks.close()
+
+
+@pytest.mark.parametrize("clocked", [False, True])
+class TestMemoryLock(LockContract):
+    """The lock that tests of nodes have."""
+
+    @pytest.fixture
+    def open_lock(self, clocked: bool) -> OpenLocks:
+        servers: defaultdict[str, LockServer] = defaultdict(lambda: LockServer(TTL, clocked=clocked))
+        return OpenLocks(lambda name: MemoryLock(servers[name]))
 
 
 STATE = LockState(
