@@ -42,7 +42,7 @@ class RemoteBroker(Resource):
         max_unavailable: float = MAX_WAIT,
         log_identity: LogIdentity | None = None,
     ) -> None:
-        addresses = [Endpoint(one, root_certificates) for one in target.split(",")]
+        addresses = Endpoint.each(target.split(","), root_certificates)
         self._connection = RemoteConnection(addresses, log_identity or LogIdentity(), max_unavailable)
         self._open: weakref.WeakKeyDictionary[RemoteReader | RemoteWriter, None] = weakref.WeakKeyDictionary()
         self._lock = current().threads.lock()

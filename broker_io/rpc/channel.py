@@ -13,7 +13,7 @@ retries is `broker_io.waits.RetryPolicy`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -55,6 +55,8 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+SOONER = {"grpc.keepalive_time_ms": 3_000, "grpc.keepalive_timeout_ms": 4_000, "grpc.http2.ping_timeout_ms": 4_000}
+"""Other values for a member of a pair: it is left before the lease of a live that hangs has ended."""
 TOO_LONG = "larger than max"
 """Part of gRPC's error text for a message that exceeds the size limit of the client or the service."""
 REMEDY = "give the address of this log's service, or connect again if the log was re-created"
@@ -129,18 +131,25 @@ def obstacle(address: str) -> str:
 
 
 class Endpoint(NamedTuple):
-    """HOST:PORT of a service; with `root_certificates` (PEM) the connection uses TLS."""
+    """HOST:PORT of a service; with `root_certificates` (PEM) the connection uses TLS. `paired`: another may be live."""
 
     target: str
     root_certificates: bytes | None = None
+    paired: bool = False
+
+    @classmethod
+    def each(cls, targets: Sequence[str], root_certificates: bytes | None) -> list[Endpoint]:
+        """The endpoints of one service, or of both members of a pair."""
+        return [cls(target, root_certificates, len(targets) > 1) for target in targets]
 
     def channel(self, module: Any) -> Any:
         """Return a channel of `module`, which is grpc, or grpc.aio for asyncio."""
         import grpc
 
+        options = [*{**dict(OPTIONS), **SOONER}.items()] if self.paired else OPTIONS
         if self.root_certificates is None:
-            return module.insecure_channel(self.target, OPTIONS)
-        return module.secure_channel(self.target, grpc.ssl_channel_credentials(self.root_certificates), OPTIONS)
+            return module.insecure_channel(self.target, options)
+        return module.secure_channel(self.target, grpc.ssl_channel_credentials(self.root_certificates), options)
 
 
 class LogIdentity:

@@ -17,10 +17,11 @@ from broker_io.batch import Batch, Message
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, NotLive, VersionMismatch
 from broker_io.memory import MemoryBroker
-from broker_io.rpc.channel import Endpoint, service_targets
+from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets
 from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.client import connection
-from txnbuffer.client.connection import LiveService
+from txnbuffer.client.connection import LiveService, ServiceConnectors
+from txnbuffer.config import PairConfig
 from txnbuffer.model import TxnId
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
@@ -235,6 +236,24 @@ def test_open_transactions_streams_and_requests_move_to_the_other_service() -> N
             following.cancel()
 
     on_services(test)
+
+
+def test_a_connection_for_requests_of_operators_is_one_to_the_live_service() -> None:
+    """The standby accepts connections too."""
+
+    async def test(two: Services) -> None:
+        await two.move()
+        addresses = Endpoint.each(service_targets(two.address), None)
+        link = await ServiceConnectors.to_addresses(addresses, 20.0, LogIdentity()).admin()
+        assert (await link.ask("Status", {}))["shards"] == 1
+        await link.close()
+
+    on_services(test)
+
+
+def test_a_service_that_hangs_is_left_before_its_lease_ends() -> None:
+    seconds = PairConfig().lease_seconds
+    assert SOONER["grpc.keepalive_time_ms"] + SOONER["grpc.keepalive_timeout_ms"] < 1000 * seconds
 
 
 def test_the_broker_of_a_pair_reads_on_at_the_other_service() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections import Counter
 
 import pytest
 from client_world import run
@@ -14,7 +16,7 @@ from service_setup import eventually, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, DiskFailed, NotInSync, NotLive, NotPromotable
 from broker_io.port import ReplicatedBroker
-from txnbuffer import Outcome, ServiceUnavailable, connect
+from txnbuffer import Outcome, Record, ServiceUnavailable, SyncTransaction, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -43,14 +45,60 @@ def test_transactions_and_streams_move_with_the_live_role_and_back() -> None:
             async with client.transaction(name="loader", number=1) as txn:
                 for number, to in enumerate((1, 0, 1)):
                     await txn.send("a", b"%d" % (number + 1))
-                    both.pair.move(to)
-                    await both.serving(to, 1 + number // 2 + (1 - to))
+                    await both.move_to(to)
             assert await client.outcome(txn.id) is Outcome.COMMIT
             await eventually(lambda: len(seen) == 4)
             assert seen == [b"0", b"1", b"2", b"3"]
             following.cancel()
         assert visible(both.pair.log, "a") == {b"%d" % number: 1 for number in range(4)}
         assert both.services[1].count("serving") == 2
+
+    on_a_pair(test)
+
+
+def test_readers_groups_and_sync_clients_continue() -> None:
+    """They run in threads, and are moved several times while they write, read and process."""
+
+    def write(address: str, stop: threading.Event, written: list[bytes]) -> None:
+        with connect(address) as client:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                with client.transaction(name="writer", number=number) as txn:
+                    txn.send_many("a", [b"%d" % number] * 3)
+                written.append(b"%d" % number)
+
+    def read(address: str, stop: threading.Event, seen: list[bytes | None]) -> None:
+        with connect(address) as client, client.reader("a") as reader:
+            while (batch := reader.read(timeout=0.5)) is not None or not stop.is_set():
+                seen += [record.value for record in batch or ()]
+
+    def copy(txn: SyncTransaction, record: Record) -> None:
+        txn.send("b", record.value, key=record.key)
+
+    def process(address: str) -> None:
+        with connect(address) as client:
+            client.process("a", "copies", copy, batch=5, idle_timeout=3.0)
+
+    async def test(both: RunningPair) -> None:
+        stop, written, seen = threading.Event(), list[bytes](), list[bytes | None]()
+        async with connect(both.address) as client:
+            await client.send("a", b"0")
+        writing = asyncio.ensure_future(asyncio.to_thread(write, both.address, stop, written))
+        await eventually(lambda: written or writing.done())
+        reading = asyncio.ensure_future(asyncio.to_thread(read, both.address, stop, seen))
+        processing = asyncio.ensure_future(asyncio.to_thread(process, both.address))
+        for to in (1, 0, 1, 0):
+            count = len(written)
+            await eventually(lambda count=count: len(written) > count + 3 or writing.done())
+            await both.move_to(to)
+        stop.set()
+        await asyncio.gather(writing, reading, processing)
+        expected = Counter({b"0": 1} | dict.fromkeys(written, 3))
+        assert len(written) > 12
+        assert visible(both.pair.log, "a") == expected
+        assert visible(both.pair.log, "b") == expected
+        assert seen == [b"0", *(value for value in written for _ in range(3))]
 
     on_a_pair(test)
 

@@ -434,7 +434,7 @@ class PendingConnection:
             for one in brokers:
                 await asyncio.to_thread(one.close)
 
-        addresses = [Endpoint(one, trusted) for one in targets]
+        addresses = Endpoint.each(targets, trusted)
         connectors = ServiceConnectors.to_addresses(addresses, self._attempt, log)
         client = await self._client_of(connectors.session, broker)
         resources.push_async_callback(close_broker)

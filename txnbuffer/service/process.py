@@ -277,8 +277,20 @@ class _Service:
 
     async def _serve(self, broker: Broker) -> Error | None:
         """Serve until the end. One of a pair serves while its machine is live, and is a standby in between."""
-        replication, stop = self._replication, self._signals.first
+        replication = self._replication
         replication.attach(broker)
+        reporting = [
+            asyncio.ensure_future(_report_pair(replication, self._log)),
+            asyncio.ensure_future(_report_problems(lambda: {"the pair": replication.problem}, self._log)),
+        ]
+        try:
+            return await self._serve_while_live(broker)
+        finally:
+            for task in reporting:
+                task.cancel()
+
+    async def _serve_while_live(self, broker: Broker) -> Error | None:
+        replication, stop = self._replication, self._signals.first
         while True:
             engine = await self._become_owner(broker)
             if engine is None:
@@ -518,6 +530,19 @@ async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]],
             if reported.get(what) != text:
                 log("problem", what=what, error=text)
         reported = found
+
+
+async def _report_pair(replication: Replication, log: Log) -> None:
+    """Log the role of this machine and the state of its pair when they change, forever."""
+    reported: dict[str, Any] = {}
+    while replication.broker is not None:
+        facts = replication.facts()
+        state = {name: facts[name] for name in ("role", "store", "partial", "linked")}
+        state["in_sync"] = len(facts["in_sync"])
+        if state != reported:
+            log("pair", **state)
+            reported = state
+        await asyncio.sleep(WATCH)
 
 
 async def _report_lag(topics: WarmTopics, log: Log) -> None:

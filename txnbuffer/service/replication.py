@@ -51,6 +51,11 @@ class Replication:
         return {} if self.broker is None else dict(self.broker.status())
 
     @property
+    def problem(self) -> str | None:
+        """The last error of the lock or the link."""
+        return self.facts().get("problem") or None
+
+    @property
     def live(self) -> bool:
         return self.broker is not None and self.broker.live
 
