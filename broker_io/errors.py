@@ -236,6 +236,10 @@ class UnsupportedFormat(StorageError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+class NotAMember(StorageError):
+    """A directory is the store of a member of a pair, and was opened for writing without the pair."""
+
+
 class NotPromotable(StorageError):
     """A store that must never be live, because parts of its log are missing."""
 

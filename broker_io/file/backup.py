@@ -38,7 +38,7 @@ from broker_io.block import HEADER_BYTES, check_block, parse_header
 from broker_io.environment import Disk, Environment, File, ReadableFile
 from broker_io.errors import CallerError, Damaged, DiskFull, UnsupportedFormat, disk_error
 from broker_io.file import layout
-from broker_io.file.journal_v1 import JournalV1
+from broker_io.file.journal_chain import Journal
 from broker_io.file.layout import (
     MIB,
     LedgerEntry,
@@ -331,6 +331,6 @@ def _restore(environment: Environment, backup: Backup, directory: str, progress:
             file.sync()
         disk.sync_directory(layout.topic_path(directory, topic.number))
     disk.sync_directory(topics)
-    JournalV1.create(disk, layout.journal_path(directory, manifest.journal), manifest.journal, token(8)).close()
+    Journal.create(environment, directory, manifest.journal, manifest.mark).close()
     disk.sync_directory(directory)
     replace_manifest(disk, directory, manifest)

@@ -32,6 +32,7 @@ from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, LedgerEntry, Options, TopicEntry, TopicFiles
+from broker_io.file.operations import SetPolicy, SwapFiles
 from broker_io.file.reader import ReadingBroker
 from broker_io.file.recovery import open_log
 from broker_io.file.rewriting import discard
@@ -113,7 +114,8 @@ class FileBroker(ReadingBroker):
 
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         super().__init__(environment, directory, options.max_message_bytes)
-        self._log, self.report = open_log(environment, directory, options)
+        opened = open_log(environment, directory, options)
+        self._log, self.report = opened.log, opened.report
         self.last_compaction = CompactionReport()
         """What the last compaction of a topic without transactions did."""
         self._options = options
@@ -297,8 +299,7 @@ class FileBroker(ReadingBroker):
         with self._work:
             self.check()
             found = self._log.topic(topic)
-            state = found.entry.compaction._replace(policy=policy)
-            self._log.change(found, found.entry._replace(compaction=state), ())
+            self._log.set_policy(found, SetPolicy(policy))
 
     @property
     def _least_free(self) -> int:
@@ -369,12 +370,10 @@ class FileBroker(ReadingBroker):
                 state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
                 if seen[-1].ledger == cleaned:  # else the digests are not of all ledgers up to there
                     digests = dict(zip(seen, done.digests, strict=True))
-            ledgers = tuple(
-                news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in found.entry.ledgers
-            )
-            entry = found.entry._replace(ledgers=ledgers, compaction=state)
-            if entry != found.entry:
-                self._log.change(found, entry, news)
+            ledgers = [news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in found.entry.ledgers]
+            changed = tuple([new for old, new in zip(found.entry.ledgers, ledgers, strict=True) if new != old])
+            if changed or state != found.entry.compaction:
+                self._log.swap(found, SwapFiles(0, changed, state.cleaned, state.purged))
         if news:
             self._notify()
 

@@ -1,20 +1,30 @@
-"""The commit of pending appends: they become blocks. Small appends are merged, huge ones are split."""
+"""The commit of pending appends: the watermark refuses them, the others become blocks, which a pair may commit
+
+Small appends are merged, huge ones are split. Appends are refused before the disk is full, while there is still room to
+decide, compact and trim: records below the watermark; what ends transactions, and appends to the service's own topics,
+below half of it, so that transactions whose records were refused can still end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from broker_io.batch import Batch
 from broker_io.block import EncodedBlock, encode_block
-from broker_io.file.layout import LedgerEntry, TopicEntry
+from broker_io.environment import Environment
+from broker_io.errors import DiskWatermark
+from broker_io.file.layout import MIB, LedgerEntry, TopicEntry
+from broker_io.file.operations import AppendBlocks
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_PROPERTIES
+from broker_io.port import MAX_PROPERTIES, OWN_PREFIX
 from broker_io.position import Positions
+from broker_io.replication.numbers import Change, NumberedOperation
+from broker_io.replication.records import Mark
 
 BLOCK_BYTES = 1024 * 1024
 """Target size of a block; one message may be larger."""
@@ -44,6 +54,63 @@ class PendingBatch:
     reserved: bool = False
 
 
+BYTES_BETWEEN = 16 * MIB
+SECONDS_BETWEEN = 1.0
+
+
+class Watermark:
+    """Checks the free space every 16 MiB or every second, and each time while there is too little."""
+
+    def __init__(self, environment: Environment, directory: str, watermark_bytes: int) -> None:
+        self._disk = environment.disk
+        self._clock = environment.clock
+        self._directory = directory
+        self._watermark_bytes = watermark_bytes
+        self.unseen = BYTES_BETWEEN
+        """Bytes that were written since the last check."""
+        self._seen_at = 0.0
+        self._low = False
+        self._free = watermark_bytes
+
+    def check(self) -> None:
+        """Measure the free space if it may have changed. Raises OSError."""
+        now = self._clock.monotonic()
+        if self._low or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
+            self._free = self._disk.free_bytes(self._directory)
+            self.unseen, self._seen_at = 0, now
+            self._low = self._free < self._watermark_bytes
+
+    def refusal(self, append: PendingBatch) -> DiskWatermark | None:
+        """The error for an append that may not be written, by the last check, or None."""
+        reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
+        if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
+            return None
+        limit = "half of the watermark" if reserved else "the watermark"
+        return DiskWatermark(
+            f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
+            "appends are rejected until there are more; free some space"
+        )
+
+
+class Replicator(Protocol):
+    """The pair, as the engine of its live sees it: changes are records that are committed before they are applied.
+
+    One thread calls it at a time.
+    """
+
+    def commit(self, operations: Sequence[NumberedOperation]) -> Mark:
+        """The mark of a record with these operations, once it is committed; it is not applied here yet.
+
+        Raises NotLive or DiskWatermark if nothing was sent, and AppendUnknown if it may be committed later, or never.
+        """
+
+    def applied(self, mark: Mark) -> None:
+        """The engine has applied the record with this mark, and is about to answer."""
+
+    def may_answer(self) -> bool:
+        """Whether clients may still be answered; if not, what became of their requests counts as unknown."""
+
+
 class LedgerCommit(NamedTuple):
     """The commit of one topic in a flush: blocks for the end of the open ledger, the ledger after it, positions."""
 
@@ -51,6 +118,15 @@ class LedgerCommit(NamedTuple):
     blocks: list[EncodedBlock]
     after: LedgerEntry
     answers: list[tuple[PendingBatch, Positions]]
+
+    @property
+    def operation(self) -> NumberedOperation:
+        """The append as an operation on the topic as it is."""
+        entry = self.topic.entry
+        ledger = entry.ledgers[-1]
+        chunks = [chunk for block in self.blocks for chunk in block.chunks]
+        body = AppendBlocks(ledger.ledger, ledger.generation, ledger.bytes, self.after.bytes - ledger.bytes, chunks)
+        return NumberedOperation(Change.APPEND, entry.number, entry.operations + 1, 0, body)
 
 
 def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, seed: int, compress: bool) -> LedgerCommit:

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
+from collections.abc import Callable
 from contextlib import closing
-from typing import NamedTuple, Never
+from functools import partial
+from typing import Never
 
 from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
 from broker_io.errors import Damaged, Error, ForeignDirectory, ReadOnly, TopicNotFound, disk_error
 from broker_io.file import layout
-from broker_io.file.journal_v1 import read_journal
+from broker_io.file.journal_chain import journal_identity, missing_journal, record_damage
 from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
+from broker_io.file.operations import SwapFiles
 from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
-from broker_io.file.recovery import by_topic, check_sizes, missing_journal, with_journal_block
+from broker_io.file.recovery import check_sizes, stored_log
+from broker_io.file.redo import SegmentPatch, redo
 from broker_io.file.segment import UNFINISHED, whole_blocks
+from broker_io.replication.numbers import NumberedOperation
 
 TORN_TAIL_PAUSE = 0.010
-
-
-class SegmentPatch(NamedTuple):
-    """Bytes for an offset of a segment."""
-
-    offset: int
-    data: bytes
 
 
 class Overlay:
@@ -63,27 +62,59 @@ class Overlay:
         self._segment.close()
 
 
+class EmptyFile:
+    """The segment of a ledger that the next owner will make."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        del offset, size
+        return b""
+
+    def size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
 class OfflineJournal:
-    """The blocks that the journal of a log without an owner adds to its segments; `size` is its bytes."""
+    """What the journal of a log without an owner adds to its manifest and segments.
 
-    def __init__(self, journal: bytes, path: str, manifest: Manifest) -> None:
-        """Raises Damaged or UnsupportedFormat for a journal that an owner would reject."""
-        replay = read_journal(journal, manifest.journal, path)
-        self.size = replay.size
-        self._pieces: dict[tuple[int, int, int], list[SegmentPatch]] = {}
-        waiting = by_topic(replay, manifest, path)
-        for topic in manifest.topics:
-            ledger = topic.ledgers[-1]
-            place = topic.place(ledger)
-            for block in waiting.get(topic.number, ()):
-                ledger = with_journal_block(ledger, block, place, path)
-                pieces = self._pieces.setdefault((topic.number, ledger.ledger, ledger.generation), [])
-                pieces.append(SegmentPatch(block.placed.offset, block.data))
+    `topics`: how they will be, if the directory is the store of a member of a pair; only what is known to be committed
+    counts. `identity` changes with the journal.
+    """
 
-    def over(self, segment: ReadableFile, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
+    def __init__(self, disk: Disk, directory: str, manifest: Manifest, identity: object) -> None:
+        """Raises Damaged or UnsupportedFormat for a journal that an owner would reject, OSError."""
+        stored = stored_log(disk, directory, manifest)
+        self.identity = identity
+        self._stored = {segment for topic in manifest.topics for segment in _segments(topic)}
+        operations = stored.operations
+        if manifest.pair is not None:
+            operations = list(itertools.takewhile(partial(_has_files, disk, directory), operations))
+        with record_damage(layout.journal_path(directory, manifest.journal)):
+            redone = redo(stored.manifest, operations)
+        self.topics = redone.manifest.topics if manifest.pair is not None else None
+        self._patches = redone.patches
+
+    def over(self, open_segment: Callable[[], ReadableFile], topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """A segment as the next owner will restore it; closing it closes the segment."""
-        pieces = self._pieces.get((topic.number, ledger.ledger, ledger.generation))
-        return Overlay(segment, pieces) if pieces else segment
+        key = topic.number, ledger.ledger, ledger.generation
+        made = self.topics is not None and key not in self._stored and not ledger.generation
+        segment = EmptyFile() if made else open_segment()
+        return Overlay(segment, self._patches[key]) if key in self._patches else segment
+
+
+def _segments(topic: TopicEntry) -> list[tuple[int, int, int]]:
+    return [(topic.number, ledger.ledger, ledger.generation) for ledger in topic.ledgers]
+
+
+def _has_files(disk: Disk, directory: str, operation: NumberedOperation) -> bool:
+    """Whether an operation can be redone here: a backup may still lack the files that a compaction has prepared."""
+    body = operation.body
+    if not isinstance(body, SwapFiles):
+        return True
+    topic = layout.topic_path(directory, operation.topic)
+    return all(disk.exists(layout.join(topic, f"{ledger.ledger}-{ledger.generation}.log")) for ledger in body.ledgers)
 
 
 class FollowingBroker(ReadingBroker):
@@ -133,14 +164,19 @@ class FollowingBroker(ReadingBroker):
             self._file.close()
         self._file, self._identity = file, identity
         self._manifest, self._offline = manifest, None
-        self._topics = {topic.number: topic for topic in manifest.topics}
-        self._numbers = {topic.name: topic.number for topic in manifest.topics}
+        self._show(manifest.topics)
+
+    def _show(self, topics: tuple[TopicEntry, ...]) -> None:
+        self._topics = {topic.number: topic for topic in topics}
+        self._numbers = {topic.name: topic.number for topic in topics}
 
     def check(self) -> None:
         super().check()
         try:
             with self._mutex:
                 self._reload()
+            if self._manifest.pair is not None:
+                self.offline_journal()  # it may have topics and ledgers that the manifest lacks
         except OSError as error:
             raise disk_error(error, self._path, "the log can't be read") from error
 
@@ -167,6 +203,8 @@ class FollowingBroker(ReadingBroker):
         clock = self.environment.clock
         deadline = clock.monotonic() + TORN_TAIL_SECONDS
         offline = self.offline_journal()
+        if offline is not None and offline.topics is not None:
+            return self._topics.get(topic.number, topic)
         while True:
             with closing(self.segment(topic, ledger)) as file:
                 end, torn = whole_blocks(file, ledger, file.size(), topic.place(ledger), contents=False)
@@ -180,20 +218,20 @@ class FollowingBroker(ReadingBroker):
                 clock.sleep(TORN_TAIL_PAUSE)
 
     def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
-        file, offline = super().segment(topic, ledger), self._offline
-        return file if offline is None else offline.over(file, topic, ledger)
+        offline, opened = self._offline, partial(super().segment, topic, ledger)
+        return opened() if offline is None else offline.over(opened, topic, ledger)
 
     def offline_journal(self) -> OfflineJournal | None:
         """Raises Damaged for a journal that the next owner would reject, or OSError."""
         with self._mutex:
             while not self._owned():
                 self._reload()
-                path = layout.journal_path(self.directory, self._manifest.journal)
                 try:
-                    return self._read_offline(path)
+                    return self._read_offline()
                 except FileNotFoundError:
                     # Another owner may have opened and closed the log meanwhile: the manifest names its journal.
                     if self._disk.identity(self._path) == self._identity and not self._owned():
+                        path = layout.journal_path(self.directory, self._manifest.journal)
                         raise missing_journal(path) from None
         return None
 
@@ -203,10 +241,12 @@ class FollowingBroker(ReadingBroker):
         except PermissionError:
             return True  # unknown; readers of a log with an owner only wait
 
-    def _read_offline(self, path: str) -> OfflineJournal:
-        with closing(self._disk.open(path)) as file:
-            if self._offline is None or self._offline.size != file.size():
-                self._offline = OfflineJournal(read_file(file), path, self._manifest)
+    def _read_offline(self) -> OfflineJournal:
+        identity = journal_identity(self._disk, self.directory, self._manifest)
+        if self._offline is None or self._offline.identity != identity:
+            self._offline = OfflineJournal(self._disk, self.directory, self._manifest, identity)
+            if self._offline.topics is not None:
+                self._show(self._offline.topics)
         return self._offline
 
     def damages(self) -> dict[str, Error]:
@@ -230,7 +270,9 @@ class FollowingBroker(ReadingBroker):
                 return None
 
     def _check_files(self, topic: TopicEntry) -> None:
-        check_sizes(self.environment.disk, self.directory, topic)
+        for stored in self._manifest.topics:
+            if stored.number == topic.number:
+                check_sizes(self.environment.disk, self.directory, stored)
         self.grown(topic)
 
     def _refuse(self) -> Never:

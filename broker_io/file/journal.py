@@ -22,8 +22,8 @@ Records follow, each of a head of 64 bytes and the content, its operations (oper
         56     4  kind, as `Kind` says, or 255 for a note
         60     4  CRC32C of the 60 bytes before
 
-The chain is a checksum of all of this but `synced`, and of all records before. In a log without a pair the epoch is 0,
-and each record says that it is committed itself.
+The chain is a checksum of all of this but `synced`, and of all records before. In a log without a pair the epoch never
+changes, and each record says that it is committed itself.
 
 A note is a head without content, with the mark of the record before it. It says that records are committed and synced
 up to its `commit`, which is its `synced` too. It is not synced, and the next record is written over it.

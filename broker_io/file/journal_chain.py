@@ -17,8 +17,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from broker_io.block import BadBlock
 from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
-from broker_io.errors import Damaged
+from broker_io.errors import Damaged, StorageError, UnsupportedFormat
 from broker_io.file import layout
 from broker_io.file.journal import (
     FILE_HEAD_BYTES,
@@ -34,7 +35,7 @@ from broker_io.file.journal import (
     read_journal,
 )
 from broker_io.file.layout import damage_at
-from broker_io.replication.records import Kind, LogRecord, Mark, mark_after
+from broker_io.replication.records import Kind, LogRecord, Mark, mark_after, shown_end
 
 STEP_BYTES = 64 * 1024
 """Bytes between records whose offsets are kept in memory."""
@@ -42,6 +43,29 @@ STEP_BYTES = 64 * 1024
 
 def missing_journal(path: str) -> Damaged:
     return Damaged(path, 0, "the journal that the manifest names is missing: restore it from a copy")
+
+
+@contextlib.contextmanager
+def record_damage(path: str) -> Iterator[None]:
+    """Convert errors of the content of records to Damaged that names the journal."""
+    try:
+        yield
+    except (UnsupportedFormat, Damaged):
+        raise
+    except (BadBlock, StorageError) as error:
+        raise Damaged(path, 0, str(error)) from None
+
+
+def journal_identity(disk: Disk, directory: str, manifest: layout.Manifest) -> tuple[int, ...]:
+    """Numbers that change with the content of the journal of a log. Raises FileNotFoundError, OSError."""
+    sizes: list[int] = []
+    tail, number = b"", manifest.journal
+    while not sizes or disk.exists(layout.journal_path(directory, number)):
+        with closing(disk.open(layout.journal_path(directory, number))) as file:
+            sizes.append(file.size())
+            tail = file.read(max(0, sizes[-1] - HEAD_BYTES), HEAD_BYTES)  # a note may have replaced another one
+        number += 1
+    return (*sizes, int.from_bytes(tail, "little"))
 
 
 @dataclass(eq=False)
@@ -90,6 +114,11 @@ class FoundJournal(NamedTuple):
     @property
     def end(self) -> Mark:
         return self.files[-1].end
+
+    def shown(self, manifest: layout.Manifest) -> int:
+        """The lsn up to which a member of a pair shows and redoes its log."""
+        committed = manifest.pair.committed if manifest.pair is not None else 0
+        return shown_end(manifest.mark, self.records, max(self.noted, committed))
 
 
 def find_journal(disk: Disk, directory: str, manifest: layout.Manifest) -> FoundJournal:
@@ -160,7 +189,8 @@ class Journal:
         """The journal that was found, durable as a whole; what is not whole at its end is cut off."""
         journal = cls(environment, directory, found.files)
         try:
-            journal._settle(found)
+            if found.records or found.torn or len(found.files) > 1:  # else a manifest names what there is
+                journal._settle(found)
         except BaseException:
             journal.close()
             raise
@@ -213,12 +243,12 @@ class Journal:
 
     # --- writing ---
 
-    def append(self, content: Sequence[bytes]) -> None:
+    def append(self, content: Sequence[bytes | memoryview]) -> None:
         """Write one record of a log without a pair, in chunks, and return once it is durable."""
         with self._mutex:
             file = self._files[-1]
             lsn = file.end.lsn + 1
-            mark = mark_after(file.end, 0, lsn, Kind.DATA, content)
+            mark = mark_after(file.end, file.end.epoch, lsn, Kind.DATA, content)
             size = sum(map(len, content))
             head = encode_head(file.head.token, mark, lsn, lsn - 1, size, Kind.DATA)
             self._file.write(file.size, [head, *content])
@@ -252,10 +282,10 @@ class Journal:
 
     # --- files ---
 
-    def roll(self) -> None:
-        """Start a new file, whose name is durable."""
+    def roll(self, before: Mark | None = None) -> None:
+        """Start a new file, whose name is durable; in another log, if it is not after the last record."""
         with self._mutex:
-            head = FileHead(self.number + 1, self._token(8), self.end)
+            head = FileHead(self.number + 1, self._token(8), before or self.end)
             file = _create(self._disk, self._directory, head)
             self._disk.sync_directory(self._directory)
             opened = self._disk.open(file.path, write=True)

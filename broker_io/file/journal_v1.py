@@ -1,7 +1,5 @@
-"""The journal: what was appended since the last checkpoint, in the order of acknowledgement.
+"""The journal of version 1, which is read only: appends since the last checkpoint, in the order of acknowledgement
 
-One flush is one record, written and synced as a whole whatever the number of topics; its blocks then go to their
-segments, which are synced at the next checkpoint only. After a crash the blocks are written to the segments again.
 All numbers are little-endian. The file starts with 32 bytes:
 
     offset  size
@@ -31,16 +29,15 @@ complete one is damage.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import google_crc32c
 
-from broker_io.block import BadBlock, EncodedBlock, Header, open_block, parse_header
-from broker_io.environment import Disk, File
+from broker_io.block import BadBlock, open_block, parse_header
 from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.file.operations import AppendBlocks
+from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
 
 VERSION = 1
 FILE_HEAD_BYTES = 32
@@ -63,17 +60,15 @@ class Placed(NamedTuple):
 
 
 class JournalBlock(NamedTuple):
-    """A block in a journal: its location, its header, its bytes."""
+    """A block in a journal: its location and its bytes."""
 
     placed: Placed
-    header: Header
     data: bytes
 
 
 class Replay(NamedTuple):
-    """The content of a journal of `size` bytes: its mark, blocks in order, the end offset of the last whole record."""
+    """The content of a journal of `size` bytes: blocks in order, the end offset of the last whole record."""
 
-    mark: bytes
     blocks: list[JournalBlock]
     end: int
     size: int
@@ -81,21 +76,6 @@ class Replay(NamedTuple):
 
 def _with_crc(head: bytes) -> bytes:
     return head + int(google_crc32c.value(head)).to_bytes(4, "little")
-
-
-def encode_file_head(number: int, mark: bytes) -> bytes:
-    return _with_crc(_FILE_HEAD.pack(_FILE_MAGIC, VERSION, number, mark))
-
-
-def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> list[bytes]:
-    """One record as chunks."""
-    table = b"".join([_ROW.pack(*placed) for placed, _ in blocks])
-    length = _HEAD_BYTES + len(table) + sum([placed.length for placed, _ in blocks])
-    head = _HEAD.pack(mark, sequence, length, len(blocks), google_crc32c.value(table))
-    chunks = [_with_crc(head) + table]
-    for _, block in blocks:
-        chunks += block.chunks
-    return chunks
 
 
 def read_journal(data: bytes, number: int, path: str) -> Replay:
@@ -121,7 +101,7 @@ def read_journal(data: bytes, number: int, path: str) -> Replay:
             break
         blocks += record
         at, sequence = end, sequence + 1
-    return Replay(mark, blocks, at, len(data))
+    return Replay(blocks, at, len(data))
 
 
 def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
@@ -139,7 +119,7 @@ def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list
         if header.length != len(content):
             raise BadBlock("one of its blocks has another length")
         open_block(content, 0, header)
-        blocks.append(JournalBlock(placed, header, content))
+        blocks.append(JournalBlock(placed, content))
         start += placed.length
     if start != at + length:
         raise BadBlock("its length is not that of its blocks")
@@ -169,42 +149,11 @@ def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bo
     return False
 
 
-@dataclass(eq=False)
-class JournalV1:
-    """A journal that is open for appends, without records at first; every call may raise OSError."""
-
-    file: File
-    path: str
-    number: int
-    mark: bytes
-    size: int = FILE_HEAD_BYTES
-    sequence: int = 1
-    """The sequence of the next record."""
-
-    @classmethod
-    def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> JournalV1:
-        """A new empty journal, durable except for its name; `mark` is 8 random bytes."""
-        file = disk.open(path, write=True, create=True)
-        try:
-            file.truncate(0)
-            file.write(0, [encode_file_head(number, mark)])
-            file.sync()
-        except BaseException:
-            file.close()
-            raise
-        return cls(file, path, number, mark)
-
-    def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
-        """Write one record and return once it is durable."""
-        chunks = encode_record(self.mark, self.sequence, blocks)
-        self.file.write(self.size, chunks)
-        self.file.sync()
-        self.size += sum(map(len, chunks))
-        self.sequence += 1
-
-    def cut(self) -> None:
-        """Cut off what a failed append may have left."""
-        self.file.truncate(self.size)
-
-    def close(self) -> None:
-        self.file.close()
+def read_operations(data: bytes, number: int, path: str) -> tuple[list[NumberedOperation], int]:
+    """The appends in a journal, numbered, and the bytes of a torn tail. Raises as `read_journal`."""
+    replay, numbers = read_journal(data, number, path), ObjectNumbers()
+    operations = []
+    for placed, block in replay.blocks:
+        body = AppendBlocks(placed.ledger, placed.generation, placed.offset, placed.length, [block])
+        operations.append(numbers.draw(Change.APPEND, placed.topic, body))
+    return operations, replay.size - replay.end

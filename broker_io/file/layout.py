@@ -29,7 +29,9 @@ and the rest is one JSON document:
     next_topic  number of the next topic; numbers are never reused
     next_ledger number of the first ledger of the next topic: above those of all deleted topics, so that a position in
                 a deleted topic exists in no later topic of its name; missing in older manifests: 1
-    topics      one object per topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
+    pair        an object, if the directory is the store of a member of a pair (see below)
+    topics      one object per topic: number, name, incarnation (16 bytes in hexadecimal), floor, ledgers, and
+                operations, the number of the last operation that is in its ledgers (operations.py)
 
 `floor` is `[ledger, entry]`: nothing below it exists any more. A data topic that was compacted has `cleaned` and
 `purged`, one with a policy has `policy`, an object; `broker_io.compaction` describes them. Each of `ledgers`, in order,
@@ -39,6 +41,14 @@ latter; milliseconds, 0 for an empty topic). Up to `cleaned` it may have `digest
 `broker_io.key_digest` describes, with `secret` as its seed, of those of its messages that have a value and are the
 newest with their key in all ledgers up to `cleaned`. Visible record sets are not part of it. All but the last ledger
 are closed. Appends in the journal extend the last one.
+
+`pair` has store (hexadecimal), partial (a store that lacks a part of its own log), committed (an lsn up to which
+records were known to be committed), structures (the number of the last structure operation that the manifest has),
+forks (for each forced promotion its epoch and the mark to which it cut the log), and prepared (for each file that a
+compaction has written and not yet put in its place: number of the operation, topic, ledger, generation, bytes, and
+digest in hexadecimal).
+
+Version 1 had one journal, also of version 1 (journal_v1.py), and neither last, mark, pair nor operations.
 """
 
 from __future__ import annotations
@@ -47,7 +57,7 @@ import bisect
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -121,6 +131,7 @@ KEY_COLUMNS = "keys"
 
 _JOURNAL = re.compile(r"journal-(0|[1-9]\d*)")
 _DIGEST = re.compile("[0-9a-f]{32}")
+_CHAIN = re.compile("[0-9a-f]{16}")
 
 
 def join(directory: str, *names: str) -> str:
@@ -141,19 +152,27 @@ def segment_path(directory: str, topic: TopicEntry, ledger: LedgerEntry, attempt
     return join(directory, TOPICS, str(topic.number), name)
 
 
+def prepared_path(directory: str, file: PreparedFile) -> str:
+    """The path of a file that a compaction has prepared, which is that of the segment that it will be."""
+    return join(directory, TOPICS, str(file.topic), f"{file.ledger}-{file.generation}.log")
+
+
 def index_path(segment: str) -> str:
     """The path of the index of a segment."""
     return segment.removesuffix(".log") + ".index"
 
 
-def remove_leftovers(disk: Disk, directory: str, manifest: Manifest) -> None:
-    """Remove files that the manifest does not name: it keeps one journal and the segment files of each topic."""
+def remove_leftovers(disk: Disk, directory: str, manifest: Manifest, journals: Container[int]) -> None:
+    """Remove files that the manifest does not name, and journals that are not in use."""
     for name in disk.list(directory):
-        if name == NEW_MANIFEST or (_JOURNAL.fullmatch(name) and name != f"journal-{manifest.journal}"):
+        journal = _JOURNAL.fullmatch(name)
+        if name == NEW_MANIFEST or (journal and int(journal[1]) not in journals):
             disk.remove(join(directory, name))
     if not disk.exists(join(directory, TOPICS)):
         return
     kept = {segment_path(directory, topic, ledger) for topic in manifest.topics for ledger in topic.ledgers}
+    if manifest.pair is not None:
+        kept |= {prepared_path(directory, file) for file in manifest.pair.prepared}
     for topic in disk.list(join(directory, TOPICS)):
         for name in disk.list(join(directory, TOPICS, topic)):
             path = join(directory, TOPICS, topic, name)
@@ -221,8 +240,11 @@ def take_lock(environment: Environment, directory: str) -> Lock:
         raise
 
 
-VERSION = 1
+VERSION = 2
 """The version of the manifest."""
+OLD_VERSION = 1
+"""An older version, which is read."""
+_VERSIONS = {str(version).encode(): version for version in (OLD_VERSION, VERSION)}
 _MAGIC = "txnbuffer-log"
 
 
@@ -271,6 +293,10 @@ class TopicEntry(NamedTuple):
     def with_open(self, entry: LedgerEntry) -> TopicEntry:
         """The topic with its open ledger replaced."""
         return self._replace(ledgers=(*self.ledgers[:-1], entry))
+
+    def appended(self, entry: LedgerEntry) -> TopicEntry:
+        """The topic after an append, with its open ledger."""
+        return self._replace(ledgers=(*self.ledgers[:-1], entry), operations=self.operations + 1)
 
 
 class TopicFiles(NamedTuple):
@@ -337,6 +363,7 @@ class Manifest(NamedTuple):
     last_journal: int = 0
     mark: Mark = START
     pair: PairEntry | None = None
+    version: int = VERSION
 
 
 TopicTexts: TypeAlias = dict[int, tuple[TopicEntry, bytes]]
@@ -351,13 +378,16 @@ def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> byte
     if texts is not None:
         texts.clear()
         texts.update(encoded)
-    document = {
-        "log": manifest.log,
-        "secret": manifest.secret,
-        "journal": manifest.journal,
+    document: dict[str, Any] = {"log": manifest.log, "secret": manifest.secret, "journal": manifest.journal}
+    if manifest.last_journal > manifest.journal:
+        document["last"] = manifest.last_journal
+    document |= {
+        "mark": _mark_document(manifest.mark),
         "next_topic": manifest.next_topic,
         "next_ledger": manifest.next_ledger,
     }
+    if manifest.pair is not None:
+        document["pair"] = _pair_document(manifest.pair)
     topics = b",".join([text for _, text in encoded.values()])
     rest = b"".join((_json(document)[:-1], b',"topics":[', topics, b"]}\n"))
     return f"{_MAGIC} {VERSION} {google_crc32c.value(rest):08x}\n".encode() + rest
@@ -365,6 +395,18 @@ def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> byte
 
 def _json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _mark_document(mark: Mark) -> list[Any]:
+    return [mark.epoch, mark.lsn, f"{mark.chain:016x}"]
+
+
+def _pair_document(pair: PairEntry) -> dict[str, Any]:
+    return pair._asdict() | {
+        "store": pair.store.hex(),
+        "forks": [[fork.epoch, _mark_document(fork.before)] for fork in pair.forks],
+        "prepared": [list(file) for file in pair.prepared],
+    }
 
 
 def _topic_document(topic: TopicEntry) -> dict[str, Any]:
@@ -380,6 +422,8 @@ def _topic_document(topic: TopicEntry) -> dict[str, Any]:
         document |= {"cleaned": cleaned, "purged": purged}
     if policy is not None:
         document["policy"] = policy._asdict()
+    if topic.operations:
+        document["operations"] = topic.operations
     return document
 
 
@@ -397,10 +441,11 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     words = line.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC.encode():
         raise Damaged(path, 0, "the first line is not that of a log's manifest")
-    if words[1] != str(VERSION).encode():
+    version = _VERSIONS.get(words[1])
+    if version is None:
         raise UnsupportedFormat(
-            f"{path}: a log of format version {words[1].decode(errors='replace')}; this release reads version "
-            f"{VERSION}: use the release that wrote it, or a newer one"
+            f"{path}: a log of format version {words[1].decode(errors='replace')}; this release reads versions "
+            f"{OLD_VERSION} and {VERSION}: use the release that wrote it, or a newer one"
         )
     if words[2] != f"{google_crc32c.value(rest):08x}".encode():
         raise Damaged(path, len(line) + 1, "the checksum of the manifest is wrong: restore it from a copy")
@@ -408,7 +453,8 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         document = json.loads(rest)
         topics = tuple(map(_read_topic, document["topics"]))
         numbers = document["journal"], document["next_topic"]
-        return Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
+        manifest = Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
+        return manifest._replace(version=version, **({} if version == OLD_VERSION else _read_place(document)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(path, len(line) + 1, f"the manifest can't be parsed ({error!r})") from None
 
@@ -421,6 +467,25 @@ def read_ledger(document: dict[str, Any]) -> LedgerEntry:
     return ledger
 
 
+def _read_place(document: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says of its place in the log, and of a pair."""
+    pair = _read_pair(document["pair"]) if "pair" in document else None
+    return {"last_journal": document.get("last", 0), "mark": _read_mark(document["mark"]), "pair": pair}
+
+
+def _read_mark(document: list[Any]) -> Mark:
+    epoch, lsn, chain = document
+    if type(epoch) is not int or type(lsn) is not int or min(epoch, lsn) < 0 or not _CHAIN.fullmatch(chain):
+        raise ValueError(f"{document!r} is not a mark: an epoch, an lsn and 16 hexadecimal digits")
+    return Mark(epoch, lsn, int(chain, 16))
+
+
+def _read_pair(document: dict[str, Any]) -> PairEntry:
+    forks = tuple([Fork(epoch, _read_mark(before)) for epoch, before in document["forks"]])
+    prepared = tuple([PreparedFile(*file) for file in document["prepared"]])
+    return PairEntry(**document)._replace(store=bytes.fromhex(document["store"]), forks=forks, prepared=prepared)
+
+
 def _read_topic(document: dict[str, Any]) -> TopicEntry:
     ledgers = tuple(map(read_ledger, document["ledgers"]))
     if not ledgers:
@@ -428,7 +493,8 @@ def _read_topic(document: dict[str, Any]) -> TopicEntry:
     number, entry = document["floor"]
     policy = CompactionPolicy(**document["policy"]) if "policy" in document else None
     state = CompactionState(document.get("cleaned", 0), document.get("purged", 0), policy)
-    return TopicEntry(document["number"], document["name"], document["incarnation"], (number, entry), ledgers, state)
+    name, incarnation, operations = document["name"], document["incarnation"], document.get("operations", 0)
+    return TopicEntry(document["number"], name, incarnation, (number, entry), ledgers, state, operations)
 
 
 def load_manifest(disk: Disk, directory: str) -> Manifest | None:

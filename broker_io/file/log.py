@@ -7,17 +7,14 @@ manifest.
 
 The first failed write or sync stops the engine. A failed sync may have dropped what it should have written, so nothing
 is retried; recovery at the next open determines what is durable.
-
-Appends are refused before the disk is full, while there is still room to decide, compact, trim and take snapshots.
-Records are refused below the watermark. What ends transactions, and appends to the service's own topics, are refused
-below half of it, so that transactions whose records were refused can still end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
@@ -26,8 +23,11 @@ from typing import Any
 from broker_io.batch import Batch
 from broker_io.environment import Environment
 from broker_io.errors import (
+    AppendUnknown,
+    Damaged,
     DiskFailed,
     DiskWatermark,
+    NotLive,
     TooManyFiles,
     TopicNotFound,
     disk_error,
@@ -35,60 +35,39 @@ from broker_io.errors import (
     out_of_files,
 )
 from broker_io.file import layout
-from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
-from broker_io.file.journal_v1 import FILE_HEAD_BYTES, JournalV1, Placed
+from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, Replicator, Watermark, build_commit
+from broker_io.file.journal import FILE_HEAD_BYTES
+from broker_io.file.journal_chain import Journal, record_damage
 from broker_io.file.layout import (
     MIB,
     LedgerEntry,
     Lock,
     Manifest,
     Options,
+    PairEntry,
     TopicEntry,
     TopicTexts,
-    empty_topic,
     replace_manifest,
 )
+from broker_io.file.operations import (
+    AppendBlocks,
+    DeleteTopic,
+    MakeTopic,
+    PrepareFiles,
+    RollTopic,
+    SetPolicy,
+    SwapFiles,
+    TrimTopic,
+    blocks_of,
+    changed_topic,
+    encode_operations,
+)
+from broker_io.file.redo import StructurePlan, planned
 from broker_io.file.segment import Segment
-from broker_io.port import OWN_PREFIX, check_batch
+from broker_io.port import check_batch
 from broker_io.position import Positions
-
-BYTES_BETWEEN = 16 * MIB
-SECONDS_BETWEEN = 1.0
-
-
-class Watermark:
-    """Checks the free space every 16 MiB or every second, and each time while there is too little."""
-
-    def __init__(self, environment: Environment, directory: str, watermark_bytes: int) -> None:
-        self._disk = environment.disk
-        self._clock = environment.clock
-        self._directory = directory
-        self._watermark_bytes = watermark_bytes
-        self.unseen = BYTES_BETWEEN
-        """Bytes that were written since the last check."""
-        self._seen_at = 0.0
-        self._low = False
-        self._free = watermark_bytes
-
-    def check(self) -> None:
-        """Measure the free space if it may have changed. Raises OSError."""
-        now = self._clock.monotonic()
-        if self._low or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
-            self._free = self._disk.free_bytes(self._directory)
-            self.unseen, self._seen_at = 0, now
-            self._low = self._free < self._watermark_bytes
-
-    def refusal(self, append: PendingBatch) -> DiskWatermark | None:
-        """The error for an append that may not be written, by the last check, or None."""
-        reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
-        if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
-            return None
-        limit = "half of the watermark" if reserved else "the watermark"
-        return DiskWatermark(
-            f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
-            "appends are rejected until there are more; free some space"
-        )
-
+from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
+from broker_io.replication.records import Mark, Store
 
 FLUSH_BYTES = 16 * MIB
 """Bytes of appends in one flush, at most, approximately."""
@@ -97,6 +76,8 @@ APPEND_BYTES = 1024
 OPEN_SEGMENTS = 256
 """Segment files that are kept open."""
 
+_REFUSALS = (DiskFailed, TooManyFiles, DiskWatermark, NotLive, AppendUnknown)
+"""Why appends and changes are not done, or not known to be; all else is a defect."""
 _STOPPED = "the log has stopped; nothing acknowledged is lost: repair the disk or free space, then open the log again"
 _UNLOCKED = (
     "its lock file was removed, so the log has stopped: make sure that no other process owns it, then open it again"
@@ -112,12 +93,19 @@ class FileLog:
         directory: str,
         options: Options,
         manifest: Manifest,
-        journal: JournalV1,
+        journal: Journal,
         lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
         self.pending: deque[PendingBatch] = deque()
         self.pending_bytes = 0
+        self.journal = journal
+        self.applied = manifest.mark
+        """The mark of the last record that is applied as a whole."""
+        self.replicator: Replicator | None = None
+        """Set while this log is the live of a pair."""
+        self.on_replaced: Callable[[list[str]], None] | None = None
+        """Called in a member of a pair with segments that nothing needs here any more, which `remove_files` removes."""
         self._disk = environment.disk
         self._clock = environment.clock
         self._randomness = environment.randomness
@@ -127,7 +115,6 @@ class FileLog:
         self._texts = TopicTexts()
         self.seed = int(manifest.secret, 16)
         """The seed of the key hashes."""
-        self._journal = journal
         self._lock = lock
         self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
@@ -143,6 +130,11 @@ class FileLog:
         ledger = ledger or entry.ledgers[-1]
         return layout.segment_path(self._directory, entry, ledger)
 
+    @property
+    def manifest(self) -> Manifest:
+        """What is stored; topics may have grown since."""
+        return self._manifest
+
     # --- topics ---
 
     def names(self) -> list[str]:
@@ -155,6 +147,9 @@ class FileLog:
             raise TopicNotFound(f"there is no topic {name!r} in {self._directory}: create it first")
         return topic
 
+    def all_topics(self) -> list[FileTopic]:
+        return list(self._topics.values())
+
     def current(self, number: int) -> TopicEntry | None:
         """The current state of a topic; None if it was deleted."""
         topic = self._topics.get(number)
@@ -163,84 +158,200 @@ class FileLog:
     def create_topics(self, names: Iterable[str]) -> None:
         """Create topics with one empty ledger each, all in one step; existing topics stay as they are."""
         missing = [name for name in dict.fromkeys(names) if name not in self._numbers]
-        if not missing:
-            return
-        self._check()
         number, first, token = self._manifest.next_topic, self._manifest.next_ledger, self._randomness.token
-        entries = [empty_topic(number + place, name, token(16), first) for place, name in enumerate(missing)]
-        directory = layout.join(self._directory, layout.TOPICS)
-        with self.guard(directory):
-            for entry in entries:
-                self._disk.make_directory(layout.topic_path(self._directory, entry.number))
-                self._make_segment(entry)
-            self._disk.sync_directory(directory)
-            if number == 1:
-                self._disk.sync_directory(self._directory)
-            self._replace(next_topic=number + len(entries), topics=[*self._durable(), *entries])
-        for entry in entries:
-            self._topics[entry.number] = self._open_topic(entry)
-            self._numbers[entry.name] = entry.number
-
-    def _make_segment(self, entry: TopicEntry) -> None:
-        with closing(self._disk.open(self._path(entry), write=True, create=True)) as file:
-            file.truncate(0)
-            file.sync()
-        self._disk.sync_directory(layout.topic_path(self._directory, entry.number))
+        made = [MakeTopic(name, token(16).hex(), first) for name in missing]
+        self._change([(Change.MAKE, number + place, body) for place, body in enumerate(made)])
 
     def delete_topic(self, name: str) -> None:
-        topic = self.topic(name)
-        self._check()
-        behind = max(self._manifest.next_ledger, topic.entry.ledgers[-1].ledger + 1)
-        with self.guard(self._directory):
-            left = [entry for entry in self._durable() if entry.number != topic.entry.number]
-            self._replace(topics=left, next_ledger=behind)
-        topic.removed = True
-        del self._numbers[name], self._topics[topic.entry.number]
-        self._dirty.pop(topic.entry.number, None)
-        topic.segment.close()
-        with self.guard(self._directory):
-            self._remove(topic.entry, topic.entry.ledgers)
+        entry = self.topic(name).entry
+        behind = max(self._manifest.next_ledger, entry.ledgers[-1].ledger + 1)
+        self._change([(Change.DELETE, entry.number, DeleteTopic(behind))])
 
     def roll(self, topic: FileTopic) -> None:
         """Close the open ledger and start another, unless it is empty."""
         last = topic.entry.ledgers[-1]
-        if not last.entries:
-            return
-        self._check()
-        opened = LedgerEntry(last.ledger + 1, first_time=last.last_time, last_time=last.last_time)
-        entry = topic.entry._replace(ledgers=(*topic.entry.ledgers, opened))
-        with self.guard(self._path(entry)):
-            self._make_segment(entry)
-            self._checkpoint({entry.number: entry})
-        topic.segment.close()
-        topic.segment = Segment(self._disk, self._path(entry), 0)
+        if last.entries:
+            self._change([(Change.ROLL, topic.entry.number, RollTopic(last.ledger + 1, last.last_time))])
 
     def trim(self, topic: FileTopic, first_ledger: int) -> None:
         """Drop closed ledgers below a number."""
-        old = topic.entry.ledgers
-        dropped = tuple(ledger for ledger in old[:-1] if ledger.ledger < first_ledger)
-        if not dropped:
+        dropped = [ledger for ledger in topic.entry.ledgers[:-1] if ledger.ledger < first_ledger]
+        if dropped:
+            self._change([(Change.TRIM, topic.entry.number, TrimTopic(dropped[-1].ledger, dropped[-1].entries))])
+
+    def set_policy(self, topic: FileTopic, body: SetPolicy) -> None:
+        self._change([(Change.POLICY, topic.entry.number, body)])
+
+    def prepare(self, topic: FileTopic, body: PrepareFiles) -> int:
+        """Note files that replace closed ledgers once both members of a pair have them; their number."""
+        self._change([(Change.PREPARE, topic.entry.number, body)])
+        return self._pair.structures
+
+    def swap(self, topic: FileTopic, body: SwapFiles) -> None:
+        """Put rewritten ledgers in place, in one step, and remove the files of the former ones."""
+        self._change([(Change.SWAP, topic.entry.number, body)])
+
+    # --- changes of structure ---
+
+    @property
+    def _pair(self) -> PairEntry:
+        return self._manifest.pair or PairEntry(b"")
+
+    def numbers(self) -> ObjectNumbers:
+        """The numbers of the last operations that are applied."""
+        counts = {number: topic.entry.operations for number, topic in self._topics.items()}
+        return ObjectNumbers(counts, self._pair.structures)
+
+    def _change(self, changes: list[tuple[Change, int, object]]) -> None:
+        """Change the structure in one step, by operations that are committed before in a pair."""
+        if not changes:
             return
-        floor = (dropped[-1].ledger, dropped[-1].entries)
-        self.change(topic, topic.entry._replace(floor=floor, ledgers=old[len(dropped) :]), dropped)
-
-    def change(self, topic: FileTopic, entry: TopicEntry, dropped: Iterable[LedgerEntry]) -> None:
-        """Replace the closed ledgers of a topic in one step, and remove the files of the dropped ones."""
         self._check()
+        if self._manifest.pair is None:
+            # Only the manifest has them, and it has the appends before them later: they draw no numbers.
+            self.apply([NumberedOperation(*change[:2], self._drawn(change[1]), 0, change[2]) for change in changes])
+            return
+        numbers = self.numbers()
+        operations = [numbers.draw(*change) for change in changes]
+        mark = self._committed(operations)
+        self.apply(operations, mark.lsn)
+        if (error := self._answer(mark)) is not None:
+            raise error
+
+    def _drawn(self, topic: int) -> int:
+        entry = self.current(topic)
+        return 0 if entry is None else entry.operations
+
+    def _committed(self, operations: Sequence[NumberedOperation]) -> Mark:
+        if self.replicator is None:
+            raise NotLive(f"{self._directory} is the store of a backup: change the log through the live of its pair")
+        return self.replicator.commit(operations)
+
+    def _answer(self, mark: Mark) -> AppendUnknown | None:
+        """Note that a record is applied; the error for its clients if they may not be answered."""
+        self.applied = mark
+        if self.replicator is None:
+            return None
+        self.replicator.applied(mark)
+        if self.replicator.may_answer():
+            return None
+        return AppendUnknown(f"{self._directory}: the lease of this live has ended, and another one may not have this")
+
+    def apply(self, operations: Sequence[NumberedOperation], lsn: int = 0) -> None:
+        """Apply operations in order, which record `lsn` has and which are committed; some may be applied already.
+
+        Several threads may apply appends to different topics, and one at a time other operations. Raises DiskFailed,
+        and StorageError if an operation does not follow from the state.
+        """
+        for is_append, group in itertools.groupby(operations, lambda operation: operation.change is Change.APPEND):
+            if is_append:
+                for operation in group:
+                    self._apply_append(operation)
+            else:
+                self._apply_structure(list(group), lsn)
+
+    def _apply_append(self, operation: NumberedOperation) -> None:
+        topic, body = self._topics.get(operation.topic), operation.body
+        if operation.topic >= self._manifest.next_topic:
+            raise Damaged(self.journal.path, 0, f"the journal names topic {operation.topic}, which was never created")
+        if topic is None or operation.number <= topic.entry.operations or not isinstance(body, AppendBlocks):
+            return
+        with record_damage(self.journal.path):
+            after, headers = changed_topic(topic.entry, operation), list(blocks_of(body))
+        if after is None:
+            return
+        self._dirty[operation.topic] = topic
+        with self.guard(topic.segment.path, midway=True):
+            write = partial(topic.segment.write_stored, body.offset, body.chunks, headers)
+            if self._manifest.pair is None:
+                self._retry_without_descriptors(write)
+            else:
+                write()  # other threads may write to the segments that would be closed
+            if len(self._dirty) > OPEN_SEGMENTS:
+                topic.segment.close()
+        topic.entry = after
+
+    def _apply_structure(self, operations: list[NumberedOperation], lsn: int) -> None:
+        self._check()
+        is_member = self._manifest.pair is not None
+        with record_damage(self.journal.path):
+            plan = planned(self._manifest, self.current, operations)
+        with self.guard(self._directory, midway=is_member):
+            rolled = self._make_files(plan)
+            if rolled and not is_member:
+                self._checkpoint(plan.topics)
+            else:
+                for topic in rolled:
+                    topic.segment.sync()
+                self._store(plan, lsn)
+        self._take_over(plan)
         with self.guard(self._directory):
-            durable = entry.with_open(topic.durable.ledgers[-1])
-            self._replace(topics=[durable if other is topic.durable else other for other in self._durable()])
-            topic.entry, topic.durable = entry, durable
-            self._remove(entry, dropped)
+            self._remove([self._path(entry, ledger) for entry, ledger in plan.dropped])
+            self._remove([layout.prepared_path(self._directory, file) for file in plan.unprepared])
 
-    def _remove(self, entry: TopicEntry, ledgers: Iterable[LedgerEntry]) -> None:
-        paths = [self._path(entry, ledger) for ledger in ledgers]
-        if self._kept is None:
-            self._remove_files(paths)
-        else:
+    def _make_files(self, plan: StructurePlan) -> list[FileTopic]:
+        """Make the files of ledgers that are opened; the topics that had another one open."""
+        rolled = []
+        for entry, ledger in plan.opened:
+            directory = layout.topic_path(self._directory, entry.number)
+            if entry.number in self._topics:
+                rolled.append(self._topics[entry.number])
+            else:
+                self._disk.make_directory(directory)
+            with closing(self._disk.open(self._path(entry, ledger), write=True, create=True)) as file:
+                file.truncate(0)
+                file.sync()
+            self._disk.sync_directory(directory)
+        if len(rolled) < len(plan.opened):
+            self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
+            if self._manifest.next_topic == 1:
+                self._disk.sync_directory(self._directory)
+        return rolled
+
+    def _store(self, plan: StructurePlan, lsn: int) -> None:
+        """Replace the manifest by one with a plan, which the records up to an lsn have."""
+        durable = {number: plan.durable(number, topic.durable) for number, topic in self._topics.items()}
+        made = {number: entry for number, entry in plan.topics.items() if number not in durable}
+        topics = [entry for entry in (durable | made).values() if entry is not None]
+        pair = plan.pair and plan.pair._replace(committed=max(plan.pair.committed, lsn))
+        self._replace(topics=topics, next_topic=plan.next_topic, next_ledger=plan.next_ledger, pair=pair)
+
+    def _take_over(self, plan: StructurePlan) -> None:
+        """Show what a plan has changed."""
+        for number, entry in plan.topics.items():
+            topic = self._topics.get(number)
+            if entry is None:
+                self._forget(number)
+            elif topic is None:
+                self._topics[number] = self._open_topic(entry)
+                self._numbers[entry.name] = number
+            else:
+                stored = plan.durable(number, topic.durable) or entry
+                if topic.segment.path != self._path(entry):
+                    topic.segment.close()
+                    topic.segment = Segment(self._disk, self._path(entry), 0)
+                    self._dirty.pop(number, None)
+                topic.entry, topic.durable = entry, stored
+
+    def _forget(self, number: int) -> None:
+        topic = self._topics.pop(number, None)
+        if topic is not None:
+            topic.removed = True
+            del self._numbers[topic.entry.name]
+            self._dirty.pop(number, None)
+            topic.segment.close()
+
+    def _remove(self, paths: list[str]) -> None:
+        """Remove segments that nothing needs any more; in a member of a pair a copy may need them."""
+        if self._kept is not None:
             self._kept += paths
+        elif self.on_replaced is None:
+            self.remove_files(paths)
+        elif paths:
+            self.on_replaced(paths)
 
-    def _remove_files(self, segments: Iterable[str]) -> None:
+    def remove_files(self, segments: Iterable[str]) -> None:
+        """Remove segments and their indexes. Raises OSError."""
         for path in segments:
             self._disk.remove(path)
             self._disk.remove(layout.index_path(path))
@@ -259,7 +370,39 @@ class FileLog:
         if self.failure is not None:
             return  # the next owner removes them
         with self.guard(self._directory):
-            self._remove_files(paths)
+            self._remove(paths)
+
+    # --- members of a pair ---
+
+    def found(self, store: Store) -> None:
+        """Make this log the first store of a pair, durably.
+
+        The mark of its journal is a random one, so that another store gets all of it, or nothing.
+        """
+        self.checkpoint()
+        before = Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little"))
+        with self.guard(self._directory, midway=True):
+            self.journal.roll(before)
+            number = self.journal.number
+            self._replace(
+                topics=self._durable(), journal=number, last_journal=number, mark=before, pair=PairEntry(store)
+            )
+            self.applied = before
+            self.journal.drop(before.lsn)
+
+    def change_pair(self, pair: PairEntry) -> None:
+        """Store what the manifest says of a pair, durably."""
+        self._check()
+        self._replace(topics=self._durable(), pair=pair)
+
+    def cut(self, lsn: int) -> None:
+        """Remove the records after an lsn from the journal, durably; none of them is applied."""
+        self._check()
+        last = self.journal.file_after(lsn)
+        if self._manifest.last_journal > last:
+            self._replace(topics=self._durable(), last_journal=last)
+        with self.guard(self.journal.path, midway=True):
+            self.journal.cut(lsn)
 
     # --- appends ---
 
@@ -310,15 +453,21 @@ class FileLog:
             with self.guard(self._directory):
                 self._watermark.check()
             commits = self._plan(live)
-            self._write(commits)
-        except (DiskFailed, TooManyFiles) as error:
+            if not commits:
+                return
+            mark = self._write(commits)
+        except _REFUSALS as error:
             _fail([append for append in live if not append.future.done()], error)
             return
         for commit in commits:
-            commit.topic.entry = commit.topic.entry.with_open(commit.after)
+            commit.topic.entry = commit.topic.entry.appended(commit.after)
+        unknown = self._answer(mark)
         for commit in commits:
             for append, positions in commit.answers:
-                append.future.set_result(positions)
+                if unknown is None:
+                    append.future.set_result(positions)
+                else:
+                    append.future.set_exception(unknown)
         self._after(commits)
 
     def _plan(self, live: list[PendingBatch]) -> list[LedgerCommit]:
@@ -338,77 +487,80 @@ class FileLog:
                 _fail(group, error)
         return commits
 
-    def _write(self, commits: list[LedgerCommit]) -> None:
-        placed = []
-        for commit in commits:
-            offset = commit.topic.entry.ledgers[-1].bytes
-            for block in commit.blocks:
-                number, ledger = commit.topic.entry.number, commit.after
-                placed.append((Placed(number, ledger.ledger, ledger.generation, offset, block.length), block))
-                offset += block.length
-                self._watermark.unseen += block.length
-        if not placed:
-            return
+    def _write(self, commits: list[LedgerCommit]) -> Mark:
+        """Write appends as one record, then to their segments; the mark of the record."""
         with self.guard(commits[0].topic.segment.path):
             # Once the journal is written the commit can't be undone, so one descriptor has to be open before.
             commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
-        with self.guard(self._journal.path, midway=True):
-            try:
-                self._journal.append(placed)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._journal.cut()
-                raise
+        mark = self._record([commit.operation for commit in commits])
         for commit in commits:
             topic = commit.topic
+            start = topic.entry.ledgers[-1].bytes
+            self._watermark.unseen += commit.after.bytes - start
             self._dirty[topic.entry.number] = topic
             with self.guard(topic.segment.path, midway=True):
-                self._retry_without_descriptors(
-                    partial(topic.segment.write, topic.entry.ledgers[-1].bytes, commit.blocks)
-                )
+                self._retry_without_descriptors(partial(topic.segment.write, start, commit.blocks))
                 if len(self._dirty) > OPEN_SEGMENTS:
                     topic.segment.close()
+        return mark
+
+    def _record(self, operations: list[NumberedOperation]) -> Mark:
+        """Return once a record of appends is durable, or committed by a pair; its mark."""
+        if self._manifest.pair is not None:
+            return self._committed(operations)
+        with self.guard(self.journal.path, midway=True):
+            try:
+                self.journal.append(encode_operations(operations))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.journal.undo()
+                raise
+        return self.journal.end
 
     def _after(self, commits: list[LedgerCommit]) -> None:
         """Roll and checkpoint where it is due; a failure stops the log, but the appends stay acknowledged."""
-        with contextlib.suppress(DiskFailed, TooManyFiles):
+        with contextlib.suppress(*_REFUSALS):
             for commit in commits:
                 if commit.after.bytes >= self._options.segment_bytes:
                     self.roll(commit.topic)
-            if self._journal.size >= self._options.journal_bytes:
+            if self.is_journal_full:
                 self.checkpoint()
 
     # --- checkpoints ---
 
+    @property
+    def is_journal_full(self) -> bool:
+        return self.journal.size >= self._options.journal_bytes
+
     def checkpoint(self) -> None:
-        """Make the segments durable and start an empty journal."""
+        """Make the segments durable, as of the last record that is applied, and start a new file of the journal.
+
+        In a member of a pair the former files stay until the caller drops them.
+        """
         self._check()
         with self.guard(self._directory):
             self._checkpoint({})
 
-    def _checkpoint(self, replaced: dict[int, TopicEntry]) -> None:
+    def _checkpoint(self, replaced: Mapping[int, TopicEntry | None]) -> None:
         for topic in self._dirty.values():
             with self.guard(topic.segment.path):
                 topic.segment.save_index()
                 self._retry_without_descriptors(topic.segment.sync)
                 if len(self._topics) > OPEN_SEGMENTS:
                     topic.segment.close()
-        number = self._journal.number + 1
-        path = layout.journal_path(self._directory, number)
-        journal = JournalV1.create(self._disk, path, number, self._randomness.token(8))
-        try:
-            self._disk.sync_directory(self._directory)
-            entries = {number: topic.entry for number, topic in self._topics.items()} | replaced
-            self._replace(journal=journal.number, topics=list(entries.values()))
-        except BaseException:
-            journal.close()
-            raise
-        old, self._journal = self._journal, journal
-        old.close()
+        if self.journal.size > FILE_HEAD_BYTES:
+            self.journal.roll()
+        mark, pair = self.applied, self._manifest.pair
+        if pair is not None:
+            pair = pair._replace(committed=max(pair.committed, mark.lsn))
+        entries = {number: replaced.get(number) or topic.entry for number, topic in self._topics.items()}
+        first, last = self.journal.file_after(mark.lsn), self.journal.number
+        self._replace(topics=list(entries.values()), journal=first, last_journal=last, mark=mark, pair=pair)
         for number, entry in entries.items():
             self._topics[number].entry = self._topics[number].durable = entry
         self._dirty.clear()
-        self._disk.remove(old.path)
+        if pair is None:
+            self.journal.drop(mark.lsn)
 
     def _durable(self) -> list[TopicEntry]:
         """The topics as the manifest has them, without what is only in the journal."""
@@ -465,14 +617,14 @@ class FileLog:
         self.failure = self.failure or failure
 
     def close(self) -> None:
-        """Flush, checkpoint if the journal is not empty, and release the directory."""
+        """Flush, checkpoint if records are applied since the last one, and release the directory."""
         try:
             self.flush()
-            if self.failure is None and self._journal.size > FILE_HEAD_BYTES:
+            if self.failure is None and self.applied != self._manifest.mark:
                 with contextlib.suppress(TooManyFiles):  # then the next owner does it
                     self.checkpoint()
         finally:
-            self._journal.close()
+            self.journal.close()
             for topic in self._topics.values():
                 topic.segment.close()
             self._lock.close()

@@ -1,20 +1,23 @@
 """Opening the embedded log as its owner: lock, manifest, recovery.
 
-Recovery replays the journal into the segments and cuts torn tails off; any other damage is an error.
+Recovery applies the records of the journal that are not in the ledgers yet, and cuts torn tails off; any other damage
+is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from broker_io.environment import Disk, Environment, File, read_file
-from broker_io.errors import Damaged, disk_error
-from broker_io.file import layout
-from broker_io.file.journal_v1 import FILE_HEAD_BYTES, JournalBlock, JournalV1, Replay, read_journal
+from broker_io.errors import Damaged, NotAMember, disk_error
+from broker_io.file import journal_v1, layout
+from broker_io.file.commit import FileTopic
+from broker_io.file.journal_chain import FoundJournal, Journal, find_journal, missing_journal, record_damage
 from broker_io.file.layout import (
-    LedgerEntry,
+    OLD_VERSION,
     Lock,
     Manifest,
     Options,
@@ -24,41 +27,25 @@ from broker_io.file.layout import (
     take_lock,
 )
 from broker_io.file.log import FileLog
+from broker_io.file.operations import decode_operations
 from broker_io.file.segment import whole_blocks
+from broker_io.replication.numbers import NumberedOperation
+from broker_io.replication.records import START, LogRecord
 
 
-@dataclass(slots=True)
-class Recovered:
-    """The durable topics after recovery, the report of repairs, and whether a checkpoint is due."""
+class OpenedLog(NamedTuple):
+    """The engine of a directory, and the report of recovery, a sentence for each finding.
 
-    topics: list[TopicEntry] = field(default_factory=list)
-    report: list[str] = field(default_factory=list)
-    changed: bool = False
-    mark: bytes = b""
-
-
-def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
-    """Restore every segment to its end by the manifest and the journal. Raises Damaged or OSError.
-
-    It is idempotent, so a crash during recovery is harmless.
+    `found` is the journal of a member of a pair, whose records after the mark of the manifest are not applied yet.
     """
-    result = Recovered()
-    path = layout.journal_path(directory, manifest.journal)
-    replay = read_journal(_read(disk, path), manifest.journal, path)
-    result.mark = replay.mark
-    result.changed = replay.size > FILE_HEAD_BYTES
-    if replay.end < replay.size:
-        result.report.append(
-            f"{path}: dropped {replay.size - replay.end} bytes of an append that was never completed or acknowledged"
-        )
-    waiting = by_topic(replay, manifest, path)
-    for topic in manifest.topics:
-        check_sizes(disk, directory, topic)
-        result.topics.append(_recover_open(disk, directory, topic, waiting.get(topic.number, []), path, result))
-    return result
+
+    log: FileLog
+    report: list[str]
+    found: FoundJournal | None
 
 
-def _read(disk: Disk, path: str) -> bytes:
+def read_needed(disk: Disk, path: str) -> bytes:
+    """The bytes of a journal. Raises Damaged if it is missing, OSError."""
     try:
         with closing(disk.open(path)) as file:
             return read_file(file)
@@ -66,22 +53,8 @@ def _read(disk: Disk, path: str) -> bytes:
         raise missing_journal(path) from None
 
 
-def missing_journal(path: str) -> Damaged:
-    return Damaged(path, 0, "the journal that the manifest names is missing: restore it from a copy")
-
-
 def missing_segment(path: str) -> Damaged:
     return Damaged(path, 0, "a segment that the manifest names is missing: restore it from a copy")
-
-
-def by_topic(replay: Replay, manifest: Manifest, path: str) -> dict[int, list[JournalBlock]]:
-    """The blocks of each topic, without those of topics that were deleted since."""
-    blocks: dict[int, list[JournalBlock]] = {}
-    for block in replay.blocks:
-        if block.placed.topic >= manifest.next_topic:
-            raise Damaged(path, 0, f"the journal names topic {block.placed.topic}, which was never created")
-        blocks.setdefault(block.placed.topic, []).append(block)
-    return blocks
 
 
 def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
@@ -102,67 +75,18 @@ def check_sizes(disk: Disk, directory: str, topic: TopicEntry) -> None:
             raise Damaged(path, min(size, ledger.bytes), f"the segment has {size} bytes instead of {ledger.bytes}")
 
 
-def _recover_open(
-    disk: Disk, directory: str, topic: TopicEntry, blocks: list[JournalBlock], journal: str, result: Recovered
-) -> TopicEntry:
-    ledger = topic.ledgers[-1]
-    path = layout.segment_path(directory, topic, ledger)
-    with closing(open_segment(disk, path, write=True)) as file:
-        place = topic.place(ledger)
-        replayed = _replay(file, ledger, place, blocks, journal)
-        after = _cut_tail(file, path, replayed, place, result)
-        if after != ledger:
-            file.sync()
-            result.changed = True
-    return topic.with_open(after)
+def journal_operations(records: Iterable[LogRecord], path: str) -> list[NumberedOperation]:
+    """The operations of records. Raises Damaged if a record has another content."""
+    with record_damage(path):
+        return [operation for record in records for operation in decode_operations(record.content)]
 
 
-def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
-    """Write the blocks of the journal to their segment again.
+def open_log(environment: Environment, directory: str, options: Options, *, member: bool = False) -> OpenedLog:
+    """Open and lock a directory, creating it if it is missing, and recover its log.
 
-    This includes bytes that are already there: after a failed sync they may be in memory only, and reach the disk only
-    if they are written again.
-    """
-    for block in blocks:
-        placed, data = block.placed, block.data
-        ledger = with_journal_block(ledger, block, place, journal)
-        file.write(placed.offset, [data])
-    return ledger
-
-
-def with_journal_block(ledger: LedgerEntry, block: JournalBlock, place: int, journal: str) -> LedgerEntry:
-    """A ledger extended by a block of the journal. Raises Damaged if the block does not follow."""
-    placed, header = block.placed, block.header
-    found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
-    if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
-        raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
-    return ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
-
-
-def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Recovered) -> LedgerEntry:
-    """Keep whole blocks after those of the journal, which lost its last record, and cut off the rest.
-
-    Kept blocks are written again for the reason given in `_replay`.
-    """
-    size = file.size()
-    if size == ledger.bytes:
-        return ledger
-    kept, _ = whole_blocks(file, ledger, size, place, contents=True)
-    if kept != ledger:
-        result.report.append(f"{path}: kept {kept.entries - ledger.entries} messages that the journal had lost")
-        file.write(ledger.bytes, [file.read(ledger.bytes, kept.bytes - ledger.bytes)])
-    if kept.bytes < size:
-        result.report.append(f"{path}: cut off {size - kept.bytes} bytes of an incomplete block at offset {kept.bytes}")
-        file.truncate(kept.bytes)
-        file.sync()
-        result.changed = True
-    return kept
-
-
-def open_log(environment: Environment, directory: str, options: Options) -> tuple[FileLog, list[str]]:
-    """The engine of a directory, created if it is missing, and the report of recovery, a sentence for each finding.
-
-    Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed.
+    The store of a `member` of a pair is only opened: what is after the mark of its manifest may not be committed.
+    Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and NotAMember for such a store
+    if it is not opened as one.
     """
     disk = environment.disk
     try:
@@ -171,7 +95,7 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
         disk.make_directory(directory)
         lock = take_lock(environment, directory)
         try:
-            return _open_locked(environment, directory, options, lock)
+            return _open_locked(environment, directory, options, lock, member=member)
         except BaseException:
             lock.close()
             raise
@@ -190,41 +114,118 @@ def sync_names(disk: Disk, directory: str) -> None:
             disk.sync_directory(path)
 
 
-def _open_locked(environment: Environment, directory: str, options: Options, lock: Lock) -> tuple[FileLog, list[str]]:
+def _open_locked(environment: Environment, directory: str, options: Options, lock: Lock, *, member: bool) -> OpenedLog:
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
+    if manifest.pair is not None and not member:
+        raise NotAMember(
+            f"{directory} is the store of a member of a pair: serve it with the lock of its pair, or open it read-only"
+        )
     # A former owner that was killed may have renamed the manifest without syncing that: a loss of power would undo it.
     disk.sync_directory(directory)
-    recovered = recover(disk, directory, manifest)
-    manifest, journal = _start_journal(environment, directory, manifest, recovered)
+    stored = stored_log(disk, directory, manifest)
+    for topic in manifest.topics:
+        check_sizes(disk, directory, topic)
+    journal = _open_journal(environment, directory, stored)
     try:
-        layout.remove_leftovers(disk, directory, manifest)
-        return FileLog(environment, directory, options, manifest, journal, lock), recovered.report
+        log = FileLog(environment, directory, options, stored.manifest, journal, lock)
+        report = [stored.torn] if stored.torn else []
+        if manifest.pair is None:
+            _recover(disk, log, stored, report)
+        else:
+            for opened in log.all_topics():
+                _cut_tail(disk, opened)
+        layout.remove_leftovers(disk, directory, log.manifest, range(log.manifest.journal, journal.number + 1))
+        return OpenedLog(log, report, stored.found)
     except BaseException:
         journal.close()
         raise
 
 
+class StoredLog(NamedTuple):
+    """What is stored of a log: its manifest, as the engine begins with it, and the operations after its mark.
+
+    `torn` says what was dropped; `found` is the journal, None of version 1.
+    """
+
+    manifest: Manifest
+    operations: list[NumberedOperation]
+    torn: str
+    found: FoundJournal | None
+
+
+def stored_log(disk: Disk, directory: str, manifest: Manifest) -> StoredLog:
+    """Read the journal that a manifest names. Raises Damaged, UnsupportedFormat, OSError."""
+    path = layout.journal_path(directory, manifest.journal)
+    if manifest.version == OLD_VERSION:
+        operations, size = journal_v1.read_operations(read_needed(disk, path), manifest.journal, path)
+        manifest = manifest._replace(version=layout.VERSION, journal=manifest.journal + 1)
+        return StoredLog(manifest, operations, _torn(path, size), None)
+    found = find_journal(disk, directory, manifest)
+    end = found.end.lsn if manifest.pair is None else found.shown(manifest)
+    records = [record for record in found.records if manifest.mark.lsn < record.lsn <= end]
+    return StoredLog(manifest, journal_operations(records, path), _torn(found.files[-1].path, found.torn), found)
+
+
+def _torn(path: str, size: int) -> str:
+    return f"{path}: dropped {size} bytes of an append that was never completed or acknowledged" if size else ""
+
+
+def _open_journal(environment: Environment, directory: str, stored: StoredLog) -> Journal:
+    if stored.found is not None:
+        return Journal.open(environment, directory, stored.found)
+    journal = Journal.create(environment, directory, stored.manifest.journal, START)
+    environment.disk.sync_directory(directory)
+    return journal
+
+
+def _recover(disk: Disk, log: FileLog, stored: StoredLog, report: list[str]) -> None:
+    """Apply what the journal has, and cut torn tails off; idempotent, so a crash meanwhile is harmless."""
+    log.apply(sorted(stored.operations, key=lambda operation: operation.topic))
+    changed = bool(stored.operations or stored.torn or stored.found is None or len(stored.found.files) > 1)
+    log.applied = log.journal.end
+    for topic in log.all_topics():
+        changed |= _keep_tail(disk, topic, report)
+    if changed:
+        log.checkpoint()
+
+
+def _keep_tail(disk: Disk, topic: FileTopic, report: list[str]) -> bool:
+    """Keep whole blocks after those of the journal, which lost its last record, and cut off the rest.
+
+    Kept blocks are written again, as after a failed sync they may be in memory only. True if there was anything.
+    """
+    ledger, path = topic.entry.ledgers[-1], topic.segment.path
+    with closing(open_segment(disk, path, write=True)) as file:
+        size = file.size()
+        if size == ledger.bytes:
+            return False
+        kept, _ = whole_blocks(file, ledger, size, topic.entry.place(ledger), contents=True)
+        if kept != ledger:
+            report.append(f"{path}: kept {kept.entries - ledger.entries} messages that the journal had lost")
+            file.write(ledger.bytes, [file.read(ledger.bytes, kept.bytes - ledger.bytes)])
+        if kept.bytes < size:
+            report.append(f"{path}: cut off {size - kept.bytes} bytes of an incomplete block at offset {kept.bytes}")
+            file.truncate(kept.bytes)
+        file.sync()
+    topic.entry = topic.entry.with_open(kept)
+    return True
+
+
+def _cut_tail(disk: Disk, topic: FileTopic) -> None:
+    """Cut off what is not in the manifest: it is applied again once it is known to be committed."""
+    size = topic.entry.ledgers[-1].bytes
+    with closing(open_segment(disk, topic.segment.path, write=True)) as file:
+        if file.size() > size:
+            file.truncate(size)
+            file.sync()
+
+
 def _create(environment: Environment, directory: str) -> Manifest:
     token = environment.randomness.token
-    manifest = Manifest(token(16).hex(), token(8).hex(), 1, 1, ())
-    JournalV1.create(environment.disk, layout.journal_path(directory, 1), 1, token(8)).close()
+    mark = START._replace(chain=int.from_bytes(token(8), "little"))  # that of no other log
+    manifest = Manifest(token(16).hex(), token(8).hex(), 1, 1, (), mark=mark)
+    Journal.create(environment, directory, 1, mark).close()
     sync_names(environment.disk, directory)
     replace_manifest(environment.disk, directory, manifest)
     return manifest
-
-
-def _start_journal(
-    environment: Environment, directory: str, manifest: Manifest, recovered: Recovered
-) -> tuple[Manifest, JournalV1]:
-    """Write a new manifest and journal after recovery, unless nothing has changed."""
-    disk, number = environment.disk, manifest.journal
-    if not recovered.changed:
-        path = layout.journal_path(directory, number)
-        return manifest, JournalV1(disk.open(path, write=True), path, number, recovered.mark)
-    number += 1
-    journal = JournalV1.create(disk, layout.journal_path(directory, number), number, environment.randomness.token(8))
-    disk.sync_directory(directory)
-    manifest = manifest._replace(journal=number, topics=tuple(recovered.topics))
-    replace_manifest(disk, directory, manifest)
-    return manifest, journal

@@ -23,7 +23,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from operator import attrgetter
 from typing import NamedTuple
@@ -267,6 +267,19 @@ class Segment:
         for block in blocks:
             self._index.add(block.first_entry, offset, block.publish_time)
             offset += block.length
+        self._save_some()
+
+    def write_stored(
+        self, offset: int, chunks: Sequence[bytes | memoryview], found: Iterable[tuple[int, Header]]
+    ) -> None:
+        """Write blocks whose headers are known from an offset, as `write` does."""
+        self.dirty = True
+        self.open(offset).write(offset, chunks)
+        for at, header in found:
+            self._index.add(header.first_entry, at, header.publish_time)
+        self._save_some()
+
+    def _save_some(self) -> None:
         if self._index.unwritten >= INDEX_BATCH:
             self._index.save(self._disk, layout.index_path(self.path))
 

@@ -67,7 +67,7 @@ class LogRecord(NamedTuple):
         return self.mark.lsn
 
 
-def mark_after(before: Mark, epoch: int, commit: int, kind: Kind, chunks: Iterable[bytes]) -> Mark:
+def mark_after(before: Mark, epoch: int, commit: int, kind: Kind, chunks: Iterable[bytes | memoryview]) -> Mark:
     """The mark of the record after a mark, whose content is in chunks."""
     lsn = before.lsn + 1
     chain = xxhash.xxh3_64(_HEAD.pack(before.chain, epoch, lsn, commit, kind))

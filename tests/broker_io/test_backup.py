@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from file_logs import DIRECTORY, World, append, messages, numbered, rows, segment_paths
-from golden_files import committed
+from golden_files import GOLDEN, committed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +88,18 @@ def test_golden() -> None:
         assert content(restored) == content(log)
         count = sum(ledger.entries for topic in log.topics() for ledger in log.ledgers(topic))
     assert report == BackupReport(3, 7, count, len(world.disk.content(FILE)))
+
+
+def test_a_backup_with_a_manifest_of_version_1_is_restored() -> None:
+    world = saved()
+    put(world, "/golden", (GOLDEN / "broker_io/backup-v1.bin").read_bytes())
+    report = restore(world, path="/golden")
+    with world.own() as log, opened(world) as restored:
+        found, expected = content(restored), content(log)
+        assert {topic: len(rows) for topic, rows in found.items()} == {
+            topic: len(rows) for topic, rows in expected.items()
+        }
+    assert report.topics == 3
 
 
 STEPS = st.lists(

@@ -296,7 +296,7 @@ def test_threads_append_while_the_log_rolls_trims_and_compacts(tmp_path: Path) -
 def test_failure_wakes_all_waiting_threads(tmp_path: Path) -> None:
     broker = FileBroker.open(str(tmp_path / "log"), watermark_bytes=0)
     broker.create_topic("t")
-    journal = broker._log._journal
+    journal = broker._log.journal
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "gone")

@@ -69,11 +69,11 @@ class World:
         self.journal.roll()
 
     def drop(self, back: int) -> None:
-        lsn = self.end.lsn - back
+        lsn, before = self.end.lsn - back, self.base.lsn
         self.journal.drop(lsn)
         self.first = self.journal.file_after(self.journal.base.lsn)
         self.base = self.journal.base
-        assert self.base.lsn <= max(lsn, FIRST.lsn)
+        assert self.base.lsn <= max(lsn, before)
         self.records = [record for record in self.records if record.lsn > self.base.lsn]
 
     def cut(self, back: int) -> None:

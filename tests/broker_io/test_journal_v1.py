@@ -1,16 +1,35 @@
 """The journal: records in order, torn tails and damage distinguished, its golden file."""
 
+import struct
+
+import google_crc32c
 import pytest
 from golden_files import committed
 
 from broker_io.batch import Batch, Message
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import Damaged, StorageError, UnsupportedFormat
-from broker_io.file.journal_v1 import FILE_HEAD_BYTES, JournalV1, Placed, encode_file_head, encode_record, read_journal
-from broker_io.testing import SimulatedDisk
+from broker_io.file import journal_v1
+from broker_io.file.journal_v1 import FILE_HEAD_BYTES, Placed, read_journal, read_operations
+from broker_io.file.operations import AppendBlocks
 
 MARK = b"\x01mark\x02\x03\x04"
 PATH = "/log/journal-5"
+
+
+def with_crc(head: bytes) -> bytes:
+    return head + google_crc32c.value(head).to_bytes(4, "little")
+
+
+def encode_file_head(number: int, mark: bytes) -> bytes:
+    return with_crc(struct.pack("<7sBQ8s4x", b"TXJOURN", journal_v1.VERSION, number, mark))
+
+
+def encode_record(mark: bytes, sequence: int, blocks: list[tuple[Placed, EncodedBlock]]) -> list[bytes]:
+    table = b"".join([struct.pack("<QQQQQ", *where) for where, _ in blocks])
+    length = 40 + len(table) + sum([where.length for where, _ in blocks])
+    head = struct.pack("<8sQQII4x", mark, sequence, length, len(blocks), google_crc32c.value(table))
+    return [with_crc(head) + table, *[chunk for _, made in blocks for chunk in made.chunks]]
 
 
 def block(number: int) -> EncodedBlock:
@@ -41,11 +60,10 @@ def test_golden() -> None:
     data = committed("broker_io/journal-v1.bin", journal()[0])
     replay = read_journal(data, 5, PATH)
     assert [found.placed for found in replay.blocks] == ALL
-    assert [found.header.first_entry for found in replay.blocks] == [1, 2, 3, 4]
     assert [found.data for found in replay.blocks] == [
         b"".join(made.chunks) for record in RECORDS for _, made in record
     ]
-    assert (replay.mark, replay.end, replay.size) == (MARK, len(data), len(data))
+    assert (replay.end, replay.size) == (len(data), len(data))
 
 
 def test_truncated_journal_has_all_whole_records() -> None:
@@ -115,8 +133,6 @@ def test_journal_in_a_message_is_not_parsed() -> None:
 
 
 def test_a_newer_version_is_named() -> None:
-    import google_crc32c
-
     head = bytearray(encode_file_head(5, MARK))
     head[7] = 2
     head[28:32] = google_crc32c.value(bytes(head[:28])).to_bytes(4, "little")
@@ -124,20 +140,13 @@ def test_a_newer_version_is_named() -> None:
         read_journal(bytes(head), 5, PATH)
 
 
-def test_appends_and_a_cut() -> None:
-    disk = SimulatedDisk()
-    disk.make_directory("/log")
-    made = JournalV1.create(disk, PATH, 5, MARK)
-    for record in RECORDS[:2]:
-        made.append(record)
-    disk.fail_at(1, 5, written=30)
-    with pytest.raises(OSError, match="5"):
-        made.append(RECORDS[2])
-    assert disk.files()[PATH] == made.size + 30
-    made.cut()
-    assert disk.content(PATH) == journal(RECORDS[:2])[0]
-    made.append(RECORDS[2])
-    made.close()
-    assert disk.content(PATH) == journal()[0]
-    empty = JournalV1(disk.open(PATH, write=True), PATH, 5, MARK)
-    assert empty.size == FILE_HEAD_BYTES
+def test_its_blocks_are_appends() -> None:
+    data, _ = journal()
+    operations, torn = read_operations(data[:-1], 5, PATH)
+    assert torn == len(data) - 1 - journal(RECORDS[:2])[1][-1]
+    numbers = [(operation.topic, operation.number, operation.manifest) for operation in operations]
+    assert numbers == [(1, 1, 0), (2, 1, 0), (0, 0, 0)]
+    assert [operation.body for operation in operations] == [
+        AppendBlocks(1, 0, where.offset, where.length, [b"".join(made.chunks)])
+        for record in RECORDS[:2] for where, made in record
+    ]  # fmt: skip

@@ -2,13 +2,15 @@
 
 import google_crc32c
 import pytest
-from golden_files import committed
+from golden_files import GOLDEN, committed
 
 from broker_io.compaction import CompactionPolicy, CompactionState
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
 from broker_io.file.layout import (
     LedgerEntry,
     Manifest,
+    PairEntry,
+    PreparedFile,
     TopicEntry,
     TopicTexts,
     decode_manifest,
@@ -16,6 +18,7 @@ from broker_io.file.layout import (
     load_manifest,
     replace_manifest,
 )
+from broker_io.replication.records import START, Fork, Mark
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
 
 MANIFEST = Manifest(
@@ -59,10 +62,44 @@ def test_golden_of_compacted_topics() -> None:
     assert decode_manifest(data, "manifest") == COMPACTED
 
 
+PAIRED = MANIFEST._replace(
+    topics=(MANIFEST.topics[0]._replace(operations=17), MANIFEST.topics[1]),
+    last_journal=9,
+    mark=Mark(3, 41, 2**64 - 2),
+    pair=PairEntry(
+        b"\x01store\xff",
+        True,
+        40,
+        12,
+        (Fork(2, Mark(1, 20, 5)), Fork(3, Mark(2, 30, 2**63))),
+        (PreparedFile(11, 1, 3, 3, 700, "ab" * 16),),
+    ),
+)
+
+
+def test_golden_of_a_member_of_a_pair() -> None:
+    data = committed("broker_io/manifest-pair.txt", encode_manifest(PAIRED))
+    assert decode_manifest(data, "manifest") == PAIRED
+
+
+def test_version_1_is_read() -> None:
+    """It has no place in a log of records."""
+    found = decode_manifest((GOLDEN / "broker_io/manifest-v1.txt").read_bytes(), "manifest")
+    assert found == COMPACTED._replace(version=1)
+    assert (found.mark, found.last_journal, found.pair) == (START, 0, None)
+
+
+@pytest.mark.parametrize("mark", ["[0,0]", '[0,"0","0000000000000000"]', "[0,-1,5]", '[0,0,"x"]', "null"])
+def test_a_mark_that_is_none_is_damage(mark: str) -> None:
+    rest = encode_manifest(MANIFEST).partition(b"\n")[2].replace(b'[0,0,"0000000000000000"]', mark.encode())
+    with pytest.raises(Damaged, match="parsed"):
+        decode_manifest(f"txnbuffer-log 2 {google_crc32c.value(rest):08x}\n".encode() + rest, "manifest")
+
+
 def changed(old: str, new: str) -> bytes:
     """The manifest of the compacted topics with another text and a valid checksum."""
     rest = encode_manifest(COMPACTED).partition(b"\n")[2].replace(old.encode(), new.encode())
-    return f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+    return f"txnbuffer-log 2 {google_crc32c.value(rest):08x}\n".encode() + rest
 
 
 @pytest.mark.parametrize(("old", "new"), [("dirty_ratio", "dirty_ratios"), (DIGEST, DIGEST[1:]), (f'"{DIGEST}"', "5")])
@@ -90,14 +127,14 @@ def test_flipped_bits_and_truncation_are_damage() -> None:
 
 
 def test_another_version_is_named() -> None:
-    data = encode_manifest(MANIFEST).replace(b"txnbuffer-log 1 ", b"txnbuffer-log 12 ", 1)
+    data = encode_manifest(MANIFEST).replace(b"txnbuffer-log 2 ", b"txnbuffer-log 12 ", 1)
     with pytest.raises(UnsupportedFormat, match="version 12"):
         decode_manifest(data, "manifest")
 
 
 @pytest.mark.parametrize("rest", [b"", b"[]", b"{}", b'{"log":1}', b"\xff", b'{"topics":[{}]}', b'{"topics":5}'])
 def test_unparsable_manifest_is_damaged(rest: bytes) -> None:
-    data = f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+    data = f"txnbuffer-log 2 {google_crc32c.value(rest):08x}\n".encode() + rest
     with pytest.raises(Damaged, match="parsed"):
         decode_manifest(data, "manifest")
 

@@ -30,6 +30,10 @@ PRIMITIVES = {
 INSIDE = {
     "broker_io.varint.decode_varint": "reads the numbers in messages for broker_io.rpc.encoding",
     "broker_io.block._of_columns.decode_columns": "wraps the decoders of columns",
+    "broker_io.file.journal_chain": "reads files with the decoders of broker_io.file.journal",
+    "broker_io.file.journal_v1.read_operations": "numbers what read_journal has read",
+    "broker_io.file.log": "makes a number of random bytes",
+    "broker_io.file.recovery": "opens logs, which the fuzzed directories are",
     "broker_io.file.compaction_tasks": "reads bitmaps and keys that the same compaction has found",
     "broker_io.file.key_columns": "reads columns that the same compaction has written",
     "broker_io.testing.standalone": "test code: answers of a broker that a test has started",

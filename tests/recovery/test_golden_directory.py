@@ -58,3 +58,34 @@ def test_golden_directory_is_taken_over_by_an_owner(directory):
                 assert owner.notes == []
                 for topic in TOPICS:
                     check(topic, broker, owner.buffer(topic), owner.followed(topic).numbered.next_seqno)
+
+
+CONTENT = {
+    "later": [b"l000"],
+    "orders": [b"o%03d" % number + b"x" * 50 for number in range(5)] + [b"o005"],
+    "payments": [b"p000", b"p001", *[b"v%d" % number for number in range(200)]],
+    "rolled": [b"r%03d" % number for number in range(6)],
+}
+
+
+def values_of(broker):
+    found = {}
+    for topic in broker.topics():
+        with broker.reader(topic) as reader:
+            found[topic] = [placed.message.value for batch in iter(reader.read, None) for placed in batch]
+    return found
+
+
+def test_golden_directory_of_a_killed_owner_is_read_and_taken_over(tmp_path):
+    """Most of it is in its journal of version 1, behind which is a torn tail."""
+    directory = tmp_path / "log"
+    shutil.copytree(GOLDEN / "directory-v1-killed", directory)
+    with FileBroker.open(str(directory), read_only=True) as broker:
+        assert values_of(broker) == CONTENT
+    assert (directory / "manifest").read_bytes().startswith(b"txnbuffer-log 1 ")
+    for _ in range(2):
+        with FileBroker.open(str(directory)) as broker:
+            assert values_of(broker) == CONTENT
+            assert (directory / "manifest").read_bytes().startswith(b"txnbuffer-log 2 ")
+    with FileBroker.open(str(directory), read_only=True) as broker:
+        assert values_of(broker) == CONTENT
