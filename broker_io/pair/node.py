@@ -605,15 +605,15 @@ class PairNode:
     def status(self) -> dict[str, Any]:
         """What operators want to know, in every role: `status_of`, and what this node has counted.
 
-        `swaps` are those of this node that the lock accepted, `copies` those that it has sent or received; `error` is
+        `swaps` are those of this node that the lock accepted, `copies` those that it has sent or received; `problem` is
         what has stopped it, or what is wrong with lock, link or store and another attempt may mend.
         """
         with self._mutex:
             self._lag.applied(self._member)
             found = status_of(self._member, self._lag, self._now())
         problems = [f"{what}: {why}" for what, why in [*self._problems.items()] if why]
-        error = str(self.failure) if self.failure is not None else "; ".join(problems)
-        return {**found, "swaps": self._swaps, "copies": self._copies, "error": error or None}
+        problem = str(self.failure) if self.failure is not None else "; ".join(problems)
+        return {**found, "swaps": self._swaps, "copies": self._copies, "problem": problem}
 
     # --- the end ---
 

@@ -84,14 +84,15 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
 
     Stores are hexadecimal digits, records are lsns, times are in seconds. `live` and `in_sync` are what the lock has
     shown last, `epoch` is the greatest that this node knows of. `lag_*` is what the backup has not applied yet, as a
-    live knows, or of itself if this is a backup; `window_used` are bytes of `window_bytes` that are sent and not
-    applied. `lease_seconds` is 0 for a node that is not live.
+    live knows, or of itself if this is a backup; `window_used` are bytes of `window` that are sent and not
+    applied. `lease_left` is 0 for a node that is not live.
     """
     log, peer, settings = member.log, member.peer, member.settings
     serving = member.role in (Role.LIVE, Role.SWITCHING)
     record = member.known.record if member.known is not None else None
     end, base = log.index.end.lsn, log.index.base.lsn
-    lag_bytes = log.index.bytes_between(max(min(_applied_there(member), end), base), end)
+    applied = _applied_there(member)
+    lag_bytes = log.index.bytes_between(max(min(applied, end), base), end)
     session = member.session
     lease = session.sent + settings.terms.held_for - now if serving and session.number is not None else 0
     return {
@@ -99,7 +100,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
         "epoch": member.leading.epoch if serving else member.floor,
         "store": log.store.hex(),
         "partial": log.partial,
-        "live": record.live.hex() if record is not None and record.live else None,
+        "live": record.live.hex() if record is not None else "",
         "in_sync": [store.hex() for store in record.in_sync] if record is not None else [],
         "end": end,
         "durable": log.durable,
@@ -113,12 +114,13 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
             "durable": peer.durable or 0,
             "applied": peer.applied,
         },
-        "link": member.link is not None,
+        "linked": member.link is not None,
         "waits_for_backup": serving and len(required(member)) < settings.min_in_sync,
+        "lag_records": max(end - applied, 0),
         "lag_operations": lag.operations,
         "lag_bytes": lag_bytes,
         "lag_seconds": lag.seconds(now),
-        "window_bytes": settings.window_bytes,
+        "window": settings.window_bytes,
         "window_used": lag_bytes if peer is not None else 0,
-        "lease_seconds": max(lease, 0) / SECOND,
+        "lease_left": max(lease, 0) / SECOND,
     }

@@ -367,7 +367,7 @@ def test_status_of_both(pair: Pair) -> None:
     assert (of_live["role"], of_backup["role"]) == ("live", "backup")
     assert of_live["in_sync"] == of_backup["in_sync"] == [b"a1".hex(), b"b1".hex()]
     assert of_live["peer"]["applied"] == of_live["end"] == of_live["commit"] == of_backup["applied"] == 6
-    assert 0 < of_live["lease_seconds"] <= TTL / 1e9
-    assert of_backup["lease_seconds"] == 0
-    assert [of_live[name] for name in ("lag_bytes", "lag_seconds", "error", "link")] == [0, 0.0, None, True]
+    assert 0 < of_live["lease_left"] <= TTL / 1e9
+    assert of_backup["lease_left"] == 0
+    assert [of_live[name] for name in ("lag_bytes", "lag_seconds", "problem", "linked")] == [0, 0.0, "", True]
     json.dumps([of_live, of_backup])
