@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from hypothesis import settings
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
@@ -16,6 +18,10 @@ from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, U
 
 DIRECTORY = "/log"
 OPTIONS: dict[str, Any] = {"committer": False, "segment_bytes": 700, "journal_bytes": 2_500, "compacted_prefix": ""}
+
+SHARDS = 8
+STRIDE = {"soak": 1, "mutants": 3}.get(settings.get_current_profile_name(), 10)
+"""`make soak` tries every operation; otherwise one in `STRIDE` is tried, others in each shard."""
 
 Row = tuple[Position | None, Message]
 """A message and its position; None if it is unknown, because the append was never acknowledged."""
@@ -217,3 +223,13 @@ def check_usable(disk: SimulatedDisk, broker: FileBroker, found: State) -> None:
     life.open()
     check_found(life.broker, life)
     life.close()
+
+
+def found_disks(disk: SimulatedDisk, seed: int) -> Iterator[SimulatedDisk]:
+    """The possible disks after the process or the machine stopped."""
+    yield disk.kill()
+    yield disk.crash(Unsynced.LOST)
+    yield disk.crash(Unsynced.KEPT)
+    yield disk.crash(Unsynced.PREFIX, seed)
+    yield disk.crash(Unsynced.SECTORS, seed)
+    yield disk.crash(Unsynced.SECTORS, seed + 1)

@@ -34,7 +34,7 @@ from broker_io.file.following import FollowingBroker
 from broker_io.file.layout import MIB, LedgerEntry, Options, TopicEntry, TopicFiles
 from broker_io.file.operations import SetPolicy, SwapFiles
 from broker_io.file.reader import ReadingBroker
-from broker_io.file.recovery import open_log
+from broker_io.file.recovery import OpenedLog, open_log
 from broker_io.file.rewriting import discard
 from broker_io.file.segment import check_blocks
 from broker_io.port import (
@@ -108,13 +108,24 @@ class FileWriter(Resource):
 
 
 class FileBroker(ReadingBroker):
-    """The owner of an embedded log, created by `FileBroker.open`. All calls are safe from any thread."""
+    """The owner of an embedded log, created by `FileBroker.open`. All calls are safe from any thread.
+
+    `opened`: its engine, if it is open already.
+    """
 
     read_only = False
 
-    def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        directory: str,
+        options: Options,
+        *,
+        committer: bool,
+        opened: OpenedLog | None = None,
+    ) -> None:
         super().__init__(environment, directory, options.max_message_bytes)
-        opened = open_log(environment, directory, options)
+        opened = opened or open_log(environment, directory, options)
         self._log, self.report = opened.log, opened.report
         self.last_compaction = CompactionReport()
         """What the last compaction of a topic without transactions did."""

@@ -23,7 +23,7 @@ from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_mani
 from broker_io.file.operations import SwapFiles
 from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
 from broker_io.file.recovery import check_sizes, stored_log
-from broker_io.file.redo import SegmentPatch, redo
+from broker_io.file.redo import SegmentKey, SegmentPatch, redo
 from broker_io.file.segment import UNFINISHED, whole_blocks
 from broker_io.replication.numbers import NumberedOperation
 
@@ -62,18 +62,22 @@ class Overlay:
         self._segment.close()
 
 
-class EmptyFile:
-    """The segment of a ledger that the next owner will make."""
+class PrefixFile:
+    """The first bytes of a segment; none of a ledger that the next owner will make."""
+
+    def __init__(self, segment: ReadableFile | None, size: int) -> None:
+        self._segment, self._size = segment, size
 
     def read(self, offset: int, size: int) -> bytes:
-        del offset, size
-        return b""
+        size = min(size, self._size - offset)
+        return self._segment.read(offset, size) if self._segment is not None and size > 0 else b""
 
     def size(self) -> int:
-        return 0
+        return self._size
 
     def close(self) -> None:
-        pass
+        if self._segment is not None:
+            self._segment.close()
 
 
 class OfflineJournal:
@@ -87,25 +91,32 @@ class OfflineJournal:
         """Raises Damaged or UnsupportedFormat for a journal that an owner would reject, OSError."""
         stored = stored_log(disk, directory, manifest)
         self.identity = identity
-        self._stored = {segment for topic in manifest.topics for segment in _segments(topic)}
+        self._stored = _sizes(manifest)
         operations = stored.operations
         if manifest.pair is not None:
             operations = list(itertools.takewhile(partial(_has_files, disk, directory), operations))
         with record_damage(layout.journal_path(directory, manifest.journal)):
             redone = redo(stored.manifest, operations)
         self.topics = redone.manifest.topics if manifest.pair is not None else None
-        self._patches = redone.patches
+        self._sizes, self._patches = _sizes(redone.manifest), redone.patches
 
     def over(self, open_segment: Callable[[], ReadableFile], topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """A segment as the next owner will restore it; closing it closes the segment."""
         key = topic.number, ledger.ledger, ledger.generation
-        made = self.topics is not None and key not in self._stored and not ledger.generation
-        segment = EmptyFile() if made else open_segment()
+        size = self._sizes.get(key)
+        is_new = self.topics is not None and key not in self._stored and not ledger.generation
+        segment = None if is_new else open_segment()
+        if segment is None or (self.topics is not None and size is not None):
+            segment = PrefixFile(segment, size or 0)  # what is after that may not be whole
         return Overlay(segment, self._patches[key]) if key in self._patches else segment
 
 
-def _segments(topic: TopicEntry) -> list[tuple[int, int, int]]:
-    return [(topic.number, ledger.ledger, ledger.generation) for ledger in topic.ledgers]
+def _sizes(manifest: Manifest) -> dict[SegmentKey, int]:
+    return {
+        (topic.number, ledger.ledger, ledger.generation): ledger.bytes
+        for topic in manifest.topics
+        for ledger in topic.ledgers
+    }
 
 
 def _has_files(disk: Disk, directory: str, operation: NumberedOperation) -> bool:

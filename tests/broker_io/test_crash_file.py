@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-from log_history import DIRECTORY, Life, check_found, check_usable, content_of, live, matches, open_log
+from log_history import (
+    DIRECTORY,
+    SHARDS,
+    STRIDE,
+    Life,
+    check_found,
+    check_usable,
+    content_of,
+    found_disks,
+    live,
+    matches,
+    open_log,
+)
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskFailed, DiskFull, Error
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
-
-SHARDS = 8
-STRIDE = {"soak": 1, "mutants": 3}.get(settings.get_current_profile_name(), 10)
-"""`make soak` tries every operation; otherwise one in `STRIDE` is tried, others in each shard."""
 
 
 def whole_life() -> Life:
@@ -46,16 +52,6 @@ def torn_writes(operation: int) -> list[int]:
     """The bytes of an operation to write before the crash: none, and for a write a part, and all."""
     size = OPERATIONS[operation - 1].size if OPERATIONS[operation - 1].kind == "write" else 0
     return sorted({0, size // 2, size})
-
-
-def found_disks(disk: SimulatedDisk, seed: int) -> Iterator[SimulatedDisk]:
-    """The possible disks after the process or the machine stopped."""
-    yield disk.kill()
-    yield disk.crash(Unsynced.LOST)
-    yield disk.crash(Unsynced.KEPT)
-    yield disk.crash(Unsynced.PREFIX, seed)
-    yield disk.crash(Unsynced.SECTORS, seed)
-    yield disk.crash(Unsynced.SECTORS, seed + 1)
 
 
 def check_all(life: Life, seed: int) -> None:
