@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import Error, NotInSync, NotLive
 from broker_io.port import Broker, ReplicatedBroker
-from broker_io.rpc.channel import is_loopback, is_target
 from txnbuffer.config import PairConfig
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
-from txnbuffer.service.grpc_server import check_listening
+
+if TYPE_CHECKING:
+    from broker_io.pair.transport import LinkSettings
 
 SWITCH_DRAIN = 1.0
 """Seconds that open transactions get to end before the other machine becomes live; the others move to it."""
@@ -145,8 +146,16 @@ def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> N
         loop.call_soon_threadsafe(call)
 
 
+def link_settings(pair: PairConfig) -> LinkSettings:
+    """Where the machines of a pair find each other. Raises InvalidAddress for an invalid lock."""
+    from broker_io.pair import pair_name
+    from broker_io.pair.transport import LinkSettings
+
+    return LinkSettings(pair_name(pair.lock), pair.listen, pair.peer, pair.tls_cert, pair.tls_key, pair.tls_ca)
+
+
 def check_pair(pair: PairConfig, *, embedded: bool) -> None:
-    """Raises InvalidConfiguration for an invalid section [pair], or one for a log that can't have a pair."""
+    """Raises InvalidConfiguration and InvalidAddress for an invalid section [pair], or a log that can't have a pair."""
     if not pair.lock:
         given = [name for name in ("listen", "peer", "found") if getattr(pair, name)]
         if given:
@@ -156,26 +165,10 @@ def check_pair(pair: PairConfig, *, embedded: bool) -> None:
         raise InvalidConfiguration(
             "--pair-lock is for an embedded log, file:DIR: a cluster replicates its topics itself, use --standby there"
         )
-    if not pair.lock.startswith(("etcd://", "file:")):
-        raise InvalidConfiguration(f"pair.lock {pair.lock!r} is no lock: write etcd://HOST:PORT,…/NAME, or file:PATH")
     if not (pair.listen and pair.peer):
         raise InvalidConfiguration(
             "a pair needs --pair-listen and --backup-of on both machines: each connects to the one that is live"
         )
-    if not is_target(pair.peer):
-        raise InvalidConfiguration(f"pair.peer {pair.peer!r} is not HOST:PORT of the other machine")
-    files = [pair.tls_cert, pair.tls_key, pair.tls_ca]
-    if any(files) and not all(files):
-        raise InvalidConfiguration(
-            "TLS between the machines needs --pair-cert, --pair-key and --pair-ca: each proves its name to the other"
-        )
-    for address in (pair.listen, pair.peer):
-        host = address.rpartition(":")[0].strip("[]")
-        if not any(files) and not is_loopback(host):
-            raise InvalidConfiguration(
-                f"a pair at {address} without TLS would let anyone read and replace the log: give --pair-cert, "
-                "--pair-key and --pair-ca"
-            )
-    check_listening(pair.listen, tls=True, insecure=False)
+    link_settings(pair).check()
     if pair.lease_seconds < LEAST_LEASE:
         raise InvalidConfiguration(f"pair.lease_seconds must be at least {LEAST_LEASE:g}, got {pair.lease_seconds:g}")
