@@ -169,6 +169,18 @@ class RetryPolicy:
             return now - began >= self.seconds
 
         with waiting(what) as wait:
+            try:
+                return attempt()
+            except ServiceUnavailable as error:
+                first: ServiceUnavailable | None = error
+
+            def again() -> T:
+                """Fail as the first attempt did, then attempt: most succeed at once, and need no retries prepared."""
+                nonlocal first
+                if first is not None:
+                    error, first = first, None
+                    raise error
+                return attempt()
 
             def failed(state: tenacity.RetryCallState) -> None:
                 wait.failed(None if state.outcome is None else state.outcome.exception())
@@ -181,4 +193,4 @@ class RetryPolicy:
                 before_sleep=failed,
                 reraise=True,
             )
-            return retrying(attempt)
+            return retrying(again)

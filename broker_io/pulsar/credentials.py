@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import httpx
 import pulsar
 
 from broker_io.environment import current
@@ -119,6 +118,7 @@ class Bearer:
 
 def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
     """A token of the client credentials flow, and its lifetime in seconds."""
+    import httpx
     from authlib.oauth2.base import OAuth2Error
     from authlib.oauth2.client import OAuth2Client
 

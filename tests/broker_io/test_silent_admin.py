@@ -99,9 +99,13 @@ def test_a_request_that_meets_the_end_of_a_kept_connection_is_repeated(server: V
     client = client_of(server, 2)
     server.drops = True
     assert client.ask("GET", "x", retry=False) == 1
-    assert server.requests == 2 + 2 + 1
+    assert server.requests == 2 + 1 + 1
     assert client.ask("PUT", "x") == 1
-    assert server.requests == 5 + 1 + 1
+    assert server.requests == 4 + 1 + 1
+    server.drops_all = True
+    with pytest.raises(ServiceUnavailable):
+        client.ask("GET", "x", retry=False)
+    assert server.requests == 6 + 2, "one on a new connection is the last one"
     client.close()
 
 
@@ -117,15 +121,21 @@ def test_a_change_without_retries_is_sent_once_on_a_new_connection(server: Vanis
     client.close()
 
 
-def test_connections_are_closed_once_no_request_uses_them(server: Vanishing) -> None:
+def test_a_request_has_its_answer_though_the_connections_are_closed_meanwhile(server: Vanishing) -> None:
     client = client_of(server, 2)
-    used = client._connections()
+    server.together = threading.Barrier(2)
+    answers: list[object] = []
+    slow = threading.Thread(target=lambda: answers.append(client.ask("GET", "namespaces", retry=False)))
+    slow.start()
+    while server.requests < 3:
+        time.sleep(0.01)
     client.close()
-    assert not used.client.is_closed
+    server.together.wait()
+    slow.join()
+    server.together = None
+    assert answers == [1]
     assert client.ask("GET", "namespaces") == 1
     assert server.connections == 3
-    used.release()
-    assert used.client.is_closed
     client.close()
 
 

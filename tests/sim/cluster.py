@@ -247,7 +247,7 @@ def in_place_of_pulsar(cluster: SimCluster) -> Iterator[None]:
 
     patched: list[tuple[Any, str, Any]] = [
         (pulsar, "Client", client),
-        (pulsar_admin, "KeptConnections", lambda _, __: SimAdmin(cluster, process())),
+        (pulsar_admin, "PoolManager", lambda **_: SimAdmin(cluster, process())),
         (Credentials, "tls_context", lambda _: None),  # reads certificates for a tenth of a second
     ]
     before = [getattr(owner, name) for owner, name, _ in patched]

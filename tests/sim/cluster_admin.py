@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import httpx
 from sim.cluster_topics import DEDUPLICATION, Place, StoredTopic
+from urllib3.exceptions import ProtocolError
+from urllib3.exceptions import TimeoutError as NoAnswer
 
 if TYPE_CHECKING:
     from sim.cluster import SimCluster
@@ -42,10 +43,10 @@ ODD: tuple[tuple[int, str], ...] = (
 
 
 class Response(NamedTuple):
-    """What the admin client uses of a response of httpx, which takes long to make."""
+    """What the admin client uses of a response of urllib3."""
 
-    status_code: int
-    content: bytes
+    status: int
+    data: bytes
     headers: dict[str, str] = {}  # noqa: RUF012  no answer has any
 
 
@@ -62,59 +63,63 @@ class Odd(Exception):
 
 
 class SimAdmin:
-    """The connections of one process to the interface, in place of `KeptConnections`."""
+    """The connections of one process to the interface, in place of a pool of urllib3."""
 
     def __init__(self, cluster: SimCluster, process: Process) -> None:
-        self.client = self
-        self.users = 1
         self._cluster = cluster
         self._process = process
         self._kept = False
 
-    def release(self) -> None:
-        self.users -= 1
+    def clear(self) -> None:
+        self._kept = False
 
     def request(
-        self, method: str, place: str, *, content: bytes | None, headers: Any, timeout: float, extensions: Any
+        self,
+        method: str,
+        place: str,
+        *,
+        body: bytes | None,
+        headers: Any,
+        timeout: float,
+        redirect: bool,
+        retries: bool,
     ) -> Response:
         cluster, clock = self._cluster, self._process.clock
-        self._send(timeout, extensions["trace"])
+        self._send(timeout)
         fate = cluster.fate_of_request()
-        body = None if content is None else json.loads(content)
+        content = None if body is None else json.loads(body)
         if fate == "lost request":
             clock.sleep(timeout)
-            raise httpx.ReadTimeout("no answer")
+            raise NoAnswer("no answer")
         if fate == "odd answer":
             status, reason = cluster.random.choice(ODD)
             return _response(status, {"reason": reason.format("public/default/topic")})
-        answer = cluster.answer(method, place.partition("/admin/v2/")[2], body)
+        answer = cluster.answer(method, place.partition("/admin/v2/")[2], content)
         clock.sleep(cluster.delay())
         if fate == "lost answer" or not cluster.reaches(self._process):
             self._kept = False
             clock.sleep(timeout)
-            raise httpx.ReadTimeout("no answer")
+            raise NoAnswer("no answer")
         if fate == "odd answer after the effect":
             return _response(500, {"reason": "io.netty.channel.StacklessClosedChannelException"})
         if fate == "broken connection":
             self._kept = False
-            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+            raise ProtocolError("Connection aborted.")
         return _response(*answer)
 
-    def _send(self, timeout: float, trace: Callable[[str, object], None]) -> None:
+    def _send(self, timeout: float) -> None:
         """Let a request arrive. A connection that was kept may have broken: then no answer comes."""
         cluster, clock = self._cluster, self._process.clock
         kept, self._kept = self._kept and not cluster.away, False
-        if not kept:
-            trace("connection.connect_tcp.started", None)
         clock.sleep(cluster.delay())
         if cluster.away:
-            raise httpx.ConnectError("connection refused")
+            raise NoAnswer("connection refused")
         if not (kept or cluster.reachable(self._process)):
             clock.sleep(timeout)
-            raise httpx.ConnectTimeout("no answer")
+            raise NoAnswer("no answer")
         if not cluster.hears(self._process):
             clock.sleep(timeout)
-            raise httpx.ReadTimeout("no answer")
+            raise NoAnswer("no answer")
         self._kept = True
 
 
