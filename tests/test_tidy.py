@@ -141,6 +141,7 @@ BLANK = r"\s+(?:#\s+)?"
 PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words in PRIVATE_WORDS) + r")(?!\w)")
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
+    "broker_io.pair.aside": "a format of a directory, with what continues it after a crash",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
 }

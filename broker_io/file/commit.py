@@ -72,6 +72,11 @@ class Watermark:
         self._low = False
         self._free = watermark_bytes
 
+    @property
+    def is_crossed(self) -> bool:
+        """Whether there was less free space at the last check."""
+        return self._low
+
     def check(self) -> None:
         """Measure the free space if it may have changed. Raises OSError."""
         now = self._clock.monotonic()

@@ -67,7 +67,7 @@ from broker_io.file.segment import Segment
 from broker_io.port import check_batch
 from broker_io.position import Positions
 from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
-from broker_io.replication.records import Mark, Store
+from broker_io.replication.records import START, Mark, Store
 
 FLUSH_BYTES = 16 * MIB
 """Bytes of appends in one flush, at most, approximately."""
@@ -85,7 +85,7 @@ _UNLOCKED = (
 
 
 class FileLog:
-    """All topics of one directory. Calls come from one thread at a time."""
+    """All topics of one directory. Calls come from one thread at a time, unless they say something else."""
 
     def __init__(
         self,
@@ -106,6 +106,12 @@ class FileLog:
         """Set while this log is the live of a pair."""
         self.on_replaced: Callable[[list[str]], None] | None = None
         """Called in a member of a pair with segments that nothing needs here any more, which `remove_files` removes."""
+        self.on_checkpointed: Callable[[Mark], object] = lambda _: None
+        """Called with the mark of each checkpoint."""
+        self.changing = environment.threads.reentrant_lock()
+        """Held while records are applied, but for appends of a backup, and while anything else is changed. So another
+        thread can make a checkpoint while the live of a pair waits until a record is committed.
+        """
         self._disk = environment.disk
         self._clock = environment.clock
         self._randomness = environment.randomness
@@ -115,7 +121,7 @@ class FileLog:
         self._texts = TopicTexts()
         self.seed = int(manifest.secret, 16)
         """The seed of the key hashes."""
-        self._lock = lock
+        self.lock = lock
         self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
         self._dirty: dict[int, FileTopic] = {}
@@ -185,7 +191,7 @@ class FileLog:
     def prepare(self, topic: FileTopic, body: PrepareFiles) -> int:
         """Note files that replace closed ledgers once both members of a pair have them; their number."""
         self._change([(Change.PREPARE, topic.entry.number, body)])
-        return self._pair.structures
+        return self.pair.structures
 
     def swap(self, topic: FileTopic, body: SwapFiles) -> None:
         """Put rewritten ledgers in place, in one step, and remove the files of the former ones."""
@@ -194,19 +200,20 @@ class FileLog:
     # --- changes of structure ---
 
     @property
-    def _pair(self) -> PairEntry:
+    def pair(self) -> PairEntry:
+        """What the manifest says of a pair."""
         return self._manifest.pair or PairEntry(b"")
 
     def numbers(self) -> ObjectNumbers:
         """The numbers of the last operations that are applied."""
         counts = {number: topic.entry.operations for number, topic in self._topics.items()}
-        return ObjectNumbers(counts, self._pair.structures)
+        return ObjectNumbers(counts, self.pair.structures)
 
     def _change(self, changes: list[tuple[Change, int, object]]) -> None:
         """Change the structure in one step, by operations that are committed before in a pair."""
         if not changes:
             return
-        self._check()
+        self.check()
         if self._manifest.pair is None:
             # Only the manifest has them, and it has the appends before them later: they draw no numbers.
             self.apply([NumberedOperation(*change[:2], self._drawn(change[1]), 0, change[2]) for change in changes])
@@ -214,8 +221,10 @@ class FileLog:
         numbers = self.numbers()
         operations = [numbers.draw(*change) for change in changes]
         mark = self._committed(operations)
-        self.apply(operations, mark.lsn)
-        if (error := self._answer(mark)) is not None:
+        with self.changing:
+            self.apply(operations, mark.lsn)
+            error = self._answer(mark)
+        if error is not None:
             raise error
 
     def _drawn(self, topic: int) -> int:
@@ -240,15 +249,16 @@ class FileLog:
     def apply(self, operations: Sequence[NumberedOperation], lsn: int = 0) -> None:
         """Apply operations in order, which record `lsn` has and which are committed; some may be applied already.
 
-        Several threads may apply appends to different topics, and one at a time other operations. Raises DiskFailed,
-        and StorageError if an operation does not follow from the state.
+        Several threads may apply appends to different topics, and one at a time other operations; no checkpoint may be
+        made meanwhile. Raises DiskFailed, and StorageError if an operation does not follow from the state.
         """
         for is_append, group in itertools.groupby(operations, lambda operation: operation.change is Change.APPEND):
             if is_append:
                 for operation in group:
                     self._apply_append(operation)
             else:
-                self._apply_structure(list(group), lsn)
+                with self.changing:
+                    self._apply_structure(list(group), lsn)
 
     def _apply_append(self, operation: NumberedOperation) -> None:
         topic, body = self._topics.get(operation.topic), operation.body
@@ -272,7 +282,7 @@ class FileLog:
         topic.entry = after
 
     def _apply_structure(self, operations: list[NumberedOperation], lsn: int) -> None:
-        self._check()
+        self.check()
         is_member = self._manifest.pair is not None
         with record_damage(self.journal.path):
             plan = planned(self._manifest, self.current, operations)
@@ -360,9 +370,10 @@ class FileLog:
 
     def begin_backup(self) -> Manifest:
         """Make a checkpoint, and keep all files that its manifest names until `end_backup`."""
-        self.checkpoint()
-        self._kept = []
-        return self._manifest
+        with self.changing:
+            self.checkpoint()
+            self._kept = []
+            return self._manifest
 
     def end_backup(self) -> None:
         """Remove the files that only the backup needed."""
@@ -379,8 +390,14 @@ class FileLog:
 
         The mark of its journal is a random one, so that another store gets all of it, or nothing.
         """
+        self._join(store, Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little")))
+
+    def follow(self, store: Store) -> None:
+        """Make this log, which is empty, a store of a pair that others have founded, durably."""
+        self._join(store, START)
+
+    def _join(self, store: Store, before: Mark) -> None:
         self.checkpoint()
-        before = Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little"))
         with self.guard(self._directory, midway=True):
             self.journal.roll(before)
             number = self.journal.number
@@ -390,17 +407,19 @@ class FileLog:
             self.applied = before
             self.journal.drop(before.lsn)
 
-    def change_pair(self, pair: PairEntry) -> None:
-        """Store what the manifest says of a pair, durably."""
-        self._check()
-        self._replace(topics=self._durable(), pair=pair)
+    def change_pair(self, **values: Any) -> None:
+        """Store what the manifest says of a pair, durably; in any thread."""
+        self.check()
+        with self.changing:
+            self._replace(topics=self._durable(), pair=self.pair._replace(**values))
 
     def cut(self, lsn: int) -> None:
-        """Remove the records after an lsn from the journal, durably; none of them is applied."""
-        self._check()
+        """Remove the records after an lsn from the journal, durably; none of them is applied. In any thread."""
+        self.check()
         last = self.journal.file_after(lsn)
-        if self._manifest.last_journal > last:
-            self._replace(topics=self._durable(), last_journal=last)
+        with self.changing:
+            if self._manifest.last_journal > last:
+                self._replace(topics=self._durable(), last_journal=last)
         with self.guard(self.journal.path, midway=True):
             self.journal.cut(lsn)
 
@@ -449,19 +468,19 @@ class FileLog:
             gone = [append for append in taken if append.topic.removed]
             _fail(gone, TopicNotFound(f"topic {gone[0].topic.entry.name!r} was deleted: create it first"))
         try:
-            self._check()
+            self.check()
             with self.guard(self._directory):
                 self._watermark.check()
             commits = self._plan(live)
             if not commits:
                 return
-            mark = self._write(commits)
+            mark = self._record_appends(commits)
+            with self.changing:
+                self._write(commits)
+                unknown = self._answer(mark)
         except _REFUSALS as error:
             _fail([append for append in live if not append.future.done()], error)
             return
-        for commit in commits:
-            commit.topic.entry = commit.topic.entry.appended(commit.after)
-        unknown = self._answer(mark)
         for commit in commits:
             for append, positions in commit.answers:
                 if unknown is None:
@@ -487,25 +506,12 @@ class FileLog:
                 _fail(group, error)
         return commits
 
-    def _write(self, commits: list[LedgerCommit]) -> Mark:
-        """Write appends as one record, then to their segments; the mark of the record."""
+    def _record_appends(self, commits: list[LedgerCommit]) -> Mark:
+        """Return once a record with appends is durable, or committed by a pair; its mark."""
         with self.guard(commits[0].topic.segment.path):
             # Once the journal is written the commit can't be undone, so one descriptor has to be open before.
             commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
-        mark = self._record([commit.operation for commit in commits])
-        for commit in commits:
-            topic = commit.topic
-            start = topic.entry.ledgers[-1].bytes
-            self._watermark.unseen += commit.after.bytes - start
-            self._dirty[topic.entry.number] = topic
-            with self.guard(topic.segment.path, midway=True):
-                self._retry_without_descriptors(partial(topic.segment.write, start, commit.blocks))
-                if len(self._dirty) > OPEN_SEGMENTS:
-                    topic.segment.close()
-        return mark
-
-    def _record(self, operations: list[NumberedOperation]) -> Mark:
-        """Return once a record of appends is durable, or committed by a pair; its mark."""
+        operations = [commit.operation for commit in commits]
         if self._manifest.pair is not None:
             return self._committed(operations)
         with self.guard(self.journal.path, midway=True):
@@ -516,6 +522,20 @@ class FileLog:
                     self.journal.undo()
                 raise
         return self.journal.end
+
+    def _write(self, commits: list[LedgerCommit]) -> None:
+        """Write the appends of a record to their segments."""
+        for commit in commits:
+            topic = commit.topic
+            start = topic.entry.ledgers[-1].bytes
+            self._watermark.unseen += commit.after.bytes - start
+            self._dirty[topic.entry.number] = topic
+            with self.guard(topic.segment.path, midway=True):
+                self._retry_without_descriptors(partial(topic.segment.write, start, commit.blocks))
+                if len(self._dirty) > OPEN_SEGMENTS:
+                    topic.segment.close()
+        for commit in commits:
+            commit.topic.entry = commit.topic.entry.appended(commit.after)
 
     def _after(self, commits: list[LedgerCommit]) -> None:
         """Roll and checkpoint where it is due; a failure stops the log, but the appends stay acknowledged."""
@@ -535,10 +555,10 @@ class FileLog:
     def checkpoint(self) -> None:
         """Make the segments durable, as of the last record that is applied, and start a new file of the journal.
 
-        In a member of a pair the former files stay until the caller drops them.
+        In a member of a pair the former files stay until the caller drops them. In any thread.
         """
-        self._check()
-        with self.guard(self._directory):
+        self.check()
+        with self.changing, self.guard(self._directory):
             self._checkpoint({})
 
     def _checkpoint(self, replaced: Mapping[int, TopicEntry | None]) -> None:
@@ -561,6 +581,7 @@ class FileLog:
         self._dirty.clear()
         if pair is None:
             self.journal.drop(mark.lsn)
+        self.on_checkpointed(mark)
 
     def _durable(self) -> list[TopicEntry]:
         """The topics as the manifest has them, without what is only in the journal."""
@@ -576,8 +597,9 @@ class FileLog:
 
     # --- the end ---
 
-    def _check(self) -> None:
-        if self.failure is None and not self._lock.is_in_place():
+    def check(self) -> None:
+        """Raises DiskFailed if the log has stopped."""
+        if self.failure is None and not self.lock.is_in_place():
             self.stop(DiskFailed(f"{self._directory}: {_UNLOCKED}"))
         if self.failure is not None:
             raise self.failure
@@ -624,10 +646,13 @@ class FileLog:
                 with contextlib.suppress(TooManyFiles):  # then the next owner does it
                     self.checkpoint()
         finally:
-            self.journal.close()
-            for topic in self._topics.values():
-                topic.segment.close()
-            self._lock.close()
+            self.close_files()
+            self.lock.close()
+
+    def close_files(self) -> None:
+        """Close everything but the lock, and write nothing."""
+        self.journal.close()
+        self._close_segments()
 
 
 def _fail(appends: list[PendingBatch], error: Exception) -> None:

@@ -7,7 +7,7 @@ is an error.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import NamedTuple
 
@@ -81,12 +81,19 @@ def journal_operations(records: Iterable[LogRecord], path: str) -> list[Numbered
         return [operation for record in records for operation in decode_operations(record.content)]
 
 
-def open_log(environment: Environment, directory: str, options: Options, *, member: bool = False) -> OpenedLog:
+def open_log(
+    environment: Environment,
+    directory: str,
+    options: Options,
+    *,
+    member: bool = False,
+    locked: Callable[[], object] = bool,
+) -> OpenedLog:
     """Open and lock a directory, creating it if it is missing, and recover its log.
 
-    The store of a `member` of a pair is only opened: what is after the mark of its manifest may not be committed.
-    Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and NotAMember for such a store
-    if it is not opened as one.
+    `locked` is called once the directory is locked. The store of a `member` of a pair is only opened: what is after the
+    mark of its manifest may not be committed. Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or
+    DiskFailed, and NotAMember for such a store if it is not opened as one.
     """
     disk = environment.disk
     try:
@@ -95,7 +102,8 @@ def open_log(environment: Environment, directory: str, options: Options, *, memb
         disk.make_directory(directory)
         lock = take_lock(environment, directory)
         try:
-            return _open_locked(environment, directory, options, lock, member=member)
+            locked()
+            return open_locked(environment, directory, options, lock, member=member)
         except BaseException:
             lock.close()
             raise
@@ -114,7 +122,8 @@ def sync_names(disk: Disk, directory: str) -> None:
             disk.sync_directory(path)
 
 
-def _open_locked(environment: Environment, directory: str, options: Options, lock: Lock, *, member: bool) -> OpenedLog:
+def open_locked(environment: Environment, directory: str, options: Options, lock: Lock, *, member: bool) -> OpenedLog:
+    """As `open_log`, of a directory whose lock is held. May raise OSError."""
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
     if manifest.pair is not None and not member:

@@ -29,6 +29,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import google_crc32c
+import xxhash
 
 from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlock, open_block, parse_header
 from broker_io.environment import Disk, File, ReadableFile, read_file
@@ -248,6 +249,20 @@ def _is_confirmed(file: ReadableFile, entry: BlockIndexEntry | None) -> bool:
     except BadBlock:
         return False
     return (header.first_entry, header.publish_time) == (entry.first_entry, entry.publish_time)
+
+
+DIGEST_BYTES = 4 * 1024 * 1024
+"""Bytes of a file that are read at a time for its digest."""
+
+
+def file_digest(disk: Disk, path: str) -> tuple[int, str]:
+    """The length of a file, and the XXH3-128 of its bytes in hexadecimal. Raises OSError."""
+    digest, size = xxhash.xxh3_128(), 0
+    with closing(disk.open(path)) as file:
+        while chunk := file.read(size, DIGEST_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
 
 
 class Segment:

@@ -103,7 +103,7 @@ def test_reader_after_a_power_loss_sees_what_the_next_owner_sees(unsynced: Unsyn
 
 def let_go(owner: FileBroker) -> None:
     """Release the lock, as after the end of the owner."""
-    owner._log._lock.close()
+    owner._log.lock.close()
 
 
 def test_reader_continues_from_a_dead_owner_to_the_next() -> None:

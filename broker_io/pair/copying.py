@@ -1,0 +1,203 @@
+"""The copy of a store for its peer: reading it, and writing it
+
+A copy has each segment that the manifest names, as far as the manifest says, the files that compactions have prepared,
+and the manifest last. The sender verifies the checksums of all blocks, the receiver those of the parts, and that it has
+all of what the manifest names. The journal is not copied: it was empty of what is not in the segments.
+
+While it receives, the directory has a manifest without topics that says that the store is partial. A crash leaves this,
+and files that it does not name. The manifest of the copy takes its place once all files are durable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import google_crc32c
+
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged, Error, disk_error
+from broker_io.file import layout
+from broker_io.file.backup import CHUNK_BYTES, checked_chunks
+from broker_io.file.layout import MIB, LedgerEntry, Manifest, TopicEntry, decode_manifest, encode_manifest
+from broker_io.file.recovery import open_segment
+from broker_io.file.segment import SparseIndex, complete_index
+from broker_io.pair.port import CopyChunk
+from broker_io.port import Resource
+from broker_io.replication.records import Fork, Mark
+
+SYNC_BYTES = 16 * MIB
+"""A file that is received is synced after so many bytes, so that the disk is never busy with more at once."""
+
+_NAME = re.compile(r"topics/[1-9]\d*/[1-9]\d*-(?:0|[1-9]\d*)\.log")
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a name can be that of a segment in a directory of a log."""
+    return _NAME.fullmatch(name) is not None
+
+
+def name_of(directory: str, path: str) -> str:
+    """The name that both members use for a file in the directory of a log."""
+    return path.removeprefix(layout.join(directory, ""))
+
+
+def chunk_of(name: str, offset: int, data: bytes) -> CopyChunk:
+    return CopyChunk(name, offset, data, google_crc32c.value(data))
+
+
+class DirectoryCopy(Resource):
+    """The files that a manifest names, none of which is removed until `close`, which calls `ended`."""
+
+    def __init__(self, disk: Disk, directory: str, manifest: Manifest, ended: Callable[[], None]) -> None:
+        self._disk, self._directory, self._manifest, self._ended = disk, directory, manifest, ended
+        self._closed = False
+
+    @property
+    def mark(self) -> Mark:
+        return self._manifest.mark
+
+    @property
+    def forks(self) -> tuple[Fork, ...]:
+        return self._manifest.pair.forks if self._manifest.pair is not None else ()
+
+    def __iter__(self) -> Iterator[CopyChunk]:
+        """Read and verify the files. Raises Damaged and DiskFailed."""
+        try:
+            for topic in self._manifest.topics:
+                for ledger in topic.ledgers:
+                    yield from self._segment(topic, ledger)
+            for file in self._manifest.pair.prepared if self._manifest.pair is not None else ():
+                yield from self._prepared(layout.prepared_path(self._directory, file), file.bytes)
+        except OSError as error:
+            raise disk_error(error, self._directory, "the copy of it for the other member has ended") from error
+        yield from _parts(layout.MANIFEST, 0, encode_manifest(self._manifest))
+
+    def _segment(self, topic: TopicEntry, ledger: LedgerEntry) -> Iterator[CopyChunk]:
+        path, at = layout.segment_path(self._directory, topic, ledger), 0
+        name = name_of(self._directory, path)
+        with closing(open_segment(self._disk, path)) as file:
+            for chunk in checked_chunks(file, path, 0, ledger.bytes, topic.place(ledger)):
+                yield from _parts(name, at, chunk)
+                at += len(chunk)
+
+    def _prepared(self, path: str, size: int) -> Iterator[CopyChunk]:
+        name = name_of(self._directory, path)
+        with closing(open_segment(self._disk, path)) as file:
+            for at in range(0, size, CHUNK_BYTES):
+                data = file.read(at, min(CHUNK_BYTES, size - at))
+                if len(data) < min(CHUNK_BYTES, size - at):
+                    raise Damaged(path, at + len(data), f"the file ends within its {size} bytes")
+                yield chunk_of(name, at, data)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._ended()
+
+
+def _parts(name: str, offset: int, data: bytes) -> Iterator[CopyChunk]:
+    for at in range(0, len(data), CHUNK_BYTES):
+        yield chunk_of(name, offset + at, data[at : at + CHUNK_BYTES])
+
+
+class CopyFiles(Resource):
+    """Writes the parts of a copy into a directory that has none of its files.
+
+    After an error it takes nothing more. `opened` reads what was received as another member's manifest.
+    """
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk, self._directory = disk, directory
+        self._file: File | None = None
+        self._name = ""
+        self._size = self._synced = 0
+        self._received: dict[str, int] = {}
+        self._manifest = bytearray()
+
+    def add(self, chunk: CopyChunk) -> None:
+        """Write a part. Raises Damaged if its checksum or place is wrong, OSError."""
+        name, offset, data, crc = chunk
+        if google_crc32c.value(data) != crc:
+            raise self._damaged(name, offset, "a part of a copy has another checksum")
+        if name == layout.MANIFEST:
+            if offset != len(self._manifest):
+                raise self._damaged(name, offset, f"{len(self._manifest)} bytes of it came before")
+            self._manifest += data
+            return
+        if name != self._name:
+            self._begin(name)
+        if offset != self._size or self._file is None:
+            raise self._damaged(name, offset, f"{self._size} bytes of it came before")
+        self._file.write(offset, [data])
+        self._size += len(data)
+        if self._size - self._synced >= SYNC_BYTES:
+            self._file.sync()
+            self._synced = self._size
+
+    def _damaged(self, name: str, offset: int, reason: str) -> Damaged:
+        return Damaged(layout.join(self._directory, name), offset, f"{reason}: the copy begins again")
+
+    def _begin(self, name: str) -> None:
+        self._end()
+        if not is_segment_name(name) or name in self._received or self._manifest:
+            raise self._damaged(name, 0, "no file of this name can follow")
+        path = layout.join(self._directory, name)
+        self._disk.make_directory(path.rpartition("/")[0])
+        self._file = self._disk.open(path, write=True, create=True)
+        self._file.truncate(0)
+        self._name, self._size, self._synced = name, 0, 0
+
+    def _end(self) -> None:
+        """The file is complete."""
+        if self._file is not None:
+            self._file.sync()
+            self._received[self._name] = self._size
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file, self._name = self._file, None, ""
+        if file is not None:
+            file.close()
+
+    def finish(self) -> Manifest:
+        """Sync everything; the manifest of the copy, of which every file is there. Raises Damaged, OSError."""
+        self._end()
+        manifest = decode_manifest(bytes(self._manifest), layout.join(self._directory, layout.MANIFEST))
+        for topic in manifest.topics:
+            self._disk.make_directory(layout.topic_path(self._directory, topic.number))
+            for ledger in topic.ledgers:
+                self._finish_segment(topic, ledger)
+        for file in manifest.pair.prepared if manifest.pair is not None else ():
+            self._complete(layout.prepared_path(self._directory, file), file.bytes)
+        if self._received:
+            raise self._damaged(next(iter(self._received)), 0, "the manifest of the copy does not name it")
+        for topic in manifest.topics:
+            self._disk.sync_directory(layout.topic_path(self._directory, topic.number))
+        self._disk.make_directory(layout.join(self._directory, layout.TOPICS))
+        self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
+        self._disk.sync_directory(self._directory)
+        return manifest
+
+    def _finish_segment(self, topic: TopicEntry, ledger: LedgerEntry) -> None:
+        path = layout.segment_path(self._directory, topic, ledger)
+        self._complete(path, ledger.bytes)
+        index = SparseIndex()
+        with closing(self._disk.open(path)) as file, suppress(Error):  # without an index readers make their own
+            complete_index(index, file, path, ledger.bytes)
+            if len(index):
+                index.save(self._disk, layout.index_path(path))
+
+    def _complete(self, path: str, size: int) -> None:
+        """Check that a file was received as a whole; one without bytes has no parts."""
+        name = name_of(self._directory, path)
+        if (found := self._received.pop(name, 0)) != size:
+            raise self._damaged(name, found, f"the copy has {found} of its {size} bytes")
+        if not size:
+            with closing(self._disk.open(path, write=True, create=True)) as file:
+                file.truncate(0)
+                file.sync()
+
+    def close(self) -> None:
+        self._close()
