@@ -76,7 +76,10 @@ class AdminClient:
             status, content, location = self._call(method, place, data, once=once)
             if status not in _REDIRECTS or not location:
                 return self._checked_answer(method, path, status, content)
-            place = urljoin(place, location)
+            try:
+                place = urljoin(place, location)
+            except ValueError:
+                raise ServiceUnavailable(f"{self.url} redirected {method} {path} to no address: {location!r}") from None
         raise ServiceUnavailable(
             f"{self.url} redirected {method} {path} {MOST_REDIRECTS} times: wait until its topic has moved"
         )

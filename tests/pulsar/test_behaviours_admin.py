@@ -331,7 +331,7 @@ def test_errors_of_an_oauth2_issuer_say_whether_to_retry(
 
 def test_a_redirect_to_a_wrong_address_is_an_error(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     asked = admin(max_unavailable=0.0)
-    for place in ("ftp://127.0.0.1/x", "http://127.0.0.1:x/", "http://127.0.0.1:x/"):
+    for place in ("ftp://127.0.0.1/x", "http://127.0.0.1:x/", "http://[127.0.0.1/"):
         interface.will_answer(307, Location=place)
         with pytest.raises(ServiceUnavailable):
             asked.ask("GET", "x")
