@@ -243,6 +243,10 @@ class ReplicatedBroker(Protocol):
     def live(self) -> bool:
         """Whether this one is live."""
 
+    @property
+    def term(self) -> int:
+        """A number of the time for which this one is live, another one each time; 0 while it is not."""
+
     def check_answer(self) -> None:
         """Raises NotLive unless what was read here before this call is the newest, so that it may be sent."""
 

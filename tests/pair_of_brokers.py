@@ -17,12 +17,14 @@ class Pair:
         self.log = MemoryBroker()
         self.in_sync = True
         self.live: int | None = None
+        self.terms = 0
         self.members = [Member(self, 0), Member(self, 1)]
 
     def move(self, to: int | None) -> None:
         """Make a member live, or none; what the former one has under way may be in the log or not."""
         with self.log.log.changed:
             former, self.live = self.live, to
+            self.terms += to is not None and to != former
             if former is not None and former != to:
                 self.members[former].step_down()
             self.log.log.changed.notify_all()
@@ -54,6 +56,10 @@ class Member(MemoryBroker):
     @property
     def live(self) -> bool:
         return self._pair.live == self._number
+
+    @property
+    def term(self) -> int:
+        return self._pair.terms if self.live else 0
 
     @property
     def failure(self) -> Error | None:

@@ -16,7 +16,7 @@ from service_setup import eventually
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.errors import Error
-from txnbuffer.service import replication, takeover
+from txnbuffer.service import process, takeover
 from txnbuffer.service.process import _Service
 
 PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2")
@@ -28,7 +28,7 @@ class Service:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.events: list[tuple[str, dict[str, Any]]] = []
-        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=20.0), pair=PAIR)
+        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=5.0), pair=PAIR)
         self.service = _Service(config, "test", self.log, None, cluster_mode=False)
         self.task = asyncio.ensure_future(self.service.run(lambda: member))
 
@@ -99,7 +99,7 @@ async def running() -> AsyncIterator[RunningPair]:
 
 FAST: dict[Any, dict[str, float]] = {
     takeover: {"PAUSE": 0.02, "SLICE": 0.2, "READ_SECONDS": 0.02},
-    replication: {"SWITCH_DRAIN": 0.1},
+    process: {"SWITCH_DRAIN": 0.1},
 }
 """Shorter waits."""
 

@@ -19,6 +19,7 @@ from broker_io.errors import InvalidAddress, NotLive, VersionMismatch
 from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets
 from txnbuffer import Outcome, ServiceUnavailable, connect
+from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.client import connection
 from txnbuffer.client.connection import LiveService, ServiceConnectors
 from txnbuffer.config import PairConfig
@@ -291,6 +292,8 @@ def test_an_answer_is_withheld_once_the_service_may_not_be_live() -> None:
                 await client.outcome(TxnId(0, 1))
             with pytest.raises(ServiceUnavailable, match="the lease has ended"):
                 await client.cursors.add("a", "archive", 0)
+            with pytest.raises(NotLive, match="the lease has ended"):
+                await asyncio.to_thread(call, ServiceAddress(f"127.0.0.1:{two.ports[0]}"), "Status")
             with pytest.raises(ServiceUnavailable):
                 await asyncio.to_thread(remote.topics)
             with pytest.raises(ServiceUnavailable):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from broker_io import waits
 from broker_io.batch import Batch
-from broker_io.errors import AppendUnknown, DiskFailed, DiskWatermark, Error, NotLive, TopicNotFound
+from broker_io.errors import AppendUnknown, DiskFailed, DiskWatermark, Error, Fenced, NotLive, TopicNotFound
 from broker_io.port import MAX_PROPERTIES, ReservingWriter, Writer
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
@@ -55,6 +55,10 @@ class AppendInFlight(NamedTuple):
     parts: Sequence[AppendPart]
     batch: Batch
     reserved: bool = False
+
+
+LOST_ROLE = Fenced | NotLive
+"""Errors of a log that another process owns, or that this one has owned in between."""
 
 
 class ServiceTopic:
@@ -120,7 +124,7 @@ class ServiceTopic:
 
     def writer_failed(self, error: Error) -> bool:
         """Handle a failed append; return whether all other appends have failed with it."""
-        return isinstance(error, DiskFailed | NotLive | AppendUnknown)
+        return isinstance(error, DiskFailed | AppendUnknown | LOST_ROLE)
 
     def durable(self, flight: AppendInFlight, positions: Positions) -> None:
         """Handle an acknowledged append."""
@@ -320,7 +324,7 @@ class Appends:
             error = Error(f"an append failed: {error!r}")
         if topic.writer_failed(error):
             self.failure = error
-            if error.retryable:
+            if not isinstance(error, DiskFailed):
                 return  # the clients get no answer, and repeat their requests at the next owner of the log
         for part in flight.parts:
             self._failed(part, error)

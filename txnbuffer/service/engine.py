@@ -18,7 +18,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from broker_io.environment import Clock, current
-from broker_io.errors import Error, as_error
+from broker_io.errors import Error, NotLive, as_error
 from broker_io.port import Broker, ReplicatedBroker
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
@@ -58,10 +58,6 @@ def steady_clock(clock: Clock) -> Callable[[], float]:
     return lambda: offset + clock.monotonic()
 
 
-def _may_answer() -> None:
-    """The log has no other owner while this process has it open."""
-
-
 class Engine(Loop):
     """Create it with `Engine.start` and end it with `stop`; the caller closes the broker.
 
@@ -82,11 +78,12 @@ class Engine(Loop):
         now: Callable[[], float],
         executor: Executor,
         compact_records: CompactRecords | None,
+        term: int,
     ) -> None:
         super().__init__(now)
         self.broker = broker
-        self.check_answer = broker.check_answer if isinstance(broker, ReplicatedBroker) else _may_answer
-        """Raises NotLive if another process may be the owner by now, so that nothing of the log may be sent."""
+        self.term = term
+        """The term of the broker, if it is one of a pair, in which this engine owns the log."""
         self.limits = limits
         self.clock = clock
         self.coordinator = owned.coordinator
@@ -159,6 +156,8 @@ class Engine(Loop):
         identity = Identity(owner, address, shard, limits.create_topics)
         now = steady_clock(clock)
         executor = current().threads.executor(1, "txnbuffer-snapshots")
+        # Read first: the writer of the decision log works in this term only if it lasts from now on.
+        term = broker.term if isinstance(broker, ReplicatedBroker) else 0
         try:
             owned = await asyncio.get_running_loop().run_in_executor(
                 executor, take_over, broker, identity, config, policy, clock, now, standby_state
@@ -167,7 +166,7 @@ class Engine(Loop):
             executor.shutdown(wait=False)
             raise
         configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
-        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records)
+        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records, term)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
         engine._run_parts()
         engine.run(engine._watch_time())
@@ -199,6 +198,13 @@ class Engine(Loop):
     def connections(self) -> list[SessionConnection]:
         """The open connections."""
         return list(self._connections)
+
+    def check_answer(self) -> None:
+        """Raises NotLive if another process may own the log, or has since, so that nothing of it may be sent."""
+        if isinstance(broker := self.broker, ReplicatedBroker):
+            broker.check_answer()
+            if broker.term != self.term:
+                raise NotLive("this service owned the log in a former term: connect again")
 
     # Shutdown
 

@@ -300,7 +300,7 @@ class _Service:
                 return error
             if error is None and (refusal := await replication.hand_over()) is not None:
                 self._log("problem", what="handing over", error=str(refusal))
-            if stop.is_set() or not await replication.continues(error):
+            if stop.is_set() or not await replication.continues(error, engine.term):
                 return replication.broker.failure or error
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
@@ -325,19 +325,21 @@ class _Service:
         standby = self._is_standby
         while True:
             standby_state: StandbyState | None = None
+            term = 0
             try:
                 if standby:
                     standby_state = await self._stand_by(broker)
                     self._started = current().clock.monotonic()
                     if standby_state is None:
                         return None
+                    term = self._replication.term
                 elif self._cluster_mode and not self._service.fence:
                     standby_state = await asyncio.to_thread(take_if_free, broker, self._shard)
                 return await self._take_over(broker, standby_state)
             except Error as error:
                 # A cluster without storage gives the log to each process that opens it, again and again.
                 passing = isinstance(error, PeerError) and (error.retryable or isinstance(error, Fenced))
-                if not standby or not (passing or await self._replication.continues(error)):
+                if not standby or not (passing or await self._replication.continues(error, term)):
                     raise
                 self._log("problem", what="taking over", error=str(error))
                 await asyncio.sleep(PAUSE)
@@ -444,12 +446,12 @@ class _Service:
         replication, ends = self._replication, [engine.ended]
         waits: list[Coroutine[Any, Any, Any]] = [self._signals.first.wait(), replication.switch_requested.wait()]
         if replication.broker is not None:
-            waits.append(replication.lost())
+            waits.append(replication.lost(engine.term))
         ends += map(asyncio.ensure_future, waits)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[1:]:
             task.cancel()
-        if replication.broker is not None and not replication.live:
+        if replication.broker is not None and replication.term != engine.term:
             engine.fail(NotLive("this machine is no longer live: connect to the other one of the pair"))
 
     def _report_recovery(self, engine: Engine) -> None:

@@ -61,21 +61,26 @@ class Replication:
         return self.broker is not None and self.broker.live
 
     @property
+    def term(self) -> int:
+        """The present term of the broker; 0 while it is not live."""
+        return 0 if self.broker is None else self.broker.term
+
+    @property
     def can_switch(self) -> bool:
         """Whether this machine is live and the other one has everything."""
         return self.live and len(self.facts()["in_sync"]) == BOTH
 
     # For the process
 
-    async def lost(self) -> None:
-        """Return once the broker is no longer live."""
-        while self.live:
+    async def lost(self, term: int) -> None:
+        """Return once a term of the broker has ended."""
+        while term and self.term == term:
             self.changed.clear()
-            if self.live:
+            if self.term == term:
                 await self.changed.wait()
 
-    async def continues(self, error: Error | None) -> bool:
-        """Whether to stand by again after an engine that ended with this error; a failed broker can't.
+    async def continues(self, error: Error | None, term: int) -> bool:
+        """Whether to wait again for the log after an engine of a term has ended with an error.
 
         A machine that is still live takes over from itself, unless its disk or the engine is at fault.
         """
@@ -85,8 +90,8 @@ class Replication:
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STEP_DOWN):
-                await self.lost()
-        return not self.live and self.broker.failure is None
+                await self.lost(term)
+        return self.term != term and self.broker.failure is None
 
     async def hand_over(self) -> Error | None:
         """Make the other machine live if it can be, with nothing under way here; the error if that failed."""
