@@ -36,7 +36,8 @@ from broker_io.replication import messages as m
 from broker_io.replication.records import START, Fork, Kind, LogRecord, Mark
 
 STORE = b"\x0a" * 16
-SILENCE = 1.0
+SILENCE, PATIENT = 2.0, 20.0
+"""Seconds until a link breaks: where a test waits for that, and where it must not happen on a loaded machine."""
 WAIT = 30.0
 MIB = 1024 * 1024
 
@@ -129,7 +130,7 @@ def start() -> Iterator[Start]:
 
 def settings_of(**settings: Any) -> LinkSettings:
     return LinkSettings(
-        **{"pair": "orders", "listen": "127.0.0.1:0", "peer": "127.0.0.1:1", "idle_timeout": SILENCE, **settings}
+        **{"pair": "orders", "listen": "127.0.0.1:0", "peer": "127.0.0.1:1", "idle_timeout": PATIENT, **settings}
     )
 
 
@@ -285,7 +286,7 @@ def test_missing_peer_is_named(start: Start) -> None:
 
 def test_what_is_no_node_is_named(start: Start) -> None:
     with contextlib.closing(__import__("socket").create_server(("127.0.0.1", 0))) as server:
-        backup = start(peer=f"127.0.0.1:{server.getsockname()[1]}")
+        backup = start(peer=f"127.0.0.1:{server.getsockname()[1]}", idle_timeout=SILENCE)
         until(lambda: "no service answers" in backup.transport.problem or "lost" in backup.transport.problem)
 
 
@@ -366,9 +367,9 @@ def test_certificates_are_read_again(start: Start, tmp_path: Path) -> None:
 
 @pytest.fixture
 def proxied(start: Start) -> Iterator[tuple[Node, Node, FaultProxy]]:
-    live = start(live=True)
+    live = start(live=True, idle_timeout=SILENCE)
     with FaultProxy(live.transport.port) as proxy:
-        backup = start(peer=proxy.address)
+        backup = start(peer=proxy.address, idle_timeout=SILENCE)
         backup.seen.next("up")
         live.seen.next("up")
         yield live, backup, proxy
@@ -551,7 +552,7 @@ def test_slow_receiver_bounds_the_memory_of_a_copy(start: Start) -> None:
     gc.collect()
     tracemalloc.start()
     live.link.send_copy(BEGIN, files)
-    time.sleep(2 * SILENCE)
+    time.sleep(SILENCE)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert files.read < 30
