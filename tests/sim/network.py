@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.rpc_server import SimServer
+    from sim.rpc_server import Server
     from sim.world import Process, World
 
 DELAY = 0.0005
@@ -30,6 +30,8 @@ class Connection:
 
     def __init__(self, network: Network, client: Process, server: Process) -> None:
         self.network = network
+        self.server: Server | None = None
+        """The one that listens, as a process may have several."""
         self.ends = (server, client)
         self.lost = [False, False]
         self.on_loss: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
@@ -103,7 +105,7 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.connections: dict[Connection, None] = {}
-        self.servers: dict[tuple[str, int], SimServer] = {}
+        self.servers: dict[tuple[str, int], Server] = {}
         self.listeners: dict[tuple[str, int], Callable[[str], bool]] = {}
         """Ports of other servers: whether a host of a name can connect to them."""
         self.echo = True
@@ -137,9 +139,10 @@ class Network:
         else:  # what is sent now still arrives
             self.world.scheduler.after(3 * DELAY, lambda: connection.break_off(*seconds))
 
-    def connect(self, client: Process, server: SimServer) -> Connection:
+    def connect(self, client: Process, server: Server) -> Connection:
         """A new connection."""
         connection = Connection(self, client, server.process)
+        connection.server = server
         self.connections[connection] = None
         for end, process in enumerate(connection.ends):
             process.on_death.append(lambda end=end: self._died(connection, end))

@@ -20,7 +20,7 @@ from sim.network import CLIENT_END, SERVER_END, Connection
 from broker_io.environment import current
 
 if TYPE_CHECKING:
-    from sim.rpc_server import SimServer
+    from sim.rpc_server import Server
     from sim.scheduler import SimThread
     from sim.world import Process, World
 
@@ -201,7 +201,7 @@ class Channels:
         found = self._connection
         return None if found is None or found.lost[CLIENT_END] else found
 
-    def server(self) -> SimServer | None:
+    def server(self) -> Server | None:
         """Who listens at the target; None if nobody can be reached."""
         host, _, port = self.target.rpartition(":")
         server = self.world.network.servers.get((host, int(port)))
@@ -217,7 +217,7 @@ class Channels:
         reachable = self.world.network.reachable(self.process.host.name, host) and not self.world.host(host).silent
         return reachable and (server is None or server.process.dead)
 
-    def open(self, server: SimServer) -> Connection:
+    def open(self, server: Server) -> Connection:
         """Connect to a server; the connection is lost at once if the server has ended meanwhile."""
         self._connection = self.world.network.connect(self.process, server)
         if server.process.dead:
@@ -370,7 +370,7 @@ class AioChannel(Channels):
             self._waiters.append(waiter)
             await waiter
 
-    def open(self, server: SimServer) -> Connection:
+    def open(self, server: Server) -> Connection:
         connection = super().open(server)
         connection.on_loss[CLIENT_END].append(self._changed)
         self._changed()
@@ -440,10 +440,11 @@ class AioChannel(Channels):
         self.shut()
 
 
-class SyncCall:
-    """A call of the synchronous interface with streams: an iterator of answers."""
+class SyncCall(grpc.RpcError):
+    """A call of the synchronous interface with streams: an iterator of answers, and an error if it failed."""
 
     def __init__(self, state: CallState | Status, requests: Iterator[bytes] | None) -> None:
+        super().__init__()
         self._state = state
         if isinstance(state, CallState) and requests is not None:
             thread = current().threads.thread(lambda: self._consume(state, requests), name="requests", daemon=True)
@@ -487,9 +488,33 @@ class SyncCall:
         return found
 
     def initial_metadata(self) -> Metadata:
-        """The headers of the service, which have come with or before the first answer."""
+        """The headers of the service; waits for them, or for the end of the call."""
         state = self._state
-        return () if isinstance(state, Status) else state.sides[CLIENT_END].headers or ()
+        if isinstance(state, Status):
+            return ()
+        side = state.sides[CLIENT_END]
+        while side.headers is None and side.status is None:
+            side.block(None)
+        return side.headers or ()
+
+    def _ended(self) -> Status:
+        """How the call ended; waits until it has."""
+        state = self._state
+        if isinstance(state, Status):
+            return state
+        side = state.sides[CLIENT_END]
+        while side.status is None:
+            side.block(None)
+        return side.status
+
+    def code(self) -> grpc.StatusCode:
+        return self._ended().code
+
+    def details(self) -> str:
+        return self._ended().details
+
+    def trailing_metadata(self) -> Metadata:
+        return self._ended().trailing
 
     def cancel(self) -> bool:
         state = self._state
