@@ -16,7 +16,7 @@ from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock
 from sim.world import Process, World
 
 from broker_io.environment import current
-from broker_io.errors import AppendUnknown, Closed, DiskFailed, DiskWatermark, Error, LockUnavailable, NotLive
+from broker_io.errors import AppendUnknown, DiskFailed, DiskWatermark, Error, LockUnavailable, NotLive
 from broker_io.pair.node import PairNode
 from broker_io.replication.lease import Terms
 from broker_io.replication.lock import LockRecord
@@ -112,12 +112,12 @@ class SimMember:
             content = f"{self.name}{self.process.name if self.process else ''} {self.appended}".encode()
             try:
                 lsn = engine.append(content)
-            except Closed:
-                return
             except DiskFailed:
                 return
             except (NotLive, AppendUnknown, DiskWatermark) as error:
                 stage.counts[type(error).__name__] += 1
+                if engine.node._closed:
+                    return
                 continue
             stage.acknowledge(lsn, content)
 

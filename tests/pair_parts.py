@@ -136,6 +136,11 @@ class MemoryStore:
 
     # state
 
+    @property
+    def applied(self) -> list[int]:
+        """The lsns of what is applied."""
+        return [mark.lsn for mark, _ in self.state]
+
     def apply(self, lsn: int) -> None:
         with self._lock:
             disk = self.disk

@@ -369,24 +369,30 @@ class FileBroker(ReadingBroker):
 
     def _swap(self, files: TopicFiles, request: CompactionRequest | None, done: Compaction) -> None:
         """Replace the rewritten ledgers, of which none was trimmed meanwhile."""
-        news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
-        seen = [] if request is None else ledgers_of(files, request)
         with self._work:
             self.check()
             found = self._log.topic(files.topic.name)
-            state = found.entry.compaction
-            digests: dict[LedgerEntry, str] = {}
-            if seen:
-                cleaned = max(state.cleaned, seen[-1].ledger)
-                state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
-                if seen[-1].ledger == cleaned:  # else the digests are not of all ledgers up to there
-                    digests = dict(zip(seen, done.digests, strict=True))
-            ledgers = [news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in found.entry.ledgers]
-            changed = tuple([new for old, new in zip(found.entry.ledgers, ledgers, strict=True) if new != old])
-            if changed or state != found.entry.compaction:
-                self._log.swap(found, SwapFiles(0, changed, state.cleaned, state.purged))
-        if news:
+            body = self._swap_of(found.entry, [] if request is None else ledgers_of(files, request), done)
+            if body is not None:
+                self._log.swap(found, body)
+        if done.rewrites:
             self._notify()
+
+    def _swap_of(self, entry: TopicEntry, seen: list[LedgerEntry], done: Compaction) -> SwapFiles | None:
+        """What a compaction that has seen these ledgers changes."""
+        news = {rewrite.old: rewrite.new for rewrite in done.rewrites}
+        state = entry.compaction
+        digests: dict[LedgerEntry, str] = {}
+        if seen:
+            cleaned = max(state.cleaned, seen[-1].ledger)
+            state = state._replace(cleaned=cleaned, purged=max(state.purged, done.purged))
+            if seen[-1].ledger == cleaned:  # else the digests are not of all ledgers up to there
+                digests = dict(zip(seen, done.digests, strict=True))
+        ledgers = [news.get(old, old)._replace(digest=digests.get(old, old.digest)) for old in entry.ledgers]
+        changed = tuple([new for old, new in zip(entry.ledgers, ledgers, strict=True) if new != old])
+        if not changed and state == entry.compaction:
+            return None
+        return SwapFiles(0, changed, state.cleaned, state.purged)
 
     @contextlib.contextmanager
     def _unchanged(self, topic: str) -> Iterator[None]:
@@ -471,7 +477,10 @@ class FileBroker(ReadingBroker):
                 ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)
             # Appends that older writers queued are in the log before this one opens.
             self._flush()
-        return FileWriter(self, found, ticket, exclusive)
+        return self._make_writer(found, ticket, exclusive)
+
+    def _make_writer(self, topic: FileTopic, ticket: int, exclusive: bool) -> FileWriter:
+        return FileWriter(self, topic, ticket, exclusive)
 
     def _wait_for_owner(self, topic: str, seconds: float) -> None:
         """Raises StillHeld if an exclusive writer is open, which can only be one of this process."""
@@ -572,6 +581,9 @@ class FileBroker(ReadingBroker):
         with self._work:
             self.closed = True
             try:
-                self._log.close()
+                self._close_log()
             finally:
                 self._notify()
+
+    def _close_log(self) -> None:
+        self._log.close()

@@ -112,6 +112,8 @@ class FileLog:
         """Held while records are applied, but for appends of a backup, and while anything else is changed. So another
         thread can make a checkpoint while the live of a pair waits until a record is committed.
         """
+        self.on_stopped: Callable[[DiskFailed], object] = lambda _: None
+        """Called with what has stopped this log."""
         self._disk = environment.disk
         self._clock = environment.clock
         self._randomness = environment.randomness
@@ -636,7 +638,9 @@ class FileLog:
 
     def stop(self, failure: DiskFailed) -> None:
         """Reject everything but reads from now on; pending appends fail in the next flush."""
-        self.failure = self.failure or failure
+        if self.failure is None:
+            self.failure = failure
+            self.on_stopped(failure)
 
     def close(self) -> None:
         """Flush, checkpoint if records are applied since the last one, and release the directory."""

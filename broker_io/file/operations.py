@@ -178,6 +178,12 @@ def decode_operations(content: Data) -> list[NumberedOperation]:
     return operations
 
 
+def count_operations(content: Data) -> int:
+    """How many operations a record has."""
+    (count,) = _HEAD.unpack_from(content)
+    return int(count)
+
+
 def _checked(operation: NumberedOperation) -> NumberedOperation:
     change, topic, number, manifest, _ = operation
     if (topic > 0, number > 0) != (change is not Change.EPOCH,) * 2 or (manifest > 0) == (change is Change.APPEND):

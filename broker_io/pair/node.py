@@ -27,6 +27,7 @@ from broker_io.errors import (
     NotInSync,
     NotLive,
     PeerError,
+    TopicNotFound,
     as_error,
 )
 from broker_io.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
@@ -97,13 +98,15 @@ class PairNode:
         self._mutex = threads.lock()
         self._roles = threads.condition()
         self._building = threads.lock()
+        self._ending = threads.lock()
         self._signal = threads.event()
         self._closing = threads.event()
         self._closed = False
-        self._opened = False
+        self._opened = self._started = False
         self._member: PairMember
         self._shown_role = Role.BACKUP
-        self._live = False
+        self.term = 0
+        """The epoch in which this node serves; 0 while it does not."""
         self._writes_itself = False
         self._waiter: CommitWaiter | None = None
         self._own: int | None = None
@@ -160,6 +163,7 @@ class PairNode:
     def start(self) -> None:
         """Begin; opens the store before, if need be. Raises EnvironmentFault if the transport can't listen."""
         self.open()
+        self._started = True
         for thread in self._threads:
             thread.start()
         self._post(m.Start())
@@ -258,8 +262,8 @@ class PairNode:
             self._receiver = None
 
     def _set_live(self, live: bool) -> None:
-        if live is not self._live:
-            self._live = live
+        if live is not self.live:
+            self.term = self._member.leading.epoch if live else 0
             self._changes.put(live)
 
     def _step_down(self, effect: m.StepDown) -> None:
@@ -276,7 +280,7 @@ class PairNode:
 
     def _stop(self, effect: m.Stop) -> None:
         self.failure = self.failure or DiskFailed(f"the node of the pair has stopped: {effect.reason}")
-        if not self._live:
+        if not self.live:
             self._changes.put(False)
         self._retire("the node has stopped")
 
@@ -418,7 +422,7 @@ class PairNode:
 
     def _tick_loop(self) -> None:
         slow = self._settings.terms.ttl / 40 / 1e9
-        while not self._closing.wait(min(slow, BEAT_SECONDS) if self._live else slow):
+        while not self._closing.wait(min(slow, BEAT_SECONDS) if self.live else slow):
             with self._mutex:
                 self._step(m.Tick())
                 self._lag.applied(self._member)
@@ -472,11 +476,15 @@ class PairNode:
                     self._problems["store"] = str(error)
 
     def _apply_now(self, task: m.Apply) -> None:
+        asked = False
         while True:
             try:
                 self._store.apply(task.lsn)
-            except PeerError as error:
+            except (PeerError, TopicNotFound) as error:
                 self._problems["store"] = str(error)
+                if isinstance(error, TopicNotFound) and not asked:
+                    asked = True
+                    self._post(m.FilesMissing())
                 if not self._applies.pause(RETRY_SECONDS):
                     return
             else:
@@ -517,10 +525,11 @@ class PairNode:
             with self._mutex:
                 self._signal.clear()
                 self._waiter = None
-                self.check()
-                member = self._member
+                if self.failure is not None:
+                    raise self.failure
                 if waiter.lost is not None:
                     raise waiter.lost
+                member = self._member
                 if member.role is not Role.SWITCHING:
                     if (error := refusal(member, self._now())) is not None:
                         raise error
@@ -558,13 +567,7 @@ class PairNode:
     @property
     def live(self) -> bool:
         """Whether this node serves clients."""
-        return self._live
-
-    @property
-    def epoch(self) -> int:
-        """The epoch in which this node is live; 0 if it is not."""
-        with self._mutex:
-            return self._member.leading.epoch if self._live else 0
+        return self.term > 0
 
     def check(self) -> None:
         """Raises Closed, and the error that has stopped the node."""
@@ -577,12 +580,12 @@ class PairNode:
         """Wait until this node is live; whether it is. Raises what `check` raises."""
 
         def ended() -> bool:
-            return self._live or self._closed or self.failure is not None
+            return self.live or self._closed or self.failure is not None
 
         with self._roles:
             self._roles.wait_for(ended, seconds)
         self.check()
-        return self._live
+        return self.live
 
     def switch(self) -> None:
         """Let the backup be live; returns once this node is not. Raises NotLive, and NotInSync if there is none."""
@@ -598,7 +601,7 @@ class PairNode:
         """Ask that this store becomes live although acknowledged records may be lost. Raises NotPromotable."""
         with self._mutex:
             self.check()
-            if self._live:
+            if self.live:
                 raise CallerError("this member of the pair is live already: there is nothing to force")
             self._step(m.ForceRequested())
 
@@ -619,11 +622,16 @@ class PairNode:
 
     def close(self) -> None:
         """End all threads and the session with the lock; the store stays open."""
+        with self._ending:
+            self._close()
+
+    def _close(self) -> None:
         with self._mutex:
             if self._closed:
                 return
             self._closed = True
-            self._retire("the log is being closed")
+            if self._opened:
+                self._retire("the log is being closed")
         with self._roles:
             self._roles.notify_all()
         self._closing.set()
@@ -633,7 +641,6 @@ class PairNode:
         self._applies.close()
         self._requests.finish()
         self._changes.finish()
-        for thread in self._threads:
-            if not thread.is_current():
-                thread.join()
+        for thread in self._threads if self._started else ():
+            thread.join()
         self._lock.close()

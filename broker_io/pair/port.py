@@ -126,7 +126,8 @@ class PairStore(Resource, Protocol):
     def apply(self, lsn: int) -> None:
         """Apply records of the journal up to an lsn, in lanes; a member that is live applies its own.
 
-        Raises PeerError if a prepared file can't be fetched; then it is called again.
+        Raises PeerError if a prepared file can't be fetched now, TopicNotFound if the live does not have it any more;
+        it is called again, until a copy begins.
         """
 
     def epoch_content(self, effect: BuildEpoch) -> bytes:

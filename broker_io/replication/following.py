@@ -51,7 +51,7 @@ def greet(member: PairMember) -> None:
     ready = member.role is Role.BACKUP and member.informed and not member.busy
     if ready and member.followed is None:
         commit = log.index.mark(min(log.commit, log.index.end.lsn)) or log.manifest
-        member.send(Hello(member.floor, log.store, log.index.end, commit, log.partial))
+        member.send(Hello(member.floor, log.store, log.index.end, commit, log.partial or member.lacking))
 
 
 def obeys(member: PairMember, epoch: int) -> bool:

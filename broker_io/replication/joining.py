@@ -18,6 +18,7 @@ from broker_io.replication.messages import (
     CopyBegin,
     CopyRequest,
     Cut,
+    FilesMissing,
     LockRead,
     MarkPartial,
     PartialSynced,
@@ -84,6 +85,12 @@ def on_partial_synced(member: PairMember, event: PartialSynced) -> None:
         _request_copy(member, joining)
 
 
+def on_files_missing(member: PairMember, _event: FilesMissing) -> None:
+    """Ask for a copy over a new link; the live takes this store out of `in_sync` before."""
+    member.lacking = True
+    member.break_link()
+
+
 def cut(member: PairMember, lsn: int) -> None:
     """Cut the log after an lsn; until that is done nothing is added to it."""
     member.busy = True
@@ -108,7 +115,7 @@ def on_replaced(member: PairMember, event: Replaced) -> None:
     member.end_session()
     member.keep_session()
     member.log = StoreLog(event.store, Index(), 0, 0, 0, START, partial=True)
-    member.applying = member.noted = 0
+    member.applying, member.noted, member.lacking = 0, 0, False
     if member.joining is None:
         following.greet(member)
     else:
@@ -139,7 +146,7 @@ def on_copied(member: PairMember, event: Copied) -> None:
         return
     at = event.at
     member.log = StoreLog(member.store, Index(at), at.lsn, at.lsn, at.lsn, at, partial=True, forks=joining.forks)
-    member.applying = member.noted = at.lsn
+    member.applying, member.noted, member.lacking = at.lsn, at.lsn, False
     _unmark(member, joining)
 
 

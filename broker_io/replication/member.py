@@ -170,6 +170,7 @@ class PairMember:
     - `known`: the newest record of the lock that it read, with its lease; `reading`: the request of the present read,
       since `read_since`; `informed`: the lock was read since the session began.
     - `busy`: the store is being marked, cut, copied or replaced; nothing else may begin.
+    - `lacking`: what is to be applied needs a file that can't be had any more.
     - `force_until`: how long the request of a forced promotion is valid. `deferred_until`: after a switch the other one
       may claim first.
     - `replaced`: files that wait to be removed; `rewrites`: results of compactions of this store and its backup.
@@ -190,6 +191,7 @@ class PairMember:
     informed: bool = False
     busy: bool = False
     full: bool = False
+    lacking: bool = False
     force_until: int = 0
     deferred_until: int = 0
     followed: Followed | None = None

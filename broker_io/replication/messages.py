@@ -25,7 +25,7 @@ class CatchUp(enum.Enum):
 
 
 class Hello(NamedTuple):
-    """Backup → live: what it has. `epoch` is the lowest that it obeys."""
+    """Backup → live: what it has. `epoch` is the lowest that it obeys; `partial`: it needs a copy in any case."""
 
     epoch: int
     store: Store
@@ -206,6 +206,10 @@ class Replaced(NamedTuple):
     store: Store
 
 
+class FilesMissing(NamedTuple):
+    """What is to be applied needs a file that the peer does not have any more, so nothing after it can be applied."""
+
+
 class SyncFailed(NamedTuple):
     """A write or sync failed: what is durable is unknown."""
 
@@ -240,8 +244,8 @@ class ForceRequested(NamedTuple):
 
 Event: TypeAlias = (
     Start | Tick | LinkUp | LinkDown | Received | LockRead | SwapAnswered | Renewed | SessionEnded | AppendRequested
-    | EpochContent | Synced | Applied | PartialSynced | WasCut | Copied | Replaced | SyncFailed | DiskSpace
-    | Checkpointed | ReplacedFiles | RewriteFinished | SwitchRequested | ForceRequested
+    | EpochContent | Synced | Applied | PartialSynced | WasCut | Copied | Replaced | FilesMissing | SyncFailed
+    | DiskSpace | Checkpointed | ReplacedFiles | RewriteFinished | SwitchRequested | ForceRequested
 )  # fmt: skip
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from pair_parts import Engine, LockServer, LoopTransport, MemoryDisk, MemoryLock, MemoryStore, Net, node_of
 
+from broker_io.environment import current
 from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
+from broker_io.pair.port import CopyChunk
+from broker_io.pair.sender import PeerSender
 from broker_io.replication.lease import Terms
 from broker_io.replication.member import Settings
+from broker_io.replication.messages import Records, SendMessage, SendStored
+from broker_io.replication.records import LogRecord, Mark, make_record
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000
@@ -271,13 +278,15 @@ def test_close_ends_what_waits(pair: Pair) -> None:
         with pytest.raises(Closed):
             waiting.result()
     pair.a.stop()
-    with pytest.raises(Closed):
+    with pytest.raises(NotLive):
         pair.a.node.commit(b"x", lambda: True)
     pair.a.node.close()
 
 
 def test_live_whose_disk_fails_stops_and_the_backup_takes_over_at_once(pair: Pair) -> None:
     begun(pair)
+    ended: list[str] = []
+    pair.lock_fault = lambda member, request, _after: ended.append(member) if request == "end" else None
     pair.a.engine.append(b"x")
     pair.a.disk.fails = True
     with pytest.raises(AppendUnknown):
@@ -286,6 +295,7 @@ def test_live_whose_disk_fails_stops_and_the_backup_takes_over_at_once(pair: Pai
     with pytest.raises(DiskFailed):
         pair.a.engine.append(b"z")
     live(pair.b)
+    assert "a" in ended
 
 
 def test_force_makes_a_store_live_that_lacks_records(pair: Pair) -> None:
@@ -371,3 +381,164 @@ def test_status_of_both(pair: Pair) -> None:
     assert of_backup["lease_left"] == 0
     assert [of_live[name] for name in ("lag_bytes", "lag_seconds", "problem", "linked")] == [0, 0.0, "", True]
     json.dumps([of_live, of_backup])
+
+
+def test_record_that_is_applied_after_the_lease_is_not_answered_and_holds_up_the_next_epoch(pair: Pair) -> None:
+    """The live has to apply its record before anything else is, and this record may be one that another live drops."""
+    pair.a.start()
+    live(pair.a)
+    node, store = pair.a.node, pair.a.store
+    mark = node.commit(b"x", lambda: True)
+    pair.a.lock.down = True
+    until(lambda: not node.live)
+    pair.a.lock.down = False
+    assert not node.wait_live(3 * TTL / 1e9)
+    assert store.applied == [1]
+    store.apply(mark.lsn)
+    node.applied()
+    assert not node.may_answer()
+    live(pair.a)
+    assert pair.a.contents == [b"epoch 1", b"x", b"epoch 2"]
+
+
+def test_append_that_was_built_before_the_role_was_lost_and_won_again_is_refused(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    with pytest.raises(NotLive, match="for a while"):
+        pair.a.node.commit(b"x", lambda: False)
+    assert pair.a.engine.append(b"y") == 2
+
+
+def test_lease_counts_from_the_moment_when_its_renewal_was_sent(pair: Pair) -> None:
+    def fault(_member: str, request: str, after: bool) -> None:
+        if after and request == "renew":
+            time.sleep(0.15)
+
+    pair.a.start()
+    live(pair.a)
+    pair.lock_fault = fault
+    time.sleep(0.3)
+    left = 0.0
+    for _ in range(60):
+        left = max(left, pair.a.node.status()["lease_left"])
+        time.sleep(0.01)
+    assert 0 < left <= TTL / 1e9 - 0.15
+
+
+def test_commit_index_is_written_once_nothing_follows(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    for number in range(5):
+        pair.a.engine.append(b"x%d" % number)
+    until(lambda: pair.a.disk.noted == 6)
+
+
+def test_copy_waits_until_the_backup_has_ended_applying(pair: Pair) -> None:
+    begun(pair)
+    apply, going, held = pair.b.store.apply, threading.Event(), threading.Event()
+
+    def slow(lsn: int) -> None:
+        held.set()
+        going.wait(30)
+        apply(lsn)
+
+    pair.b.store.apply = slow  # type: ignore[method-assign]
+    pair.a.engine.append(b"x")
+    assert held.wait(10)
+    pair.net.cut = True
+    pair.net.break_links()
+    for number in range(5):
+        pair.a.engine.append(b"%d" % number)
+    pair.a.store.checkpoint()
+    until(lambda: not pair.a.disk.journal)
+    pair.net.cut = False
+    until(lambda: pair.b.disk.partial)
+    time.sleep(0.2)
+    assert pair.b.disk.journal
+    going.set()
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert pair.a.disk.copies == 1
+
+
+class RecordedLink:
+    """A link that keeps what is sent."""
+
+    number = 7
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.closed = False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def send_copy(self, begin: Any, copy: Any) -> None:
+        self.sent.append(begin)
+        copy.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SlowStore:
+    """Reads records as soon as `going`."""
+
+    def __init__(self) -> None:
+        self.going = threading.Event()
+
+    def read(self, first: int, last: int) -> Iterator[LogRecord]:
+        assert self.going.wait(10)
+        before = Mark(1, first, 0)
+        for _ in range(first, last):
+            record = make_record(before, 1, 0, b"x" * 600_000)
+            yield record
+            before = record.mark
+
+
+def test_messages_are_sent_after_the_records_that_are_read_for_the_link_before_them() -> None:
+    threads, mutex, link, store, durable = current().threads, current().threads.lock(), RecordedLink(), SlowStore(), [0]
+    failures: list[Exception] = []
+    problems: list[tuple[int, str]] = []
+    sender = PeerSender(
+        threads,
+        mutex,
+        store,  # type: ignore[arg-type]
+        lambda: durable[0],
+        failures.append,
+        lambda number, why: problems.append((number, why)),
+    )
+    thread = threading.Thread(target=sender.run, daemon=True)
+    thread.start()
+    template = Records(1, b"a1", (), 3)
+    with mutex:
+        sender.up(link)
+        for effect in (SendMessage(7, "one"), SendStored(7, template, 0, 5), SendMessage(7, "two"), SendMessage(6, "")):  # type: ignore[arg-type]
+            sender.send(effect)
+    store.going.set()
+    time.sleep(0.1)
+    assert link.sent == ["one"]  # records that are not durable yet can't be read
+    durable[0] = 5
+    sender.synced()
+    until(lambda: len(link.sent) == 5)
+    assert link.sent[0] == "one"
+    assert link.sent[-1] == "two"
+    assert [record.lsn for message in link.sent[1:-1] for record in message.records] == [1, 2, 3, 4, 5]
+    sender.close()
+    thread.join()
+    assert link.closed
+    assert not failures
+    assert not problems
+
+
+def test_what_comes_over_an_ended_link_counts_no_more(pair: Pair) -> None:
+    begun(pair)
+    pair.a.engine.append(b"x")
+    until(lambda: pair.follows(pair.a, pair.b))
+    node = pair.b.node
+    node.copy_chunk(999, CopyChunk("state", 0, b"", 0))
+    node.copy_end(999)
+    node.received(999, Records(1, b"a1", (), 77))
+    node.down(999, "an older link")
+    pair.a.engine.append(b"y")
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert pair.net.links == 1

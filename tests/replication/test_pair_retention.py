@@ -193,3 +193,16 @@ def test_h13_store_that_is_gone_leaves_before_another_one_of_its_node_joins() ->
     assert member(world, A).log.commit < member(world, A).log.index.end.lsn
     world.settle()
     assert world.lock.record.in_sync == (b"a1", b"b2")
+
+
+def test_h13_backup_that_lacks_a_file_which_is_gone_gets_a_copy() -> None:
+    world = pair()
+    world.do(("append", A))
+    world._work_off()
+    for _ in range(2):
+        copies = world.used["copy"]
+        world.give(B, m.FilesMissing())
+        assert not member(world, B).log.partial  # first it has to leave those that are in sync
+        world.settle()
+        assert world.used["copy"] == copies + 1
+        assert not member(world, B).lacking
