@@ -442,7 +442,7 @@ def test_copy_waits_until_the_backup_has_ended_applying(pair: Pair) -> None:
         going.wait(30)
         apply(lsn)
 
-    pair.b.store.apply = slow  # type: ignore[method-assign]
+    pair.b.store.apply = slow  # type: ignore[method-assign]  # a slow one
     pair.a.engine.append(b"x")
     assert held.wait(10)
     pair.net.cut = True
@@ -502,7 +502,7 @@ def test_messages_are_sent_after_the_records_that_are_read_for_the_link_before_t
     sender = PeerSender(
         threads,
         mutex,
-        store,  # type: ignore[arg-type]
+        store,  # type: ignore[arg-type]  # has what is used
         lambda: durable[0],
         failures.append,
         lambda number, why: problems.append((number, why)),
@@ -512,7 +512,7 @@ def test_messages_are_sent_after_the_records_that_are_read_for_the_link_before_t
     template = Records(1, b"a1", (), 3)
     with mutex:
         sender.up(link)
-        for effect in (SendMessage(7, "one"), SendStored(7, template, 0, 5), SendMessage(7, "two"), SendMessage(6, "")):  # type: ignore[arg-type]
+        for effect in (SendMessage(7, "one"), SendStored(7, template, 0, 5), SendMessage(7, "two"), SendMessage(6, "")):  # type: ignore[arg-type]  # has what is used
             sender.send(effect)
     store.going.set()
     time.sleep(0.1)

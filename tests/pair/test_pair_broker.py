@@ -1,0 +1,364 @@
+"""Two brokers of a pair in one process, each with a directory of its own: what their users see in every role."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pair_parts import LockServer, LoopTransport, MemoryLock, Net
+
+from broker_io.batch import Batch, Message
+from broker_io.environment import current
+from broker_io.errors import AppendUnknown, CallerError, Fenced, NotLive, ServiceUnavailable, StillHeld
+from broker_io.file.layout import Options
+from broker_io.pair.broker import PairBroker
+from broker_io.port import Broker, ReplicatedBroker
+from broker_io.position import EARLIEST
+from broker_io.replication.lease import Terms
+from broker_io.replication.member import Settings
+from broker_io.testing.contract.base import eventually as until
+
+MS = 1_000_000
+TTL = 500 * MS
+SETTINGS = Settings(Terms(TTL), member_timeout=200 * MS, answer_timeout=100 * MS, stall=200 * MS, founder=False)
+OPTIONS = Options(segment_bytes=20_000, journal_bytes=20_000, watermark_bytes=0)
+
+
+class BrokerMember:
+    def __init__(self, pair: BrokerPair, name: str, directory: Path) -> None:
+        self.pair = pair
+        self.name = name
+        self.directory = str(directory)
+        self.lock: MemoryLock
+        self.broker: PairBroker
+        self.running = False
+
+    def start(self) -> PairBroker:
+        self.lock = MemoryLock(self.pair.server)
+        settings = self.pair.settings._replace(founder=self.name == "a")
+        transport = LoopTransport(self.pair.net, self.name)
+        self.broker = PairBroker(current(), self.directory, OPTIONS, settings, self.lock, transport)
+        self.running = True
+        return self.broker
+
+    def stop(self) -> None:
+        if self.running:
+            self.running = False
+            self.broker.close()
+
+    def live(self) -> PairBroker:
+        until(lambda: self.broker.live)
+        return self.broker
+
+
+class BrokerPair:
+    def __init__(self, path: Path, settings: Settings = SETTINGS) -> None:
+        self.settings = settings
+        self.net = Net()
+        self.server = LockServer(TTL / 1e9)
+        self.a = BrokerMember(self, "a", path / "a")
+        self.b = BrokerMember(self, "b", path / "b")
+
+    def begin(self) -> None:
+        self.a.start()
+        self.a.live()
+        self.b.start()
+        until(self.in_sync)
+
+    def in_sync(self) -> bool:
+        members = [member.broker.status() for member in (self.a, self.b)]
+        return {status["store"] for status in members} == {*members[0]["in_sync"]}
+
+    def same(self) -> bool:
+        """In sync, and everything is applied on both."""
+        one, other = [member.broker.status() for member in (self.a, self.b)]
+        return self.in_sync() and one["applied"] == other["applied"] == max(one["end"], other["end"])
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[BrokerPair]:
+    made = BrokerPair(tmp_path)
+    yield made
+    made.a.stop()
+    made.b.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    before = {*threading.enumerate()}
+    yield
+    until(lambda: {*threading.enumerate()} <= before)
+
+
+def put(broker: Broker, topic: str, *values: str) -> None:
+    with broker.writer(topic) as writer:
+        writer.append(Batch.of([Message(b"k", value.encode()) for value in values])).result(30)
+
+
+def contents(broker: Broker, topic: str) -> list[str]:
+    found: list[str] = []
+    with broker.reader(topic) as reader:
+        while (batch := reader.read()) is not None:
+            found += [(message.value or b"").decode() for message in batch.messages]
+    return found
+
+
+def segments(directory: str) -> dict[str, bytes]:
+    paths = sorted(Path(directory).glob("topics/*/*.log"))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+def test_is_a_replicated_broker(pair: BrokerPair) -> None:
+    assert isinstance(pair.a.start(), ReplicatedBroker)
+
+
+def test_backup_has_what_was_appended_and_takes_over(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topic("orders")
+    for number in range(50):
+        put(a, "orders", f"x{number}")
+    until(pair.same)
+    assert contents(b, "orders") == [f"x{number}" for number in range(50)]
+    assert b.incarnation("orders") == a.incarnation("orders")
+    assert segments(pair.a.directory) == segments(pair.b.directory)
+    pair.a.stop()
+    pair.b.live()
+    put(b, "orders", "y")
+    assert contents(b, "orders")[-2:] == ["x49", "y"]
+    a = pair.a.start()
+    until(pair.same)
+    assert contents(a, "orders")[-2:] == ["x49", "y"]
+
+
+def test_backup_refuses_changes(pair: BrokerPair) -> None:
+    pair.begin()
+    pair.a.broker.create_topics(["orders", "__txnbuffer_state"])
+    until(pair.same)
+    b = pair.b.broker
+    b.create_topic("orders")
+    for change in (
+        lambda: b.create_topic("others"),
+        lambda: b.writer("orders"),
+        lambda: b.writer("orders", exclusive=True),
+        lambda: b.delete_topic("orders"),
+        lambda: b.trim("orders", 2),
+        lambda: b.roll("orders"),
+        lambda: b.set_compaction_policy("orders", None),
+        lambda: b.compact("__txnbuffer_state"),
+        b.check_answer,
+        b.switch,
+    ):
+        with pytest.raises(NotLive):
+            change()
+    with pytest.raises(StillHeld):
+        b.writer("orders", exclusive=True, wait=0.2)
+    pair.a.broker.check_answer()
+
+
+def test_waiting_writer_gets_the_topic_when_its_member_is_live(pair: BrokerPair) -> None:
+    pair.begin()
+    pair.a.broker.create_topic("orders")
+    put(pair.a.broker, "orders", "x")
+    roles: list[bool] = []
+    pair.b.broker.on_role(lambda: roles.append(pair.b.broker.live))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pair.b.broker.writer, "orders", exclusive=True, wait=20.0)
+        pair.a.broker.switch()
+        with waiting.result() as writer:
+            writer.append(Batch.of([Message(None, b"y")])).result(10)
+    assert not pair.a.broker.live
+    until(lambda: roles == [True])
+    until(pair.same)
+    assert contents(pair.a.broker, "orders") == ["x", "y"]
+
+
+def test_writers_are_fenced_with_their_term(pair: BrokerPair) -> None:
+    pair.begin()
+    a = pair.a.broker
+    a.create_topic("orders")
+    writer = a.writer("orders", exclusive=True)
+    writer.append(Batch.of([Message(None, b"x")])).result(10)
+    pair.a.broker.switch()
+    with pytest.raises(Fenced):
+        writer.append(Batch.of([Message(None, b"y")])).result(10)
+    until(lambda: pair.b.broker.live and pair.same())
+    pair.b.broker.switch()
+    pair.a.live()
+    with pytest.raises(Fenced):
+        writer.append(Batch.of([Message(None, b"y")])).result(10)
+    with a.writer("orders", exclusive=True, wait=5.0) as another:
+        writer.close()
+        another.append(Batch.of([Message(None, b"z")])).result(10)
+    assert contents(a, "orders") == ["x", "z"]
+
+
+def test_appends_under_way_are_unknown_when_the_role_is_lost(tmp_path: Path) -> None:
+    pair = BrokerPair(tmp_path, SETTINGS._replace(min_in_sync=2))
+    pair.begin()
+    a = pair.a.broker
+    a.create_topic("orders")
+    writer = a.writer("orders")
+    pair.net.cut = True
+    pair.net.break_links()
+    under_way = writer.append(Batch.of([Message(None, b"x")]))
+    pair.a.lock.down = True
+    with pytest.raises(AppendUnknown):
+        under_way.result(10)
+    with pytest.raises((Fenced, NotLive)):
+        writer.append(Batch.of([Message(None, b"y")])).result(10)
+    pair.a.lock.down = pair.net.cut = False
+    until(lambda: pair.same() and (pair.a.broker.live or pair.b.broker.live))
+    assert contents(pair.a.broker, "orders") == contents(pair.b.broker, "orders")
+    pair.a.stop()
+    pair.b.stop()
+
+
+def test_structure_is_replicated(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topics(["one", "two", "three"])
+    for number in range(6):
+        put(a, "one", *[f"{number} {row} " + "v" * 500 for row in range(20)])
+    put(a, "two", "x")
+    a.roll("two")
+    a.delete_topic("three")
+    a.trim("one", a.ledgers("one")[2].ledger)
+    until(pair.same)
+    assert a.topics() == b.topics() == ["one", "two"]
+    for topic in ("one", "two"):
+        assert a.ledgers(topic) == b.ledgers(topic)
+        assert contents(a, topic) == contents(b, topic)
+    assert segments(pair.a.directory) == segments(pair.b.directory)
+
+
+def test_compaction_of_own_and_data_topics(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    for topic in ("__txnbuffer_state", "orders"):
+        a.create_topic(topic)
+        for _ in range(5):
+            put(a, topic, *[f"{row}" for row in range(50)])
+        a.roll(topic)
+    a.compact("__txnbuffer_state")
+    assert contents(a, "__txnbuffer_state") == ["49"]
+    until(pair.same)
+    until(lambda: segments(pair.a.directory) == segments(pair.b.directory))
+    assert contents(b, "__txnbuffer_state") == ["49"]
+    pair.a.stop()
+    pair.b.live()
+    assert contents(b, "__txnbuffer_state") == ["49"]
+
+
+def test_backup_that_was_away_for_long_gets_a_copy(pair: BrokerPair) -> None:
+    pair.a.start()
+    a = pair.a.live()
+    a.create_topic("orders")
+    for number in range(10):
+        put(a, "orders", *[f"{number} {row} " + "v" * 500 for row in range(20)])
+    b = pair.b.start()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: [put(a, "orders", f"y{number}") for number in range(50)])
+        until(running.done)
+        running.result()
+    until(pair.same)
+    assert (a.status()["copies"], b.status()["copies"]) == (1, 1)
+    assert contents(b, "orders") == contents(a, "orders")
+    assert segments(pair.a.directory) == segments(pair.b.directory)
+
+
+def test_reader_of_a_log_that_a_copy_replaces_has_to_be_opened_again(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topic("orders")
+    put(a, "orders", "x")
+    until(pair.same)
+    copies, reader = b.status()["copies"], b.reader("orders", EARLIEST)
+    assert reader.read() is not None
+    pair.net.cut = True
+    pair.net.break_links()
+    for number in range(10):
+        put(a, "orders", *[f"{number} {row} " + "v" * 500 for row in range(20)])
+    pair.net.cut = False
+    until(pair.same)
+    assert b.status()["copies"] == copies + 1
+    with pytest.raises(ServiceUnavailable):
+        reader.read()
+    reader.close()
+    assert contents(b, "orders") == contents(a, "orders")
+
+
+def test_promotion_by_force_drops_what_only_the_other_one_has(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topic("orders")
+    put(a, "orders", "kept")
+    until(pair.same)
+    before = b.last_position("orders")
+    pair.net.cut = True
+    pair.net.break_links()
+    put(a, "orders", "lost")
+    pair.a.stop()
+    b.promote()
+    pair.b.live()
+    put(b, "orders", "new")
+    assert contents(b, "orders") == ["kept", "new"]
+    last = b.last_position("orders")
+    assert before is not None
+    assert last is not None
+    assert last.ledger >= before.ledger + 2**20
+    with pytest.raises(CallerError):
+        b.promote()
+    pair.net.cut = False
+    a = pair.a.start()
+    until(pair.same)
+    assert contents(a, "orders") == ["kept", "new"]
+    assert [path for path in Path(pair.a.directory).iterdir() if path.name.startswith("aside")]
+
+
+def test_load_over_failovers(pair: BrokerPair) -> None:
+    """Threads append all the time; a switch and a lost lease in between lose nothing that was acknowledged."""
+    pair.begin()
+    pair.a.broker.create_topic("orders")
+    until(pair.same)
+    acknowledged: list[str] = []
+    stopped = threading.Event()
+
+    def work(name: str) -> None:
+        number = 0
+        while not stopped.is_set():
+            for member in (pair.a, pair.b):
+                value = f"{name} {number}"
+                try:
+                    put(member.broker, "orders", value)
+                except (NotLive, AppendUnknown, Fenced):
+                    number += 1
+                    continue
+                acknowledged.append(value)
+                number += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(work, name) for name in "wxyz"]
+        for turn in range(4):
+            before = len(acknowledged)
+            until(lambda before=before: len(acknowledged) > before + 50)  # type: ignore[misc]  # mypy does not infer it
+            live = pair.a if pair.a.broker.live else pair.b
+            if turn % 2:
+                live.lock.down = True
+                until(lambda live=live: not live.broker.live)  # type: ignore[misc]  # mypy does not infer it
+                live.lock.down = False
+            else:
+                live.broker.switch()
+            until(lambda: pair.in_sync() and (pair.a.broker.live or pair.b.broker.live))
+        stopped.set()
+        for one in running:
+            one.result()
+    until(pair.same)
+    for member in (pair.a, pair.b):
+        found = contents(member.broker, "orders")
+        assert len(found) == len(set(found))
+        assert set(acknowledged) <= set(found)
+    assert segments(pair.a.directory) == segments(pair.b.directory)
