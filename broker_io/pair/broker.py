@@ -9,7 +9,6 @@ this member is live again.
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -57,8 +56,7 @@ _NOT_LIVE = "this member of the pair is not live: connect to the other one"
 class PairOptions(NamedTuple):
     """How a directory takes part in a pair.
 
-    - `lock`: the address of the lock (`broker_io.pair.open_lock`). `lock_user`, the file with the password, and files
-      with certificate, key and CA are for etcd.
+    - `lock`: the address of the lock (`broker_io.pair.open_lock`).
     - `listen`: HOST:PORT for the other member. `peer`: its HOST:PORT.
     - `found`: found a pair with this directory, if the lock has none.
     - `min_in_sync`: how many members must have an append; with 2 a live alone takes none.
@@ -80,11 +78,6 @@ class PairOptions(NamedTuple):
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
-    lock_user: str = ""
-    lock_password_file: str = ""
-    lock_cert: str = ""
-    lock_key: str = ""
-    lock_ca: str = ""
 
     def settings(self) -> Settings:
         """Members and locks may be silent for a share of the lease."""
@@ -98,13 +91,6 @@ class PairOptions(NamedTuple):
             window_bytes=self.window_bytes,
             keep_bytes=self.keep_bytes,
         )
-
-    def lock_address(self) -> str:
-        """The address of the lock with its options."""
-        files = {"cert": self.lock_cert, "key": self.lock_key, "ca": self.lock_ca}
-        given = {"user": self.lock_user, "password-file": self.lock_password_file, **files}
-        query = urllib.parse.urlencode({name: value for name, value in given.items() if value})
-        return f"{self.lock}?{query}" if query else self.lock
 
 
 @dataclass(eq=False)
@@ -258,7 +244,7 @@ class PairBroker(FileBroker):
             pair.tls_ca,
             settings.member_timeout / SECOND,
         )
-        lock = open_lock(pair.lock_address())
+        lock = open_lock(pair.lock)
         return PairBroker(
             environment or current(), directory, options, settings, lock, GrpcTransport(link), lanes=pair.lanes
         )
@@ -296,6 +282,11 @@ class PairBroker(FileBroker):
     @property
     def live(self) -> bool:
         return self._node.live
+
+    @property
+    def term(self) -> int:
+        """The epoch in which this member is live; 0 if it is not."""
+        return self._node.term
 
     @property
     def failure(self) -> Error | None:
