@@ -12,13 +12,16 @@ from pair_parts import LockServer, LoopTransport, MemoryLock, Net
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import current
-from broker_io.errors import AppendUnknown, CallerError, Fenced, NotLive, ServiceUnavailable, StillHeld
+from broker_io.errors import AppendUnknown, CallerError, DiskFailed, Fenced, NotLive, ServiceUnavailable, StillHeld
 from broker_io.file.layout import Options
-from broker_io.pair.broker import PairBroker
+from broker_io.file.operations import AppendBlocks, DeleteTopic
+from broker_io.pair import broker as pair_broker
+from broker_io.pair.broker import PairBroker, PairOptions
 from broker_io.port import Broker, ReplicatedBroker
 from broker_io.position import EARLIEST
 from broker_io.replication.lease import Terms
 from broker_io.replication.member import Settings
+from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.testing.contract.base import eventually as until
 
 MS = 1_000_000
@@ -362,3 +365,56 @@ def test_load_over_failovers(pair: BrokerPair) -> None:
         assert len(found) == len(set(found))
         assert set(acknowledged) <= set(found)
     assert segments(pair.a.directory) == segments(pair.b.directory)
+
+
+def test_operations_that_were_made_before_others_are_refused(pair: BrokerPair) -> None:
+    """As when the role was lost, and won again after what the live did not know to be committed was applied."""
+    pair.a.start()
+    a = pair.a.live()
+    a.create_topic("orders")
+    put(a, "orders", "x")
+    log = a.log
+    entry, replicator = log.topic("orders").entry, log.replicator
+    assert replicator is not None
+    for late in (
+        NumberedOperation(Change.APPEND, entry.number, entry.operations, 0, AppendBlocks(1, 0, 0, 0, [])),
+        NumberedOperation(Change.DELETE, entry.number, entry.operations + 1, log.pair.structures, DeleteTopic(2)),
+    ):
+        with pytest.raises(NotLive, match="for a while"):
+            replicator.commit([late])
+    put(a, "orders", "y")
+    assert contents(a, "orders") == ["x", "y"]
+
+
+def test_close_does_not_wait_for_ever_for_a_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_broker, "CLOSE_SECONDS", 0.3)
+    pair = BrokerPair(tmp_path, SETTINGS._replace(min_in_sync=2))
+    pair.begin()
+    pair.a.broker.create_topic("orders")
+    until(pair.same)
+    writer = pair.a.broker.writer("orders")
+    pair.b.stop()
+    under_way = writer.append(Batch.of([Message(None, b"x")]))
+    pair.a.stop()
+    with pytest.raises(AppendUnknown):
+        under_way.result(0)
+
+
+def test_member_whose_disk_fails_stops_and_the_other_one_takes_over(pair: BrokerPair) -> None:
+    pair.begin()
+    a = pair.a.broker
+    a.create_topic("orders")
+    until(pair.same)
+    a.log.stop(DiskFailed("the disk fails: repair it"))
+    pair.b.live()
+    assert isinstance(a.failure, DiskFailed)
+    with pytest.raises((DiskFailed, Fenced)):
+        put(a, "orders", "x")
+    put(pair.b.broker, "orders", "y")
+
+
+def test_options_give_members_and_locks_a_share_of_the_lease() -> None:
+    settings = PairOptions("file:lock", "localhost:1", "localhost:2", found=True, lease_seconds=10).settings()
+    assert settings.terms.ttl == 10_000 * MS
+    assert (settings.member_timeout, settings.answer_timeout) == (2000 * MS, 1000 * MS)
+    assert settings.founder
