@@ -19,7 +19,7 @@ from broker_io.environment import Disk, Environment, File, ReadableFile, read_fi
 from broker_io.errors import Damaged, Error, ForeignDirectory, ReadOnly, TopicNotFound, disk_error
 from broker_io.file import layout
 from broker_io.file.journal_chain import journal_identity, missing_journal, record_damage
-from broker_io.file.layout import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
+from broker_io.file.layout import LedgerEntry, Manifest, PairEntry, TopicEntry, decode_manifest, load_manifest
 from broker_io.file.operations import SwapFiles
 from broker_io.file.reader import REPAIR_HINT, TORN_TAIL_SECONDS, ReadingBroker
 from broker_io.file.recovery import check_sizes, stored_log
@@ -94,7 +94,7 @@ class OfflineJournal:
         self._stored = _sizes(manifest)
         operations = stored.operations
         if manifest.pair is not None:
-            operations = list(itertools.takewhile(partial(_has_files, disk, directory), operations))
+            operations = list(itertools.takewhile(partial(_has_files, disk, directory, manifest.pair), operations))
         with record_damage(layout.journal_path(directory, manifest.journal)):
             redone = redo(stored.manifest, operations)
         self.topics = redone.manifest.topics if manifest.pair is not None else None
@@ -119,10 +119,10 @@ def _sizes(manifest: Manifest) -> dict[SegmentKey, int]:
     }
 
 
-def _has_files(disk: Disk, directory: str, operation: NumberedOperation) -> bool:
+def _has_files(disk: Disk, directory: str, pair: PairEntry, operation: NumberedOperation) -> bool:
     """Whether an operation can be redone here: a backup may still lack the files that a compaction has prepared."""
     body = operation.body
-    if not isinstance(body, SwapFiles):
+    if not isinstance(body, SwapFiles) or operation.manifest <= pair.structures:
         return True
     topic = layout.topic_path(directory, operation.topic)
     return all(disk.exists(layout.join(topic, f"{ledger.ledger}-{ledger.generation}.log")) for ledger in body.ledgers)

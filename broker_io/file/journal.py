@@ -54,7 +54,7 @@ _MAGIC = b"TXJOURN"
 _VERSION_BYTES = 8
 _FILE_HEAD = struct.Struct("<7sBQ8sQQQ12x")
 _HEAD = struct.Struct("<8sQQQQQQI")
-_KINDS = frozenset(map(int, Kind))
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 class FileHead(NamedTuple):
@@ -153,13 +153,13 @@ def decode_head(data: bytes, at: int, token: bytes) -> RecordHead:
     return RecordHead._make(_HEAD.unpack_from(head))
 
 
-def decode_record(data: bytes, at: int, token: bytes) -> LogRecord:
-    """The record at an offset, whose chain is not checked. Raises BadBlock."""
+def decode_record(data: bytes, at: int, token: bytes) -> tuple[LogRecord, int]:
+    """The record at an offset, whose chain is not checked, and how far the journal was synced. Raises BadBlock."""
     head = decode_head(data, at, token)
     content = data[at + HEAD_BYTES : at + HEAD_BYTES + head.length]
     if len(content) < head.length or head.kind not in _KINDS:
         raise BadBlock("it is incomplete, or of an unknown kind")
-    return LogRecord(head.mark, head.commit, Kind(head.kind), content)
+    return LogRecord(head.mark, head.commit, _KINDS[head.kind], content), head.synced
 
 
 def read_journal(data: bytes, number: int, path: str) -> JournalContent:
@@ -170,8 +170,7 @@ def read_journal(data: bytes, number: int, path: str) -> JournalContent:
     at, end, synced = FILE_HEAD_BYTES, head.before, 0
     while at < len(data):
         try:
-            record = decode_record(data, at, head.token)
-            said = decode_head(data, at, head.token).synced
+            record, said = decode_record(data, at, head.token)
             if not follows(end, record) or said >= record.lsn:
                 raise BadBlock("it does not follow the one before")
         except BadBlock as error:

@@ -345,5 +345,5 @@ def _read_records(opened: ReadableFile, file: JournalFile, first: int, last: int
             head = opened.read(at, HEAD_BYTES)
             size = HEAD_BYTES + decode_head(head, 0, file.head.token).length
             if lsn > first:
-                yield decode_record(head + opened.read(at + HEAD_BYTES, size - HEAD_BYTES), 0, file.head.token)
+                yield decode_record(head + opened.read(at + HEAD_BYTES, size - HEAD_BYTES), 0, file.head.token)[0]
         lsn, at = lsn + 1, at + size

@@ -58,9 +58,8 @@ from broker_io.file.operations import (
     SetPolicy,
     SwapFiles,
     TrimTopic,
-    blocks_of,
-    changed_topic,
     encode_operations,
+    grown_ledger,
 )
 from broker_io.file.redo import StructurePlan, planned
 from broker_io.file.segment import Segment
@@ -269,9 +268,7 @@ class FileLog:
         if topic is None or operation.number <= topic.entry.operations or not isinstance(body, AppendBlocks):
             return
         with record_damage(self.journal.path):
-            after, headers = changed_topic(topic.entry, operation), list(blocks_of(body))
-        if after is None:
-            return
+            ledger, headers = grown_ledger(topic.entry, body)
         self._dirty[operation.topic] = topic
         with self.guard(topic.segment.path, midway=True):
             write = partial(topic.segment.write_stored, body.offset, body.chunks, headers)
@@ -281,7 +278,7 @@ class FileLog:
                 write()  # other threads may write to the segments that would be closed
             if len(self._dirty) > OPEN_SEGMENTS:
                 topic.segment.close()
-        topic.entry = after
+        topic.entry = topic.entry.with_open(ledger)._replace(operations=operation.number)
 
     def _apply_structure(self, operations: list[NumberedOperation], lsn: int) -> None:
         self.check()

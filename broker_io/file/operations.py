@@ -276,7 +276,7 @@ def changed_topic(entry: TopicEntry | None, operation: NumberedOperation) -> Top
     if entry is None or isinstance(body, DeleteTopic):
         return None
     if isinstance(body, AppendBlocks):
-        entry = entry.with_open(_grown(entry, body))
+        entry = entry.with_open(grown_ledger(entry, body)[0])
     elif isinstance(body, RollTopic):
         if body.ledger <= entry.ledgers[-1].ledger:
             raise StorageError(f"topic {topic}: ledger {body.ledger} follows {entry.ledgers[-1].ledger}: copy the log")
@@ -296,16 +296,17 @@ def changed_topic(entry: TopicEntry | None, operation: NumberedOperation) -> Top
     return entry._replace(operations=number)
 
 
-def _grown(entry: TopicEntry, append: AppendBlocks) -> LedgerEntry:
-    """The open ledger of a topic with the blocks of an append."""
+def grown_ledger(entry: TopicEntry, append: AppendBlocks) -> tuple[LedgerEntry, list[tuple[int, Header]]]:
+    """The open ledger of a topic with the blocks of an append, and these as `blocks_of` returns them."""
     ledger = entry.ledgers[-1]
     place = entry.place(ledger)
-    for offset, header in blocks_of(append):
+    blocks = list(blocks_of(append))
+    for offset, header in blocks:
         found = (append.ledger, append.generation, offset, header.first_entry, header.place)
         if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
             raise StorageError(f"topic {entry.number}: a block for {found[:4]} does not follow {ledger}: copy the log")
         ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
-    return ledger
+    return ledger, blocks
 
 
 def _swapped(entry: TopicEntry, swap: SwapFiles) -> TopicEntry:

@@ -7,7 +7,7 @@ is an error.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
@@ -27,10 +27,13 @@ from broker_io.file.layout import (
     take_lock,
 )
 from broker_io.file.log import FileLog
-from broker_io.file.operations import decode_operations
+from broker_io.file.operations import AppendBlocks, decode_operations
 from broker_io.file.segment import whole_blocks
 from broker_io.replication.numbers import NumberedOperation
 from broker_io.replication.records import START, LogRecord
+
+MERGED_BYTES = 1024 * 1024
+"""Bytes of appends to one topic that recovery applies at once."""
 
 
 class OpenedLog(NamedTuple):
@@ -190,13 +193,38 @@ def _open_journal(environment: Environment, directory: str, stored: StoredLog) -
 
 def _recover(disk: Disk, log: FileLog, stored: StoredLog, report: list[str]) -> None:
     """Apply what the journal has, and cut torn tails off; idempotent, so a crash meanwhile is harmless."""
-    log.apply(sorted(stored.operations, key=lambda operation: operation.topic))
+    log.apply(list(_merged(stored.operations)))
     changed = bool(stored.operations or stored.torn or stored.found is None or len(stored.found.files) > 1)
     log.applied = log.journal.end
     for topic in log.all_topics():
         changed |= _keep_tail(disk, topic, report)
     if changed:
         log.checkpoint()
+
+
+def _merged(operations: Iterable[NumberedOperation]) -> Iterator[NumberedOperation]:
+    """The appends in a journal by topic, with those that follow each other as one of about `MERGED_BYTES`."""
+    batch: list[tuple[NumberedOperation, AppendBlocks]] = []
+    end: tuple[int, ...] = ()
+    size = 0
+    for operation in sorted(operations, key=lambda operation: operation.topic):
+        body = operation.body
+        if not isinstance(body, AppendBlocks):
+            continue  # a log without a pair has no others
+        if batch and (size >= MERGED_BYTES or end != (operation.topic, *body[:3])):
+            yield _joined(batch)
+            batch, size = [], 0
+        batch.append((operation, body))
+        size += body.length
+        end = operation.topic, body.ledger, body.generation, body.offset + body.length
+    if batch:
+        yield _joined(batch)
+
+
+def _joined(batch: list[tuple[NumberedOperation, AppendBlocks]]) -> NumberedOperation:
+    chunks = [chunk for _, body in batch for chunk in body.chunks]
+    body = batch[0][1]._replace(length=sum([body.length for _, body in batch]), chunks=chunks)
+    return batch[-1][0]._replace(body=body)
 
 
 def _keep_tail(disk: Disk, topic: FileTopic, report: list[str]) -> bool:
