@@ -151,11 +151,16 @@ def test_a_checkpoint_keeps_the_journal_until_it_is_dropped() -> None:
 
 
 def test_a_manifest_knows_that_its_structure_is_committed() -> None:
-    """Though the note of that was lost with the power."""
+    """Though the note of that was lost with the power: a forced promotion must not cut it."""
     disk = SimulatedDisk()
     broker = open_member(disk)
     broker.create_topics(["a", "b"])
-    assert values(disk.crash(Unsynced.LOST)) == {"a": [], "b": []}
+    crashed = disk.crash(Unsynced.LOST)
+    assert values(crashed) == {"a": [], "b": []}
+    opened = opened_member(environment(crashed))
+    assert opened.found is not None
+    assert opened.found.noted == 0
+    assert opened.found.shown(opened.log.manifest) == opened.log.journal.end.lsn
 
 
 def test_operations_that_are_applied_already_are_skipped() -> None:
