@@ -27,7 +27,9 @@ from broker_io.errors import (
     Error,
     InvalidAddress,
     NotLive,
+    PeerError,
     ServiceUnavailable,
+    TopicNotFound,
     VersionMismatch,
 )
 from broker_io.pair.link import GrpcLink
@@ -146,7 +148,10 @@ class GrpcTransport(Transport):
             answer = channel.unary_unary(FETCH)(request, timeout=FETCH_SECONDS, metadata=self._metadata())
             found = parse(LinkFetched, answer)
         except grpc.RpcError as error:
-            raise error_of(error, self._settings.peer, connected=True) from None
+            cause = error_of(error, self._settings.peer, connected=True)
+            if isinstance(cause, PeerError | TopicNotFound):
+                raise cause from None
+            raise ServiceUnavailable(f"the other member of the pair can't read {name} ({cause})") from None
         except ValueError as error:  # also of a channel that was closed
             raise ServiceUnavailable(f"the other member of the pair sent no part of {name} ({error})") from None
         if google_crc32c.value(found.data) != found.crc:

@@ -601,7 +601,7 @@ def test_prepared_file_is_fetched_by_the_backup(start: Start) -> None:
     assert content == live.seen.files["7-1"]
     with pytest.raises(TopicNotFound, match="no file 8"):
         backup.transport.fetch("8", 0, 10)
-    with pytest.raises(DiskFailed, match="broken"):
+    with pytest.raises(ServiceUnavailable, match="the disk is broken"):  # of the peer, not ours
         backup.transport.fetch("broken", 0, 10)
 
 

@@ -161,6 +161,24 @@ def test_a_machine_that_is_live_again_before_its_service_notices_begins_again() 
     on_a_pair(test)
 
 
+def test_a_request_under_way_ends_with_the_engine_that_would_answer_it() -> None:
+    async def test(both: RunningPair) -> None:
+        service, asked = both.services[0], asyncio.Event()
+
+        async def hang(_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        service.service._listeners.grpc._methods["List"] = hang
+        answer = asyncio.ensure_future(service.ask("List"))
+        await asked.wait()
+        await both.move_to(1)
+        with pytest.raises(ServiceUnavailable, match="serves no more"):
+            await asyncio.wait_for(answer, 20.0)
+
+    on_a_pair(test)
+
+
 def test_a_standby_names_the_service_that_serves() -> None:
     async def test(both: RunningPair) -> None:
         address = f"127.0.0.1:{both.services[0].port}"

@@ -97,6 +97,7 @@ class GrpcServer:
         self._server: Any = None
         self._health: Any = None
         self._log: Any = None
+        self._asked: dict[asyncio.Future[Any], None] = {}
 
     async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
         """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises EnvironmentFault."""
@@ -148,6 +149,8 @@ class GrpcServer:
         """Reject all calls again, until another `serve`; the connections of the engine end with it."""
         await self.drain()
         self._engine, self._methods = None, {**self._always}
+        for asked in [*self._asked]:
+            asked.cancel()
         log, self._log = self._log, None
         if log is not None:
             await log.close()
@@ -246,7 +249,7 @@ class GrpcServer:
                     waits = map(str, long_waits())
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
-                    found = await method(decode_admin_request(request))
+                    found = await self._ask(method, decode_admin_request(request), ends=name not in self._always)
                     if engine is not None and name not in self._always:
                         engine.check_answer()
                     return serialize(AdminAnswer(json=json.dumps(found)))
@@ -259,6 +262,21 @@ class GrpcServer:
                 raise
 
         return answer
+
+    async def _ask(self, method: Callable[[Any], Awaitable[Any]], request: Any, *, ends: bool) -> Any:
+        """The answer of a method, which `ends` with the engine. Raises ServiceUnavailable then."""
+        asked = asyncio.ensure_future(method(request))
+        if ends:
+            self._asked[asked] = None
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise ServiceUnavailable("this machine serves no more: ask the other one of the pair") from None
+        finally:
+            self._asked.pop(asked, None)
 
 
 async def _read(context: Any, connection: SessionConnection | StreamConnection, decode: Callable[[bytes], Any]) -> None:
