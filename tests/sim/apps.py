@@ -24,6 +24,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import (
     AlreadyCommitted,
     InvalidRequest,
+    LogRestored,
     NotVisible,
     OutcomeUnknown,
     PositionConflict,
@@ -40,6 +41,8 @@ NOT_COMMITTED = (TransactionAborted, Fenced, PositionConflict)
 """Errors of a commit after which the transaction has no effect."""
 
 
+BROKEN = (InvalidRequest, LogRestored)
+"""Errors after which a client is of no use any more."""
 TRIMMED = (PositionTrimmed, AppliedPositionTrimmed)
 """Errors of a topic whose messages were trimmed. Without retention no fault does that to the topics of applications."""
 LEAVES = 0.6
@@ -197,6 +200,8 @@ class Writer(App):
             await self._write(client, topic, value, where)
         except SendUnknown:
             return
+        except LogRestored:
+            raise
         except Error as error:  # the record was not sent
             self.log(f"a send failed: {error!r:.200}")
             self._ended(attempt, Fate.ABORTED)
@@ -258,7 +263,7 @@ class Writer(App):
             self._ended(attempt, Fate.COMMITTED)
         except ServiceUnavailable:
             await asyncio.sleep(PAUSE)
-        except InvalidRequest:  # the client is of no use any more
+        except BROKEN:
             raise
         except Error as error:
             self.log(f"{attempt} failed: {error!r:.300}")

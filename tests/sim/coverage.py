@@ -14,6 +14,7 @@ from sim.bit_rot import ROT
 from sim.cluster_faults import CLUSTER, WINDOWS
 from sim.destruction import DESTRUCTIONS
 from sim.faults import EMBEDDED
+from sim.pair_faults import PAIR
 from sim.retention import TRIM
 
 from broker_io import errors as broker_errors
@@ -24,7 +25,12 @@ from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.streams import client, producer, server, states
 
 OF_CLUSTERS = {*CLUSTER, *(name.replace("_", " ") for name in WINDOWS), "partitioned topic", *DESTRUCTIONS, TRIM}
-FAULTS = {"embedded": {*EMBEDDED, *ROT, TRIM}, "cluster": OF_CLUSTERS, "shards": OF_CLUSTERS}
+FAULTS = {
+    "embedded": {*EMBEDDED, *ROT, TRIM},
+    "cluster": OF_CLUSTERS,
+    "shards": OF_CLUSTERS,
+    "pair": {*PAIR, TRIM},
+}
 """The kinds of faults of each kind of scenario."""
 LEAST_FAULTS = 1_000
 """How often each kind of fault has to happen in COMPLETE_SEEDS."""
@@ -87,6 +93,7 @@ NOT_REACHED: dict[str, dict[str, str]] = {
     "embedded": {**NO_CLUSTER, **NO_DELETIONS, **_each("one process at a time opens the directory", "Locked")},
     "cluster": NO_DISK,
     "shards": NO_DISK,
+    "pair": _each("there is no cluster", "ClusterRefused"),
 }
 """Errors and transitions that the simulator does not reach, by kind of scenario, each with the reason."""
 

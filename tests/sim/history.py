@@ -52,6 +52,8 @@ class Attempt:
     """When its commit was requested."""
     ended: float = NEVER
     fate: Fate = Fate.OPEN
+    losable: bool = False
+    """Whether its commit may be lost: also if the answer arrives late, after the loss."""
 
     def __str__(self) -> str:
         name = "" if self.producer is None else f" {self.producer[0]} no. {self.producer[1]}"
@@ -187,8 +189,22 @@ class History:
     def ended(self, attempt: Attempt, fate: Fate) -> None:
         """The end of a transaction was answered."""
         self.operations += 1
+        if attempt.losable and fate is Fate.COMMITTED:
+            attempt.fate = Fate.ASKED
+            return
         attempt.fate = fate
         attempt.ended = self._now()
+
+    def may_lose(self) -> None:
+        """From now on everything that was committed so far may be gone: a transaction as a whole, or not at all.
+
+        What readers have shown says nothing any more of what is left; followers of streams roll back.
+        """
+        for attempt in self.attempts:
+            attempt.losable = True
+            if attempt.fate is Fate.COMMITTED:
+                attempt.fate, attempt.ended = Fate.ASKED, NEVER
+        self.readings.clear()
 
     def derive(self, source: bytes, value: bytes) -> None:
         """A consumer group makes a record of another one; it may do so again, but commits it once."""

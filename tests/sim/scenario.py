@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
@@ -16,11 +15,10 @@ from sim.branch_apps import BranchDriver
 from sim.calls import Calls
 from sim.checker import behind, violations
 from sim.cluster import ADDRESS, NAMESPACE, SimCluster, in_place_of_pulsar
-from sim.cluster_faults import CLUSTER, ClusterFaults
+from sim.cluster_faults import ClusterFaults
 from sim.compaction import Compaction, compacted
-from sim.coverage import recorded
 from sim.destruction import Destruction
-from sim.faults import EMBEDDED, RESTARTS, Faults
+from sim.faults import RESTARTS, Faults
 from sim.group_apps import Rival
 from sim.history import Attempt, Fate, History, Shown
 from sim.partitions import Partitions
@@ -31,7 +29,7 @@ from sim.roles import ROLES, Role, choose_roles
 from sim.service import DIRECTORY, Service, embedded, on_cluster
 from sim.sizes import small_sizes
 from sim.sync_apps import SyncWriter
-from sim.world import Finding, World
+from sim.world import Finding, Host, World
 
 from broker_io.errors import Error
 from broker_io.file import FileBroker
@@ -124,6 +122,8 @@ class Scenario:
 
     on_cluster = False
     """Whether the log is on a cluster, which may store twice what is sent without a transaction."""
+    may_rot = True
+    """Whether its log may be damaged in the end."""
     topics = TOPICS
     """The topics that writers write to."""
 
@@ -136,7 +136,7 @@ class Scenario:
         self.part = part = part or Part()
         names = self._choose_roles() if part.roles is None else part.roles
         trims = "retention" in names
-        self.rots = not self.on_cluster and not trims and world.random("rots").random() < ROTS
+        self.rots = self.may_rot and not trims and world.random("rots").random() < ROTS
         """Whether its log is damaged in the end."""
         partitions = {} if trims else self.choose_partitions()  # an archive reads topics that it has created
         self.history = History(lambda: world.now, world.fail, Partitions(partitions))
@@ -417,6 +417,15 @@ class Scenario:
 
     def _verify(self) -> None:
         """Verify the stored state against the logs, as `txnbuf verify` does."""
+        for host in self.verified_hosts:
+            self._verify_on(host)
+
+    @property
+    def verified_hosts(self) -> list[Host]:
+        """The hosts whose log is verified."""
+        return [self.services[0].host]
+
+    def _verify_on(self, host: Host) -> None:
         verified: list[list[str]] = []
         damaged = {topic for role in self.roles for topic in role.damaged}
 
@@ -425,7 +434,7 @@ class Scenario:
                 findings = verify(broker)
             verified.append([str(one) for one in findings if one.level is Level.ERROR and one.topic not in damaged])
 
-        self.services[0].host.spawn("verify", main)
+        host.spawn("verify", main)
         self.wait(lambda: bool(verified), "the log is not verified")
         if verified[0]:
             raise Finding("verify found " + "\n".join(verified[0]))
@@ -446,6 +455,7 @@ class ClusterScenario(Scenario):
     """One seed of a Pulsar cluster: two services, one of them on standby, and the applications."""
 
     on_cluster = True
+    may_rot = False
 
     def make_services(self) -> list[Service]:
         self.make_cluster()
@@ -495,58 +505,3 @@ class ShardsScenario(ClusterScenario):
         assert [shard_of(topic, 2) for topic in self.topics] == [0, 1]
         standby = self.choose.randrange(2)
         return [self.on_host(*place, 2) for place in (("alpha", 0), ("omega", 1), ("sigma", standby))]
-
-
-SCENARIOS: dict[str, tuple[type[Scenario], dict[str, int]]] = {
-    "embedded": (Scenario, EMBEDDED),
-    "cluster": (ClusterScenario, CLUSTER),
-    "shards": (ShardsScenario, CLUSTER),
-}
-"""Kinds of scenarios, with the weights of their faults."""
-
-
-def run_seed(
-    seed: int,
-    kind: str = "embedded",
-    size: Size | None = None,
-    *,
-    faults: dict[str, int] | None = None,
-    part: Part | None = None,
-    echo: Any = None,
-    clears_away: bool = True,
-    on_world: Callable[[World], None] = lambda world: None,
-) -> Outcome:
-    """Run one seed; the outcome has the finding, if there is one.
-
-    `faults`: weights of kinds of faults; None: those of SCENARIOS. `part`: what the seed is reduced to. `on_world` is
-    called with its world when that begins.
-    """
-    scenario_class, usual = SCENARIOS[kind]
-    preemption = (0.0, 0.02, 0.2)[seed % 3]
-    with World(seed, preemption=preemption, echo=echo, clears_away=clears_away) as world:
-        on_world(world)
-        reached: Counter[str] = Counter()
-        world.enter(recorded(reached))
-        scenario = scenario_class(world, faults or usual, size, part)
-        finding = ""
-        try:
-            scenario.run()
-        except Finding as found:
-            finding = str(found)
-        fates: dict[str, int] = {}
-        for attempt in scenario.history.attempts:
-            fates[attempt.fate.value] = fates.get(attempt.fate.value, 0) + 1
-        return Outcome(
-            seed,
-            scenario.history.operations,
-            world.now,
-            world.digest,
-            dict(world.counts),
-            fates,
-            finding,
-            [*(scenario.whole.roles or ())],
-            dict(reached),
-            part=scenario.whole,
-            faults=scenario.faults.happened,
-            restarts=scenario.restarts,
-        )

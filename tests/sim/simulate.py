@@ -29,8 +29,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from sim import coverage  # noqa: E402
+from sim.kinds import SCENARIOS, run_seed  # noqa: E402
 from sim.reduction import TRIES, Part, reduced, rules  # noqa: E402
-from sim.scenario import ALL_ROLES, SCENARIOS, Outcome, Size, run_seed  # noqa: E402
+from sim.scenario import ALL_ROLES, Outcome, Size  # noqa: E402
 from sim.watch import Watch  # noqa: E402
 
 SEED_SECONDS = 300.0
@@ -222,7 +223,12 @@ def main() -> int:
     parser.add_argument("--until-found", action="store_true", help="begin no seed after one that has a finding")
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="real seconds that a seed may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many seeds run at once")
-    parser.add_argument("--kind", choices=[*SCENARIOS], default="embedded", help="embedded log, or cluster of Pulsar")
+    parser.add_argument(
+        "--kind",
+        choices=[*SCENARIOS],
+        default="embedded",
+        help="what the log is on; see SCENARIOS",
+    )
     options = parser.parse_args()
     if options.seed is not None:
         warm_up()  # as before all other seeds

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from sim.apps import NOT_COMMITTED, PAUSE, App, Setting
+from sim.apps import BROKEN, NOT_COMMITTED, PAUSE, App, Setting
 from sim.history import Attempt, Fate
 from sim.world import Host
 
 from broker_io.environment import current
 from broker_io.errors import Error
 from txnbuffer import connect
-from txnbuffer.errors import InvalidRequest, NotVisible, OutcomeUnknown
+from txnbuffer.errors import NotVisible, OutcomeUnknown
 
 
 class SyncWriter(App):
@@ -55,7 +55,7 @@ class SyncWriter(App):
             except Error as error:
                 self.log(f"{attempt} failed: {error!r:.300}")
                 current().clock.sleep(PAUSE)
-                if isinstance(error, InvalidRequest):  # the client is of no use any more
+                if isinstance(error, BROKEN):
                     return
             current().clock.sleep(self._pause())
 

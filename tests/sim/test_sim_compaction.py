@@ -10,10 +10,10 @@ from file_logs import World as Files
 from sim.checker import behind, followed, progress, violations
 from sim.compaction import Superseded, compacted
 from sim.history import DELETION, Following, History, Shown
+from sim.kinds import run_seed
 from sim.readers import Stretch
 from sim.reduction import Part
 from sim.rules_roles import stretched
-from sim.scenario import run_seed
 from sim.world import World
 from writing import TopicWriter
 

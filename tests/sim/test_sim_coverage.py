@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from sim import coverage
+from sim.kinds import run_seed
 from sim.reduction import Part
-from sim.scenario import Size, run_seed
+from sim.scenario import Size
 from sim.simulate import exit_code
 
 

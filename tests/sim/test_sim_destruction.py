@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from sim.destruction import DESTRUCTIONS, TOPIC, unharmed, without_gaps
 from sim.history import Attempt, Fate, Reading, Shown
+from sim.kinds import run_seed
 from sim.reduction import Part
-from sim.scenario import Size, run_seed
+from sim.scenario import Size
 
 from txnbuffer.model import Position
 

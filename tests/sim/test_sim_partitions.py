@@ -6,8 +6,9 @@ import pytest
 from sim.checker import violations
 from sim.cluster import NAMESPACE
 from sim.history import Fate, History, Shown
+from sim.kinds import run_seed
 from sim.partitions import Partitions, java_hash
-from sim.scenario import PARTITIONED, run_seed
+from sim.scenario import PARTITIONED
 from sim.world import World
 
 from broker_io.partitions import choose

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mutants.run import copy_tree
 from sim import planted, simulate
+from sim.kinds import run_seed
 from sim.reduction import Part, reduced, rules
-from sim.scenario import run_seed
 from sim.scheduler import Livelock
 
 WHOLE = Part((0, 1, 2, 3, 4, 5), ("group", "late reader"), (0, 1), 15, 10.0)

@@ -9,9 +9,10 @@ from sim.apps import Setting
 from sim.checker import behind, violations
 from sim.group_apps import HELD_SECONDS, GroupPlan, Member
 from sim.history import Fate, Following, History, Shown
+from sim.kinds import run_seed
 from sim.reduction import Part
 from sim.retention import TRIM, Trims, before, retained
-from sim.scenario import Size, run_seed
+from sim.scenario import Size
 from sim.world import World
 
 from broker_io.errors import PositionTrimmed

@@ -1,0 +1,213 @@
+"""A pair: two machines with one embedded log, a lock, and a service on each; the applications know both addresses
+
+All rules of an embedded log hold. In addition: one store is live in each epoch, no two records have one number, both
+machines are in sync again once nothing is wrong, and then their logs and their files agree.
+
+In some seeds operators force promotions, which may lose what was committed before: each transaction as a whole or not
+at all. Streams then roll back, so that in the end they have shown what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from sim.faults import Faults
+from sim.pair_faults import DIRECTORY, PairFaults
+from sim.pair_lock import LockServer, SimPairLock
+from sim.readers import Joiner
+from sim.scenario import Scenario
+from sim.service import Service, embedded
+from sim.world import Finding, Host
+
+from broker_io.environment import current
+from broker_io.file import FileBroker
+from broker_io.pair import broker as pair_broker
+from broker_io.pair import transport
+from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.pair.node import PairNode
+from broker_io.port import Broker
+from broker_io.position import Position
+from broker_io.replication.lock import LockRecord
+from broker_io.replication.records import Mark, Store
+from txnbuffer.config import PairConfig
+
+MACHINES = ("alpha", "omega")
+PORT = 7722
+LOCK = "etcd://lock:2379/sim"
+MIB = 1 << 20
+FORCED = 0.15
+"""How many seeds have forced promotions."""
+QUIET_SECONDS = 5.0
+"""Seconds after the last request of a client in which the backup applies everything, and snapshots end."""
+
+
+FORCED_ROLES = (["reader"], ["follower"], ["reader", "follower"])
+"""The roles of seeds with forced promotions: those whose rules hold for what is left."""
+
+
+class PairScenario(Scenario):
+    """One seed of a pair."""
+
+    may_rot = False
+
+    def _choose_roles(self) -> list[str]:
+        return self.world.random("forced roles").choice(FORCED_ROLES) if self.forces else super()._choose_roles()
+
+    @property
+    def forces(self) -> bool:
+        """Whether promotions may be forced."""
+        return self.world.random("forces").random() < FORCED
+
+    def make_services(self) -> list[Service]:
+        world, choose = self.world, self.choose
+        self.lock = LockServer(world, clocked=choose.random() < 0.7)
+        self.lock.on_swap = self._swapped
+        self.lives: dict[int, Store] = {}
+        self.committed: dict[int, Mark] = {}
+        options = {
+            "segment_bytes": choose.choice((4096, 1 << 16, 1 << 26)),
+            "journal_bytes": choose.choice((4096, 1 << 16, 1 << 26)),
+            "watermark_bytes": choose.choice((0, 1 << 16)),
+        }
+        pair = PairConfig(
+            lock=LOCK,
+            min_in_sync=choose.choice((1, 1, 1, 2)),
+            lease_seconds=choose.choice((1.0, 3.0, 10.0)),
+            lanes=choose.choice((1, 2, 4)),
+            window_bytes=choose.choice((2000, 64 * MIB)),
+            keep_bytes=choose.choice((4000, 1024 * MIB)),
+        )
+        world.enter(mock.patch.object(pair_broker, "open_lock", self._open_lock))
+        world.enter(mock.patch.object(transport, "is_loopback", return_value=True))
+        self._watch_nodes()
+        return [
+            self._on_machine(world.host(name), world.host(peer), pair, options)
+            for name, peer in (MACHINES, MACHINES[::-1])
+        ]
+
+    def _on_machine(self, host: Host, peer: Host, pair: PairConfig, options: dict[str, Any]) -> Service:
+        service = embedded(host)
+        addresses = {"listen": f"{host.name}:{PORT}", "peer": f"{peer.name}:{PORT}"}
+        pair = replace(pair, found=host.name == MACHINES[0], **addresses)
+        service.config = replace(self.configured(service.config), pair=pair)
+        own = {name: getattr(pair, name) for name in PairConfig.__slots__}
+        service.open_log = lambda: PairBroker.open_member(DIRECTORY, pair=PairOptions(**own), **options)
+        return service
+
+    def _open_lock(self, _: str) -> SimPairLock:
+        return SimPairLock(self.lock, current().network.host_name())
+
+    def make_faults(self) -> Faults:
+        return PairFaults(self)
+
+    @property
+    def address(self) -> str:
+        return f"txnbuf://{','.join(service.address for service in self.services)}"
+
+    # What is checked when it happens
+
+    def _watch_nodes(self) -> None:
+        set_live, commit = PairNode._set_live, PairNode.commit
+
+        def watched_live(node: PairNode, live: bool) -> None:
+            set_live(node, live)
+            if live:
+                self._serves(node._member.leading.epoch, node._member.store)
+
+        def watched_commit(node: PairNode, content: bytes, fits: Callable[[], bool]) -> Mark:
+            mark = commit(node, content, fits)
+            self._commits(mark)
+            return mark
+
+        self.world.enter(mock.patch.object(PairNode, "_set_live", watched_live))
+        self.world.enter(mock.patch.object(PairNode, "commit", watched_commit))
+
+    def _serves(self, epoch: int, store: Store) -> None:
+        record = self.lock.record
+        if self.lives.setdefault(epoch, store) != store or (record.epoch == epoch and record.live != store):
+            self.world.fail(f"{store.hex()} serves in epoch {epoch}, which is that of {self.lives[epoch].hex()}")
+
+    def _commits(self, mark: Mark) -> None:
+        if self.committed.setdefault(mark.lsn, mark) != mark:
+            self.world.fail(f"{mark} and {self.committed[mark.lsn]} are both committed")
+
+    def _swapped(self, old: LockRecord, new: LockRecord) -> None:
+        if new.live != old.live:
+            self.world.count("change of the live")
+        if len(new.in_sync) > len(old.in_sync):
+            self.world.count("joined backup")
+        if new.forced is not None and new.forced != old.forced:
+            self.world.count("lost records")
+            self.history.may_lose()
+            for app in self.apps:
+                if isinstance(app, Joiner):
+                    app.stretches.clear()
+            self.committed = {lsn: mark for lsn, mark in self.committed.items() if lsn <= new.forced.lsn}
+
+    # What is checked in the end
+
+    def open_log(self) -> Broker:
+        return FileBroker.open(DIRECTORY, read_only=True)
+
+    @property
+    def verified_hosts(self) -> list[Host]:
+        return [service.host for service in self.services]
+
+    def _verify(self) -> None:
+        self.wait(lambda: len(self.lock.record.in_sync) == len(MACHINES), "the machines are not in sync again")
+        self.world.run(QUIET_SECONDS)
+        super()._verify()
+        self.over = True
+        for service in self.services:
+            if service.running is not None:
+                service.running.kill()
+        self._compare_files()
+        self._compare_logs()
+
+    def _compare_files(self) -> None:
+        """Segments are equal byte for byte, up to what both have written."""
+        one, other = (self._segments(service.host) for service in self.services)
+        for name in one.keys() & other.keys():
+            size = min(len(one[name]), len(other[name]))
+            if one[name][:size] != other[name][:size]:
+                raise Finding(f"the segments {name} of both machines differ")
+
+    @staticmethod
+    def _segments(host: Host) -> dict[str, bytes]:
+        paths = [path for path in host.disk.files() if "/topics/" in path and "aside" not in path]
+        return {path: host.disk.content(path) for path in paths}
+
+    def _compare_logs(self) -> None:
+        """All topics have the same entries on both machines, but for the last ones, which one may not have applied."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        for service in self.services:
+
+            def main(name: str = service.host.name) -> None:
+                with self.open_log() as broker:
+                    found[name] = {topic: _entries(broker, topic) for topic in broker.topics()}
+
+            service.host.spawn("compare", main)
+        self.wait(lambda: len(found) == len(MACHINES), "the logs are not read")
+        one, other = found.values()
+        for topic in sorted(one.keys() | other.keys()):
+            left, right = one.get(topic, []), other.get(topic, [])
+            size = min(len(left), len(right))
+            if left[:size] != right[:size]:
+                raise Finding(f"{topic} differs: {left[:size]} and {right[:size]}")
+            for name, entries in ((MACHINES[0], left), (MACHINES[1], right)):
+                kept = entries[0][0] if entries else Position(0, 0)  # retention may have dropped what is before
+                shown = {record.position for record in self.left.get(topic, ()) if (record.position or kept) >= kept}
+                if missing := shown - {position for position, _, _ in entries}:
+                    raise Finding(f"{topic} of {name} lacks {sorted(missing)}, which were shown")
+
+
+def _entries(broker: Broker, topic: str) -> list[Any]:
+    """The positions, keys and values of all messages of a topic."""
+    found: list[Any] = []
+    with broker.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            found += [(position, message.key, message.value) for position, _, message in placed]
+    return found
