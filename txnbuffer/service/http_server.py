@@ -115,13 +115,20 @@ PAIR_GAUGES = {
     "linked": ("pair_linked", "1 while the machines of the pair are connected."),
     "waits_for_backup": ("pair_waits_for_backup", "1 while appends wait because too few machines are in sync."),
     "lag_records": ("pair_lag_records", "Records that the live has and its backup has not applied."),
+    "lag_operations": ("pair_lag_operations", "Operations of these records: appends to one topic each, and changes."),
     "lag_bytes": ("pair_lag_bytes", "Bytes of these records."),
     "lag_seconds": ("pair_lag_seconds", "Seconds since the oldest of these records was written."),
     "window": ("pair_window_bytes", "Bytes that may be sent and not applied before appends wait."),
     "window_used": ("pair_window_used_bytes", "Bytes that are sent and not applied."),
+    "lanes": ("pair_lanes", "Topics to which a backup applies in parallel, at most."),
+    "lanes_busy": ("pair_lanes_busy", "Lanes that apply something now."),
     "lease_left": ("pair_lease_left_seconds", "Seconds until the lease of a live ends if it is not renewed."),
 }
 """Facts about the pair, and the metrics that show them."""
+PAIR_COUNTERS = {
+    "swaps": ("pair_swaps", "Changes of the lock's record by this machine."),
+    "copies": ("pair_copies", "Copies of the log that this machine has sent or received."),
+}
 
 
 def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
@@ -131,6 +138,8 @@ def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
     yield Metric("pair_in_sync", "Machines that have every acknowledged record, 1 or 2.", len(pair["in_sync"]))
     for fact, (name, text) in PAIR_GAUGES.items():
         yield Metric(name, text, pair[fact])
+    for fact, (name, text) in PAIR_COUNTERS.items():
+        yield Metric(name, text, pair[fact], "counter")
 
 
 def _of_compaction(engine: Engine) -> Iterator[Metric]:
