@@ -127,6 +127,7 @@ class FileLog:
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
         self._dirty: dict[int, FileTopic] = {}
         self._watermark = Watermark(environment, directory, options.watermark_bytes)
+        self._closed = False
         self._kept: list[str] | None = None
         """While a backup is written: files that the manifest does not name any more."""
 
@@ -651,9 +652,11 @@ class FileLog:
             self.lock.close()
 
     def close_files(self) -> None:
-        """Close everything but the lock, and write nothing."""
-        self.journal.close()
-        self._close_segments()
+        """Close everything but the lock, and write nothing; once."""
+        if not self._closed:
+            self._closed = True
+            self.journal.close()
+            self._close_segments()
 
 
 def _fail(appends: list[PendingBatch], error: Exception) -> None:

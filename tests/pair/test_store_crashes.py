@@ -241,3 +241,26 @@ def test_files_can_be_read_where_they_were_set_aside() -> None:
     (aside,) = [name for name in scenario.backup.disk.list(DIRECTORY) if name.startswith("aside-")]
     with_manifest = scenario.backup.disk.open(join(DIRECTORY, aside, MANIFEST))
     assert decode_manifest(read_file(with_manifest), aside).topics
+
+
+def test_error_while_files_are_replaced_leaves_a_store_that_can_be_opened() -> None:
+    """A store that has failed writes nothing more, above all not the manifest of what is gone."""
+    live, backup = pair(lanes=1)
+    live.make("a")
+    live.append("a", b"x")
+    backup.follow(live.records)
+    before = backup.disk.copy()
+    count = len(backup.disk.history)
+    backup.store.receive().close()
+    for operation in range(1, len(backup.disk.history) - count + 1):
+        failing = Member(before.copy(), seed=2).open()
+        failing.store.apply(failing.opened.commit)
+        failing.disk.fail_at(operation, errno.EIO)
+        with pytest.raises(DiskFailed):
+            failing.store.receive()
+        failing.store.close()
+        found = Member(failing.disk.copy(), seed=3).open()
+        assert found.opened.store == backup.opened.store
+        found.receive(live.store.begin_copy())
+        assert found.state() == live.state()
+        found.abandon()
