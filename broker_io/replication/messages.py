@@ -88,7 +88,7 @@ class Durable(NamedTuple):
 
 
 class RewriteFinished(NamedTuple):
-    """An event: this store has rewritten what compaction `number` prepared; the result's length in bytes and digest."""
+    """An event: this store has the files that compaction `number` prepared; their length in bytes and digest."""
 
     number: int
     length: int
@@ -373,7 +373,7 @@ class RemoveFiles(NamedTuple):
 
 
 class AppendSwap(NamedTuple):
-    """Append the operation that puts a compaction's result in place; a store with another result fetches it."""
+    """Append the operation that puts a compaction's result in place."""
 
     result: RewriteFinished
 

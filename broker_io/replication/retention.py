@@ -5,9 +5,9 @@ all that may still ask for them have them: the stores in sync, which have everyt
 is copied to or catches up. Files that a copy lists are removed after it only. Both are bounded: beyond `keep_bytes` the
 link to the backup is broken, and its copy begins again.
 
-A compaction is two operations. At `prepare` each store rewrites in the background; its result may differ, because
-versions of compression libraries do. The `swap`, which names length and digest, is appended when all that are required
-have a result; a store whose bytes differ then fetches the file.
+A compaction is two operations. The live has written the new files before `prepare`, which says their lengths and
+digests; a backup that applies it fetches them. The `swap` is appended when all that are required have them. A backup
+that was not required then fetches them before it applies the swap.
 """
 
 from __future__ import annotations
