@@ -39,6 +39,7 @@ class Beside:
     """A broker with an active and a standby service."""
 
     since = "the end of the other"
+    killed_in_recovery = True
 
     def __init__(self, serving: DemoService, standby: DemoService, *, alive: bool = True) -> None:
         self.serving = serving
@@ -49,8 +50,9 @@ class Beside:
     def succeed(self) -> None:
         self.serving = self._standby
 
-    def reinforce(self) -> None:
+    def reinforce(self) -> str:
         self.reinforced += 1
+        return ""
 
 
 SERVING = '{"event": "serving", "port": 7}'

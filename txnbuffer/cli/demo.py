@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.command("demo")
 @click.option("--broker", default="file", show_default=True, type=click.Choice(["file", "pulsar"]),
               help="Backend to run the demo on.")  # fmt: skip
+@click.option("--pair", is_flag=True, help="With --broker file: two services, of which one follows the other.")
 @click.option("--pulsar-home", envvar="TXNBUFFER_PULSAR_HOME", metavar="DIR",
               help="Directory of the Pulsar server distribution. Environment: TXNBUFFER_PULSAR_HOME.")  # fmt: skip
 @click.option("--kills", default=6, show_default=True, type=click.IntRange(4), help="SIGKILLs of the service.")
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @output_option
 def demo_command(
     broker: str,
+    pair: bool,
     pulsar_home: str | None,
     kills: int,
     broker_kills: int,
@@ -48,17 +50,17 @@ def demo_command(
     once during its recovery, and a producer is killed too, while another process reads live. Exit code 1 if
     a record was lost, duplicated, or seen uncommitted.
 
+    With --pair the log is on two services: the backup takes over from the killed one, whose directory is deleted once
+    half-way, and which then follows.
+
     With --broker pulsar the demo starts a Pulsar broker and removes it at the end. The broker is killed too,
     and a standby service takes over from a killed one.
     """
     from txnbuffer.demo.conductor import Conductor
-    from txnbuffer.demo.sites import ClusterSite, EmbeddedSite, Site
+    from txnbuffer.demo.sites import ClusterSite, EmbeddedSite, PairSite
 
     on_cluster = broker == "pulsar"
-    if directory is not None:
-        if on_cluster:
-            raise click.UsageError("--dir works with --broker file only: the demo removes its Pulsar broker at the end")
-        _check_new(directory)
+    _check_options(directory, pair=pair, on_cluster=on_cluster)
     home = _distribution(pulsar_home) if on_cluster else ""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the child processes too
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
@@ -68,7 +70,8 @@ def demo_command(
         place = scratch if on_cluster else directory or os.path.join(scratch, "log")
         narrate(f"{'broker' if on_cluster else 'log'} in {place}; repeat the kills with --seed {seed}")
         chance = random.Random(seed)  # noqa: S311 - moments, no secrets
-        site: Site = ClusterSite(home, place) if on_cluster else EmbeddedSite(place, scratch)
+        embedded = PairSite(place, scratch, kills) if pair else EmbeddedSite(place, scratch)
+        site = ClusterSite(home, place) if on_cluster else embedded
         report = Conductor(site, kills, broker_kills if on_cluster else 0, chance, narrate, transactions).run()
     summary = _summary(report, time.monotonic() - started)
     if output == "json":
@@ -89,6 +92,16 @@ def _summary(report: Report, seconds: float) -> str:
         f"slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
         f"{report.transactions_per_second:,.0f} transactions/s, {seconds:.0f} s in all"
     )
+
+
+def _check_options(directory: str | None, *, pair: bool, on_cluster: bool) -> None:
+    """Raises UsageError for options that do not fit the backend, InvalidRequest for a directory that is in use."""
+    if pair and on_cluster:
+        raise click.UsageError("--pair works with --broker file only: a cluster replicates its topics itself")
+    if directory is not None:
+        if on_cluster:
+            raise click.UsageError("--dir works with --broker file only: the demo removes its Pulsar broker at the end")
+        _check_new(directory)
 
 
 def _check_new(directory: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from broker_io import canonical_address, is_cluster, open_broker
-from broker_io.errors import InvalidAddress, NotSupported
+from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidRequest
@@ -88,17 +89,26 @@ class LogAddress(NamedTuple):
             return open_broker(self.address, **self.config.pulsar.options(), **more)
         if not self.address.startswith("file:"):
             return open_broker(self.address)
+        return open_broker(self.address, **self._log_options())
+
+    def open_to_serve(self) -> Broker:
+        """Open a broker as its owner, or as one of a pair if one is configured."""
+        if not self.config.pair.lock:
+            return self.open_for_writing()
+        from broker_io.pair.broker import PairBroker, PairOptions
+
+        options = PairOptions(**dataclasses.asdict(self.config.pair))
+        return PairBroker.open_member(self.address.partition(":")[2], pair=options, **self._log_options())
+
+    def _log_options(self) -> dict[str, Any]:
         log = self.config.log
-        if self.config.pair.lock:
-            raise NotSupported("a log can't be opened as one of a pair yet")
-        return open_broker(
-            self.address,
-            segment_bytes=log.segment_bytes,
-            compression=None if log.compression == "none" else log.compression,
-            watermark_bytes=log.watermark_bytes,
-            max_message_bytes=log.max_message_bytes,
-            compaction_bytes=log.compaction_bytes,
-        )
+        return {
+            "segment_bytes": log.segment_bytes,
+            "compression": None if log.compression == "none" else log.compression,
+            "watermark_bytes": log.watermark_bytes,
+            "max_message_bytes": log.max_message_bytes,
+            "compaction_bytes": log.compaction_bytes,
+        }
 
     def connect_options(self, max_unavailable: float | None = None) -> dict[str, Any]:
         """The arguments of `connect` besides the address.

@@ -104,7 +104,7 @@ def run(address: str, config: Config) -> int:
     log = _log()
     shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if cluster_mode else None
     serving = serve(
-        LogAddress(address, config).open_for_writing, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
+        LogAddress(address, config).open_to_serve, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
     )
     try:
         error = asyncio.run(with_workers(serving))

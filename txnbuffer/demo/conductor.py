@@ -96,7 +96,8 @@ class Conductor:
         return self.report
 
     def _write_all(self, hours: list[Hour]) -> None:
-        marks = sorted(self.chance.sample(range(FIRST, len(hours) * 9 // 10), self.kills - 1))
+        after = self.kills - self.site.killed_in_recovery  # all but the one during a recovery
+        marks = sorted(self.chance.sample(range(FIRST, len(hours) * 9 // 10), after))
         broker_marks = sorted(self.chance.sample(range(FIRST, len(hours) * 9 // 10), self.broker_kills))
         producer_mark = self.chance.randrange(FIRST, len(hours) // 2)
         self.children = {share: self._producer(hours, share) for share in range(PRODUCERS)}
@@ -165,7 +166,8 @@ class Conductor:
             self.report.recovery_seconds_max = max(self.report.recovery_seconds_max, round(seconds, 3))
             since_what = self.site.since if self.report.kills else "its start"
             self.narrate(f"service serves {seconds * 1000:.0f} ms after {since_what}")
-        self.site.reinforce()
+        if done := self.site.reinforce():
+            self.narrate(done)
 
     def _kill_service(self, where: str = "") -> None:
         self.site.serving.kill()
@@ -178,7 +180,7 @@ class Conductor:
         """Start the next service; kill one of them during its recovery."""
         since = time.monotonic()
         self.site.succeed()
-        if not self.report.kills_in_recovery:
+        if self.site.killed_in_recovery and not self.report.kills_in_recovery:
             self.site.serving.wait_for("recovering")
             time.sleep(self.chance.uniform(0, 0.02))
             if not self.site.serving.said("serving"):  # else it recovered faster; the next kill tries again

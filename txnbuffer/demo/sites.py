@@ -1,4 +1,5 @@
-"""Sites of the demo: an embedded log with its service, or a Pulsar broker with an active and a standby service.
+"""Sites of the demo: an embedded log with its service, or with a pair of services, or a Pulsar broker with an active
+and a standby service.
 
 The child processes of the demo are forked from the conductor.
 """
@@ -10,6 +11,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io.errors import Error
-from broker_io.testing.standalone import SHORT_LIVED, StandaloneProcess
+from broker_io.testing.standalone import SHORT_LIVED, Port, StandaloneProcess
 
 if TYPE_CHECKING:
     from txnbuffer import Client, SyncClient
@@ -107,27 +109,28 @@ class DemoService:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
-    def start(self) -> None:
-        """Start the process; `wait_for` waits for its events."""
+    def start(self, *flags: str) -> None:
+        """Start the process, with more flags this time; `wait_for` waits for its events."""
         self._log_start = Path(self._log_file).stat().st_size if Path(self._log_file).exists() else 0
         command = [sys.executable, "-m", "txnbuffer", "serve", self._address]
         command += ["--listen", f"127.0.0.1:{self.port}", "--http", ""]
-        command += ["--set", f"transactions.session_timeout={SESSION_TIMEOUT}", *self._flags]
+        command += ["--set", f"transactions.session_timeout={SESSION_TIMEOUT}", *self._flags, *flags]
         with open(self._log_file, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - a fixed command
 
-    def wait_for(self, event: str) -> None:
-        """Wait until the process has logged an event. Raises DemoFailed with its log if it ends before."""
+    def wait_for(self, event: str, *, newest: bool = False, **fields: Any) -> None:
+        """Wait until `said` is true. Raises DemoFailed with the log if the process ends before."""
         deadline = time.monotonic() + MAX_WAIT
-        while not self.said(event):
+        while not self.said(event, newest=newest, **fields):
             if not self.runs or time.monotonic() > deadline:
                 raise self.failed(f"did not log {event!r}")
             time.sleep(POLL)
 
-    def said(self, event: str, **fields: Any) -> bool:
-        """Whether the process has logged an event with these fields."""
-        for entry in self._events():
-            if entry.get("event") == event and fields.items() <= entry.items():
+    def said(self, event: str, *, newest: bool = False, **fields: Any) -> bool:
+        """Whether the process has logged an event with these fields; with `newest` only the last such event counts."""
+        events = [entry for entry in self._events() if entry.get("event") == event]
+        for entry in events[-1:] if newest else events:
+            if fields.items() <= entry.items():
                 self.port = entry.get("port", self.port)
                 return True
         return False
@@ -204,6 +207,8 @@ class Site(ABC):
     since: str
     serving: DemoService
     """The active service."""
+    killed_in_recovery = True
+    """Whether a service may be killed during its recovery."""
     broker: StandaloneProcess | None = None
 
     def start(self) -> None:  # noqa: B027  # a site may have nothing to start
@@ -217,8 +222,9 @@ class Site(ABC):
     def connect_arguments(self) -> ConnectArguments:
         """The arguments of `connect`; call it when a service serves."""
 
-    def reinforce(self) -> None:  # noqa: B027
-        """Start a standby, if the site has one."""
+    def reinforce(self) -> str:
+        """Start a standby, if the site has one; what else was done, for the person who watches."""
+        return ""
 
     @abstractmethod
     def stop(self) -> None:
@@ -241,6 +247,61 @@ class EmbeddedSite(Site):
 
     def stop(self) -> None:
         self.serving.stop()
+
+
+LEASE = 2.0
+"""Seconds after which the backup of a pair takes over from a killed live."""
+
+
+class PairSite(Site):
+    """A pair of services with the same log in two directories, and a file as their lock.
+
+    The directory of the service that is killed next half-way is deleted before it starts again.
+    """
+
+    since = "the kill of the other one"
+    killed_in_recovery = False
+
+    def __init__(self, directory: str, scratch: str, kills: int) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self._directories = [os.path.join(directory, name) for name in ("a", "b")]
+        self._ports, links = [Port(), Port()], [Port(), Port()]
+        lock = ("--pair-lock", f"file:{os.path.join(directory, 'lock')}", "--set", f"pair.lease_seconds={LEASE}")
+        self._services: list[DemoService] = []
+        for number, place in enumerate(self._directories):
+            own, peer = links[number].number, links[1 - number].number
+            flags = (*lock, "--pair-listen", f"127.0.0.1:{own}", "--backup-of", f"127.0.0.1:{peer}")
+            service = DemoService(f"file:{place}", os.path.join(scratch, f"service-{number}.log"), *flags)
+            service.port = self._ports[number].number
+            self._services.append(service)
+        self._links = links
+        self._deleted_at = (kills + 1) // 2
+        self._takeovers = 0
+
+    def connect_arguments(self) -> ConnectArguments:
+        address = ",".join(f"127.0.0.1:{port.number}" for port in self._ports)
+        return ConnectArguments(f"txnbuf://{address}", {"timeout": MAX_WAIT})
+
+    def succeed(self) -> None:
+        self.serving = self._services[self._takeovers % 2]
+        if not self._takeovers:
+            self.serving.start("--found")
+        self._takeovers += 1
+
+    def reinforce(self) -> str:
+        number, done = self._takeovers % 2, ""
+        backup = self._services[number]
+        if not backup.runs:
+            if self._takeovers == self._deleted_at + 1:
+                shutil.rmtree(self._directories[number])
+                done = f"the directory of the killed service is deleted: {self._directories[number]}"
+            backup.start()
+            self.serving.wait_for("pair", newest=True, role="live", in_sync=2)
+        return done
+
+    def stop(self) -> None:
+        for service in self._services:
+            service.kill()
 
 
 class ClusterSite(Site):
@@ -270,10 +331,11 @@ class ClusterSite(Site):
     def succeed(self) -> None:
         self.serving, self._standby = self._standby or self._started(), None
 
-    def reinforce(self) -> None:
+    def reinforce(self) -> str:
         if self._standby is None:
             self._standby = self._started()
             self._standby.wait_for("standing by")
+        return ""
 
     def stop(self) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock, current
-from broker_io.errors import Damaged, Error, StillHeld
+from broker_io.errors import Damaged, Error, NotLive, StillHeld
 from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker, PolicyBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
@@ -387,7 +387,7 @@ class Standby:
         """Pause after a temporary error. Raises any other."""
         if not error.retryable:
             raise as_log_deleted(error) from error
-        self.problem = error
+        self.problem = None if isinstance(error, NotLive) else error  # it waits for that
         self._stopping.wait(PAUSE)
 
     def _follow_log(self) -> DecisionLog | None:
