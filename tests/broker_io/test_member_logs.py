@@ -191,6 +191,20 @@ def test_operations_that_are_applied_already_are_skipped() -> None:
             assert other.content(path) == disk.content(path)
 
 
+def test_numbers_count_structure_that_the_manifest_has() -> None:
+    """Else the next operation of the topic would have a number that was used."""
+    disk = SimulatedDisk()
+    broker = open_member(disk)
+    broker.create_topic("a")
+    append(broker, "a", b"v")
+    broker.roll("a")
+    broker.trim("a", broker.ledgers("a")[1].ledger)
+    counted = broker._log.numbers().topics
+    opened = opened_member(environment(disk.kill()))
+    promote(opened)
+    assert opened.log.numbers().topics == counted
+
+
 @pytest.mark.parametrize("error", [NotLive("not live"), DiskWatermark("full"), AppendUnknown("unknown")])
 def test_what_a_pair_refuses_is_not_applied(error: Error) -> None:
     disk = SimulatedDisk()
