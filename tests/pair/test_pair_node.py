@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -542,3 +542,29 @@ def test_what_comes_over_an_ended_link_counts_no_more(pair: Pair) -> None:
     pair.a.engine.append(b"y")
     until(lambda: pair.follows(pair.a, pair.b))
     assert pair.net.links == 1
+
+
+def test_record_that_is_being_written_when_a_backup_comes_is_sent_once_it_is_durable(pair: Pair) -> None:
+    pair.a.start()
+    live(pair.a)
+    write, going, held = pair.a.store.write, threading.Event(), threading.Event()
+
+    def slow(records: Sequence[LogRecord], synced: int) -> None:
+        held.set()
+        going.wait(30)
+        write(records, synced)
+
+    pair.a.store.write = slow  # type: ignore[method-assign]  # a slow one
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pair.a.engine.append, b"x")
+        assert held.wait(10)
+        pair.b.start()
+        until(lambda: pair.a.node._member.peer is not None and pair.a.node._member.peer.sent == 2)
+        time.sleep(0.1)
+        going.set()
+        assert running.result(10) == 2
+    for _ in range(500):
+        if pair.follows(pair.a, pair.b):
+            break
+        time.sleep(0.01)
+    assert pair.follows(pair.a, pair.b)
