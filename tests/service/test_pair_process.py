@@ -17,7 +17,7 @@ from commands import txnbuf
 from etcd_server import EtcdServer
 from service_process import STARTING, ServiceProcess, kept_port
 
-from txnbuffer import Record, SyncTransaction, connect
+from txnbuffer import Record, Rollback, SyncTransaction, connect
 
 LEASE = 3.0
 KILLS = ("kill", "directory", "pause", "switch", "stop")
@@ -150,7 +150,9 @@ class Applications:
         with connect(self._address, max_unavailable=STARTING) as client, client.stream("a") as stream:
             while self._threads[0].is_alive() or len(self.streamed) < 2 * self.written + 1:
                 with suppress(TimeoutError):
-                    self.streamed += [mutation.value for mutation in stream.next(timeout=0.5) or ()]
+                    batch = stream.next(timeout=0.5)
+                    assert not isinstance(batch, Rollback), "nothing is rolled back without a forced promotion"
+                    self.streamed += [mutation.value for mutation in batch or ()]
 
     def progress(self) -> None:
         """Wait until something more was written."""
