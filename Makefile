@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz soak stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz soak soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, O
 mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, PARALLEL=1, ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(ONLY),"$(ONLY)")
 
+soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAULTS=300 SEED=1
+	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))
+
 soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full scale; 5,000 examples per property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
@@ -96,6 +99,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py spark_cluster_soak.py figures_soak.py)
+	$(MAKE) soak-pair
 
 stress: $(STAMP) ## check real processes: read-only disk, 2,000 clients, 500 streams, retention, clocks; ONLY=clock_jumps
 	$(BIN)/python tests/stress/stress_run.py $(ONLY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -77,17 +78,29 @@ class Children:
 
 
 class Writers:
-    """Processes of `soak_writer`, whose diaries say in the end whether anything was lost."""
+    """Processes of `soak_writer`, or a `program` like it, whose diaries say in the end whether anything was lost."""
 
-    def __init__(self, children: Children, directory: Path, address: str, count: int) -> None:
+    def __init__(
+        self, children: Children, directory: Path, address: str, count: int, program: str = "soak_writer.py"
+    ) -> None:
         self._directory = directory
         self._address = address
         self._children = children
-        self._processes = [self._start(number) for number in range(count)]
+        self._program = program
+        self._started = itertools.count()
+        self._processes = [self._start() for _ in range(count)]
 
-    def _start(self, number: int) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
+        number = next(self._started)
         diary = self._directory / f"w{number}.diary"
-        return self._children.start("soak_writer.py", self._address, f"w{number}", diary, number)
+        return self._children.start(self._program, self._address, f"w{number}", diary, number)
+
+    def kill(self) -> None:
+        """Kill the writer that was started first, and start another one."""
+        writer = self._processes.pop(0)
+        writer.kill()
+        writer.wait()
+        self._processes.append(self._start())
 
     def wait_for_commits(self, count: int = 20) -> None:
         """Wait until so many more transactions commit."""
