@@ -1,4 +1,4 @@
-"""Every row of the checklists of mutations and streams has the tests that it names, or a reason."""
+"""Every row of the checklists of mutations, streams and replication has the tests that it names, or a reason."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import pytest
 from source_tree import ROOT
 
 TESTS = ROOT / "tests"
-NAMES = {
-    name
-    for directory in ("mutations", "streams", "service")
-    for path in (TESTS / directory).glob("test_*.py")
-    for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-}
+
+
+def names_in(*patterns: str) -> set[str]:
+    """The tests in these files."""
+    return {
+        name
+        for pattern in patterns
+        for path in TESTS.glob(pattern)
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+
+
+NAMES = names_in("mutations/test_*.py", "streams/test_*.py", "service/test_*.py")
+OF_PAIRS = ("pair/test_checklist_pair.py", "service/test_checklist_pair_services.py")
 
 
 def numbers_of(name: str) -> set[int]:
@@ -28,7 +36,7 @@ def numbers_of(name: str) -> set[int]:
     return {int(first), int(last or first)}
 
 
-SHOWN = set().union(*map(numbers_of, NAMES))
+SHOWN = set().union(*map(numbers_of, NAMES - names_in(*OF_PAIRS)))
 
 
 def rows(path: Path) -> list[tuple[list[int], str]]:
@@ -64,3 +72,24 @@ def test_named_tests_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", (TESTS / "streams" / "CHECKLIST.md").read_text()))
     assert len(named) > 10
     assert named - NAMES == set()
+
+
+REPLICATION = rows(TESTS / "replication" / "CHECKLIST.md")
+
+
+def test_all_40_behaviours_of_replication_are_listed_once() -> None:
+    assert sorted(number for numbers, _ in REPLICATION for number in numbers) == [*range(1, 41)]
+
+
+@pytest.mark.parametrize(("numbers", "line"), REPLICATION, ids=lambda value: str(value)[:20])
+def test_a_row_of_replication_has_tests(numbers: list[int], line: str) -> None:
+    _, _, _, where, why, _ = (cell.strip() for cell in line.split("|"))
+    if where == "–":
+        assert why, line
+        return
+    for path in OF_PAIRS:
+        if Path(path).name in where:
+            assert set(numbers) <= set().union(*map(numbers_of, names_in(path))), line
+    named = set(re.findall(r"`(test_\w+)`", where))
+    assert named or "test_checklist_pair" in where, line
+    assert named <= names_in("pair/test_*.py", "replication/test_*.py", "service/test_*.py"), line
