@@ -13,6 +13,7 @@ from bench import (
     figures_compaction_spark,
     figures_log,
     figures_pulsar_scale,
+    figures_replication,
     figures_snapshots,
     figures_streams,
     harness,
@@ -43,6 +44,10 @@ AGREED = {
     "pulsar_scale.records_per_s",
     "recovery.seconds.10m",
     "recovery.seconds.1m",
+    "replication.applied_per_s",
+    "replication.commit_ms_p50",
+    "replication.promotion_seconds",
+    "replication.txn_per_s.64",
     "snapshot.bytes.800k",
     "streams.commit_to_delivery_ms_p99",
     "streams.delivered_per_s.backfill",
@@ -152,3 +157,10 @@ def test_a_compaction_on_spark_is_compared_with_one_that_did_the_same(tmp_path: 
     other = before._replace(keys=type(before.keys)(before.keys.seed, before.keys.total + 1))
     with pytest.raises(AssertionError, match="other newest records"):
         figures_compaction_spark.check(other, address, done, done)
+
+
+def test_a_backup_applies_and_is_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_replication, "APPENDS", 32)
+    monkeypatch.setattr(figures_replication, "LONG_BACKLOG", 32)
+    assert figures_replication.applied_per_second(2) > 0
+    assert figures_replication.promotion_seconds(2) > 0
