@@ -149,6 +149,12 @@ class PairScenario(Scenario):
 
     # What is checked in the end
 
+    def _behind(self) -> list[str]:
+        """Also followers that have not rolled back yet what was lost."""
+        counts = {topic: len(records) for topic, records in self.final.items()}
+        ahead = [one for one in self.history.followings if one.seqno > counts.get(one.topic, 0)]
+        return [*super()._behind(), *(f"{one.follower} was shown what {one.topic} has not" for one in ahead)]
+
     def open_log(self) -> Broker:
         return FileBroker.open(DIRECTORY, read_only=True)
 
@@ -156,8 +162,16 @@ class PairScenario(Scenario):
     def verified_hosts(self) -> list[Host]:
         return [service.host for service in self.services]
 
-    def _verify(self) -> None:
+    def _read_all(self) -> None:
+        """Read once both machines are in sync: a promotion that was forced before has happened then, or never does."""
+        self._wait_until_in_sync()
+        super()._read_all()
+
+    def _wait_until_in_sync(self) -> None:
         self.wait(lambda: len(self.lock.record.in_sync) == len(MACHINES), "the machines are not in sync again")
+
+    def _verify(self) -> None:
+        self._wait_until_in_sync()
         self.world.run(QUIET_SECONDS)
         super()._verify()
         self.over = True

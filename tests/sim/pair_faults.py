@@ -103,11 +103,15 @@ class PairFaults(Faults):
             self._world.host("delta").spawn("operator", ask)
 
     def _forced_promotion(self) -> None:
-        """Let the live machine go on alone for a while, stop it then, and let an operator promote the other one."""
+        """Let the live machine go on alone for a while, stop it then, and let an operator promote the other one.
+
+        Both have the beginning of the log, or it would be another one.
+        """
         record, network = self._scenario.lock.record, self._world.network
         others = [one for one in self._scenario.services if self._store_of(one) not in (None, record.live)]
         service = self._choose.choice(others) if others else None
-        if service is None or service.running is None or not self._scenario.forces:
+        begun = self._scenario.history.owners and len(record.in_sync) == len(self._scenario.services)
+        if service is None or service.running is None or not (self._scenario.forces and begun):
             return
         self._count("forced promotion", f"of {service.host.name}")
         (live,) = (one for one in self._scenario.services if one is not service)

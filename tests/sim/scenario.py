@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -388,8 +389,15 @@ class Scenario:
         return left
 
     async def _ask_outcomes(self, client: Any) -> None:
-        """Learn the outcomes that the writers do not know, and compare the others with what they were told."""
-        await asyncio.gather(*(self._ask_outcome(client, one) for one in self.history.attempts if one.txn is not None))
+        """Learn the outcomes that the writers do not know, and compare the others with what they were told.
+
+        After a loss the ids of lost transactions are used again, so nobody can ask for their outcomes.
+        """
+        used = Counter(one.txn for one in self.history.attempts)
+        asked = [
+            one for one in self.history.attempts if one.txn is not None and not (one.losable and used[one.txn] > 1)
+        ]
+        await asyncio.gather(*(self._ask_outcome(client, one) for one in asked))
 
     async def _ask_outcome(self, client: Any, attempt: Attempt) -> None:
         try:

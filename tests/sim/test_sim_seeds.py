@@ -22,7 +22,7 @@ def run(*arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
 
 
-@pytest.mark.parametrize("kind", ["embedded", "cluster"])
+@pytest.mark.parametrize("kind", ["embedded", "cluster", "pair"])
 def test_seeds_find_nothing(kind: str) -> None:
     done = run("--kind", kind, "--first", FIRST, "--seeds", SEEDS, "--workers", 2)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def test_seeds_find_nothing(kind: str) -> None:
     assert len(figures["faults"]) > 10, "the faults do not happen"
 
 
-@pytest.mark.parametrize("kind", ["embedded", "cluster", "shards"])
+@pytest.mark.parametrize("kind", ["embedded", "cluster", "shards", "pair"])
 def test_a_seed_makes_the_same_events_byte_for_byte(kind: str) -> None:
     command = ("--kind", kind, "--seed", FIRST)
     first, second = run(*command), run(*command, hash_seed=7)

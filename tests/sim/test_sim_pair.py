@@ -1,0 +1,105 @@
+"""A simulated pair: its machines replicate and take over, and what is wrong is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sim.history import Fate, History
+from sim.kinds import run_seed
+from sim.pair import PairScenario
+from sim.pair_faults import PAIR, PairFaults
+from sim.reduction import Part
+from sim.scenario import Size
+from sim.world import Finding, World
+
+from broker_io.replication.records import Mark
+from txnbuffer.model import Position
+
+A, B = b"\x0a" * 16, b"\x0b" * 16
+SMALL = Size(1, 5, 0, 2.0)
+
+
+@pytest.fixture
+def ended() -> Iterator[PairScenario]:
+    """A pair that has run without faults."""
+    with World(seed=2) as world:
+        scenario = PairScenario(world, PAIR, SMALL, Part(roles=()))
+        scenario.run()
+        yield scenario
+
+
+def segment_of(scenario: PairScenario, machine: int) -> str:
+    """The largest segment on a machine."""
+    segments = scenario._segments(scenario.services[machine].host)
+    return max((path for path in segments if path.endswith(".log")), key=lambda path: len(segments[path]))
+
+
+def test_both_machines_have_the_log_and_what_differs_is_found(ended: PairScenario) -> None:
+    faults = ended.faults
+    assert isinstance(faults, PairFaults)
+    assert {*ended.lock.record.in_sync} == {faults._store_of(one) for one in ended.services}
+    one, other = (ended._segments(service.host) for service in ended.services)
+    assert one.keys() == other.keys()
+    check_changed_segment(ended)
+    check_missing_record(ended)
+
+
+def check_changed_segment(ended: PairScenario) -> None:
+    path, disk = segment_of(ended, 1), ended.services[1].host.disk
+    disk.flip(path, 8 * 100)
+    with pytest.raises(Finding, match="of both machines differ"):
+        ended._compare_files()
+    disk.flip(path, 8 * 100)
+    ended._compare_files()
+
+
+def check_missing_record(ended: PairScenario) -> None:
+    ended._compare_logs()
+    topic, records = next((topic, records) for topic, records in ended.left.items() if records)
+    records.append(records[-1]._replace(position=Position(9, 9)))
+    with pytest.raises(Finding, match=f"{topic} of alpha lacks"):
+        ended._compare_logs()
+
+
+def test_two_lives_in_an_epoch_and_two_records_with_a_number_are_found() -> None:
+    with World(seed=3) as world:
+        scenario = PairScenario(world, PAIR, SMALL, Part(roles=()))
+        scenario._serves(7, A)
+        scenario._serves(7, A)
+        scenario._commits(Mark(1, 2, 3))
+        assert world.failure is None
+        scenario._serves(7, B)
+        assert "serves in epoch 7" in (world.failure or "")
+        world.failure = None
+        scenario._commits(Mark(1, 2, 4))
+        assert "are both committed" in (world.failure or "")
+
+
+def test_a_forced_promotion_may_lose_what_was_committed_before_it_only() -> None:
+    history = History(lambda: 1.0, lambda _: None)
+    known, late, aborted = (history.attempt("writer") for _ in range(3))
+    history.ended(known, Fate.COMMITTED)
+    history.ended(aborted, Fate.ABORTED)
+    history.reading("reader", "topic")
+    history.may_lose()
+    history.ended(late, Fate.COMMITTED)
+    later = history.attempt("writer")
+    history.ended(later, Fate.COMMITTED)
+    assert [one.fate for one in (known, late, aborted, later)] == [
+        Fate.ASKED,
+        Fate.ASKED,
+        Fate.ABORTED,
+        Fate.COMMITTED,
+    ]
+    assert history.readings == []
+
+
+def test_the_live_role_moves_and_a_forced_promotion_loses_records() -> None:
+    faults = dict.fromkeys(PAIR, 0) | {"kill service": 1, "switch": 1, "wiped disk": 1}
+    found = [run_seed(seed, "pair", Size(2, 8, 6, 20.0), faults=faults, part=Part(roles=())) for seed in (2, 3)]
+    faults = dict.fromkeys(PAIR, 0) | {"forced promotion": 1}
+    found.append(run_seed(54, "pair", Size(2, 8, 4, 10.0), faults=faults))
+    assert [one.finding for one in found] == ["", "", ""]
+    assert all(one.counts["change of the live"] > 1 and one.counts["joined backup"] > 1 for one in found)
+    assert found[-1].counts["lost records"]
