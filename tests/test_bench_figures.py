@@ -161,6 +161,6 @@ def test_a_compaction_on_spark_is_compared_with_one_that_did_the_same(tmp_path: 
 
 def test_a_backup_applies_and_is_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_replication, "APPENDS", 32)
-    monkeypatch.setattr(figures_replication, "LONG_BACKLOG", 32)
+    monkeypatch.setattr(figures_replication, "TIMES", 2)
     assert figures_replication.applied_per_second(2) > 0
     assert figures_replication.promotion_seconds(2) > 0
