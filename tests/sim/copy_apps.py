@@ -23,7 +23,8 @@ from broker_io.environment import current
 from broker_io.errors import Error, Fenced
 from broker_io.port import Broker
 from txnbuffer import connect
-from txnbuffer.cli.admin_client import ServiceAddress, call
+from txnbuffer.cli.admin_client import ServiceAddress
+from txnbuffer.cli.admin_client import call_owner as ask_owner
 from txnbuffer.client.client import Client
 from txnbuffer.client.streams import ChangeBatch, Rollback
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap, TopicNotFound
@@ -98,7 +99,7 @@ class RelayApp(App):
         def call_owner(broker: Broker, method: str, request: dict[str, Any]) -> Any:
             remote = address.startswith("txnbuf:")
             owner = address if remote else owner_address_of(broker, address, topic)
-            return call(ServiceAddress(owner), method, timeout=5.0, **request)
+            return ask_owner(ServiceAddress(owner), method, timeout=5.0, **request)
 
         return RelayCursor(call_owner, topic, "relay-cursor") if self._cursor else None
 

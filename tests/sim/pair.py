@@ -191,7 +191,7 @@ class PairScenario(Scenario):
 
     @staticmethod
     def _segments(host: Host) -> dict[str, bytes]:
-        paths = [path for path in host.disk.files() if "/topics/" in path and "aside" not in path]
+        paths = [path for path in host.disk.files() if path.endswith(".log") and "aside" not in path]
         return {path: host.disk.content(path) for path in paths}
 
     def _compare_logs(self) -> None:

@@ -32,7 +32,7 @@ def ended() -> Iterator[PairScenario]:
 def segment_of(scenario: PairScenario, machine: int) -> str:
     """The largest segment on a machine."""
     segments = scenario._segments(scenario.services[machine].host)
-    return max((path for path in segments if path.endswith(".log")), key=lambda path: len(segments[path]))
+    return max(segments, key=lambda path: len(segments[path]))
 
 
 def test_both_machines_have_the_log_and_what_differs_is_found(ended: PairScenario) -> None:
