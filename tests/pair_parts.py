@@ -449,6 +449,7 @@ class LoopTransport:
         environment = current()
         self.net = net
         self.name = name
+        self.problem = ""
         self.events: LinkEvents
         self.threads = environment.threads
         self._mutex = environment.threads.lock()

@@ -262,14 +262,20 @@ def check_backup(disk: Disk, path: str, progress: BackupProgress) -> BackupRepor
 
 
 def restored_manifest(manifest: Manifest, jump: int) -> Manifest:
-    """The manifest of a log restored from that of a backup: each topic continues in a new ledger, after a jump >= 1."""
+    """The manifest of a log restored from that of a backup: each topic continues in a new ledger, after a jump >= 1.
+
+    It belongs to no pair: as the store of one it would be taken for what that store has now.
+    """
     topics = []
     for topic in manifest.topics:
         last = topic.ledgers[-1]
         opened = LedgerEntry(continued(last.ledger, jump), first_time=last.last_time, last_time=last.last_time)
         topics.append(topic._replace(ledgers=(*topic.ledgers, opened)))
     return manifest._replace(
-        journal=manifest.journal + 1, topics=tuple(topics), next_ledger=continued(manifest.next_ledger, jump)
+        journal=manifest.journal + 1,
+        topics=tuple(topics),
+        next_ledger=continued(manifest.next_ledger, jump),
+        pair=None,
     )
 
 

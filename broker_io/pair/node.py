@@ -32,7 +32,7 @@ from broker_io.errors import (
 )
 from broker_io.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
 from broker_io.pair.sender import PeerSender
-from broker_io.pair.status import BackupLag, status_of
+from broker_io.pair.status import BackupLag, not_promotable, status_of
 from broker_io.pair.tasks import EndCopy, JournalTasks, TaskQueue
 from broker_io.replication import messages as m
 from broker_io.replication.member import PairMember, Role, Settings, Step
@@ -609,12 +609,16 @@ class PairNode:
         """What operators want to know, in every role: `status_of`, and what this node has counted.
 
         `swaps` are those of this node that the lock accepted, `copies` those that it has sent or received; `problem` is
-        what has stopped it, or what is wrong with lock, link or store and another attempt may mend.
+        what has stopped it, or what is wrong with lock, link or store and another attempt may mend, and why this store
+        may not become live.
         """
         with self._mutex:
             self._lag.applied(self._member)
             found = status_of(self._member, self._lag, self._now())
-        problems = [f"{what}: {why}" for what, why in [*self._problems.items()] if why]
+            why_not = not_promotable(self._member)
+        link = {} if found["linked"] else {"link": self._transport.problem}
+        problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
+        problems += [f"this member can't become live: {why_not}"] if why_not else []
         problem = str(self.failure) if self.failure is not None else "; ".join(problems)
         return {**found, "swaps": self._swaps, "copies": self._copies, "problem": problem}
 

@@ -224,6 +224,9 @@ class Transport(Resource, Protocol):
     in the time after which a member counts as silent, copies or not.
     """
 
+    problem: str
+    """Why there is no link; empty if there is one, or nothing is known."""
+
     def start(self, events: LinkEvents, may_accept: Callable[[], bool], may_connect: Callable[[], bool]) -> None:
         """Listen, and connect to the peer, whenever there is no link; repeat refused attempts after 0.25 s at most.
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from broker_io.replication.lock import ineligible
 from broker_io.replication.member import PairMember, PeerStage, Role
 from broker_io.replication.records import LogRecord
 from broker_io.replication.serving import required
@@ -77,6 +78,13 @@ def _applied_there(member: PairMember) -> int:
         return member.log.applied
     peer = member.peer
     return peer.applied if peer is not None and peer.stage is PeerStage.FOLLOWING else member.log.commit
+
+
+def not_promotable(member: PairMember) -> str:
+    """Why a backup without a live that it follows does not become live; empty if it may, or that is not known."""
+    if member.role is not Role.BACKUP or member.followed is not None or member.known is None:
+        return ""
+    return ineligible(member.known.record, member.log, founder=member.settings.founder)
 
 
 def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def host_of(address: str) -> str:
 class GrpcTransport(Transport):
     """Listens for the peer and connects to it; has at most one link at a time.
 
-    `problem` is why there is none, `port` the number of the port at which it listens.
+    `port` is the number of the port at which it listens.
     """
 
     def __init__(self, settings: LinkSettings) -> None:

@@ -45,10 +45,12 @@ def on_start(member: PairMember, _event: Event) -> None:
 def on_force(member: PairMember, _event: Event) -> None:
     """Claim the next epoch once the lease has ended, if it does soon: a request must not come true much later.
 
-    Raises NotPromotable for a store that lacks a part of its own log.
+    Raises NotPromotable for a store that lacks a part of its own log, or has none yet.
     """
     if member.log.partial:
         raise NotPromotable("this store is an incomplete copy: force the other one, or restore a backup")
+    if member.log.index.end.lsn == 0:
+        raise NotPromotable("this store is empty, it never had a copy: force the other one, or restore a backup")
     member.force_until = member.now + 3 * member.settings.terms.ttl
 
 

@@ -26,8 +26,10 @@ from broker_io.errors import (
     Error,
     UnsupportedFormat,
 )
-from broker_io.file.backup import HEAD_BYTES, PARTIAL, check_backup, restore_backup
+from broker_io.file.backup import HEAD_BYTES, PARTIAL, check_backup, restore_backup, write_backup
 from broker_io.file.broker import FileBroker
+from broker_io.file.layout import Options
+from broker_io.file.recovery import open_log
 from broker_io.port import BackupReport
 from broker_io.position import LEDGERS_OF_A_HISTORY
 from broker_io.testing import Crash, Operation, SeededRandomness, SimulatedDisk, Unsynced
@@ -163,6 +165,20 @@ def test_a_restored_log_is_the_log_as_it_was(
                 assert not fresh & used.get(topic, set())
                 assert min(position.ledger for position in fresh) >= LEDGERS_OF_A_HISTORY
                 used.setdefault(topic, set()).update(fresh)
+
+
+def test_a_restored_log_belongs_to_no_pair() -> None:
+    """A second copy of a store could become live with it, in place of what the store has now."""
+    world = World()
+    member = open_log(world.environment, DIRECTORY, Options(), member=True).log
+    member.found(b"store of a pair")
+    manifest = member.begin_backup()
+    assert manifest.pair is not None
+    write_backup(world.disk, DIRECTORY, manifest, FILE, silent)
+    member.close()
+    restore(world)
+    with opened(world) as restored:
+        restored.create_topic("b")
 
 
 def test_a_restored_log_is_opened_again_and_backed_up_again() -> None:

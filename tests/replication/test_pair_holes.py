@@ -593,6 +593,14 @@ def test_h27_claim_that_was_refused_is_given_up_with_its_session() -> None:
     world.settle()
 
 
+def test_empty_store_is_not_forced() -> None:
+    world = World()
+    world.do(("start", B))
+    run(world, "answer")
+    with pytest.raises(NotPromotable, match="this store is empty"):
+        world.give(B, m.ForceRequested())
+
+
 def test_request_to_force_expires() -> None:
     """It must not come true when the live dies much later."""
     world = alone(appends=1)

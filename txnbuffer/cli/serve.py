@@ -47,9 +47,14 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--pair-lock", metavar="ADDRESS", help="On file:DIR: the lock of a pair, etcd://HOST:PORT,…/NAME.")
 @click.option("--pair-listen", metavar="HOST:PORT", help="Of a pair: address for the other machine.")
 @click.option(
-    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: where the other machine listens."
+    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: --pair-listen of the other machine."
 )
-@click.option("--found", "pair_found", is_flag=True, help="Begin a pair with the log of this machine, once.")
+@click.option(
+    "--found",
+    "pair_found",
+    is_flag=True,
+    help="Create a pair with the log of this machine: only at its first start, and never on the other machine.",
+)
 @click.option("--pair-cert", "pair_tls_cert", metavar="FILE", help="Of a pair: certificate of this machine (PEM).")
 @click.option("--pair-key", "pair_tls_key", metavar="FILE", help="Of a pair: private key of the certificate (PEM).")
 @click.option("--pair-ca", "pair_tls_ca", metavar="FILE", help="Of a pair: CA of both certificates (PEM).")
