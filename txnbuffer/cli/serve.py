@@ -47,7 +47,11 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--pair-lock", metavar="ADDRESS", help="On file:DIR: the lock of a pair, etcd://HOST:PORT,…/NAME.")
 @click.option("--pair-listen", metavar="HOST:PORT", help="Of a pair: address for the other machine.")
 @click.option(
-    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: --pair-listen of the other machine."
+    "--backup-of",
+    "--pair-peer",
+    "pair_peer",
+    metavar="HOST:PORT",
+    help="Of a pair: --pair-listen of the other machine.",
 )
 @click.option(
     "--found",
