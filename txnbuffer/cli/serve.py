@@ -47,18 +47,9 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--pair-lock", metavar="ADDRESS", help="On file:DIR: the lock of a pair, etcd://HOST:PORT,…/NAME.")
 @click.option("--pair-listen", metavar="HOST:PORT", help="Of a pair: address for the other machine.")
 @click.option(
-    "--backup-of",
-    "--pair-peer",
-    "pair_peer",
-    metavar="HOST:PORT",
-    help="Of a pair: --pair-listen of the other machine.",
+    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: --pair-listen of the other one."
 )
-@click.option(
-    "--found",
-    "pair_found",
-    is_flag=True,
-    help="Create a pair with the log of this machine: only at its first start, and never on the other machine.",
-)
+@click.option("--found", "pair_found", is_flag=True, help="Create a pair with this log, at its first start only.")
 @click.option("--pair-cert", "pair_tls_cert", metavar="FILE", help="Of a pair: certificate of this machine (PEM).")
 @click.option("--pair-key", "pair_tls_key", metavar="FILE", help="Of a pair: private key of the certificate (PEM).")
 @click.option("--pair-ca", "pair_tls_ca", metavar="FILE", help="Of a pair: CA of both certificates (PEM).")
