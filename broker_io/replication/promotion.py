@@ -83,7 +83,9 @@ def _claim(member: PairMember, view: LockView, *, forced: bool) -> None:
     if forced:  # a restart would show as much, before it learns of the cut
         log.commit = max(log.commit, min(log.named, log.durable))
     cut = log.mark_at(log.commit) if forced else _unfinished(member, record)
-    wanted = LockRecord(record.version + 1, record.epoch + 1, log.store, (log.store,), cut or log.index.end, cut)
+    # The log may be in a later epoch than the lock if the record of the lock was lost.
+    epoch = max(record.epoch, log.index.end.epoch, log.manifest.epoch) + 1
+    wanted = LockRecord(record.version + 1, epoch, log.store, (log.store,), cut or log.index.end, cut)
     member.break_link()
     member.role = Role.CLAIMING
     member.claimed = Claim(Swap(wanted, session, view.lease), (), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pair_histories import LOCAL, A, B, acked, alone, member, pair, promote, role, run
-from pair_world import QUANTUM, SETTINGS, TTL, World, clone
+from pair_world import QUANTUM, SETTINGS, TTL, Lock, World, clone
 
 from broker_io.errors import DiskWatermark, NotInSync, NotLive, NotPromotable
 from broker_io.replication import messages as m
@@ -591,6 +591,22 @@ def test_h27_claim_that_was_refused_is_given_up_with_its_session() -> None:
     assert session not in world.lock.sessions
     world.do(("resume", A))
     world.settle()
+
+
+def test_pair_is_founded_again_after_the_record_of_its_lock_is_lost() -> None:
+    """The epochs of a log only grow, also where the lock knows none of them."""
+    world = pair(appends=1)
+    for at in (A, B):
+        world.do(("crash", at))
+    world.lock = Lock()
+    world.do(("start", A))
+    run(world, until=lambda: role(world, A) is Role.LIVE)
+    assert [record.mark.epoch for record in world.nodes[A].disk.journal] == [1, 1, 2]
+    world.do(("crash", A))
+    world.do(("start", A))
+    world.do(("start", B))
+    world.settle()
+    assert world.nodes[B].disk.store == b"b1"
 
 
 def test_empty_store_is_not_forced() -> None:
