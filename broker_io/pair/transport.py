@@ -92,6 +92,8 @@ class LinkSettings(NamedTuple):
             )
         if not is_target(self.peer):
             raise InvalidAddress(f"{self.peer!r} is not the address of the other member of the pair: write HOST:PORT")
+        if self.peer == self.listen:
+            raise InvalidAddress(f"{self.peer!r} is where this member listens: give the address of the other one")
         for address in (self.listen, self.peer):
             if not self.tls and not is_loopback(host_of(address)):
                 raise InvalidAddress(

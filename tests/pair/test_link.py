@@ -309,6 +309,7 @@ def test_missing_certificate_is_named(start: Start, tmp_path: Path) -> None:
         ({"listen": "7000"}, "HOST:PORT"),
         ({"listen": ":7000"}, "HOST:PORT"),
         ({"peer": "db2"}, "HOST:PORT"),
+        ({"listen": "127.0.0.1:7000", "peer": "127.0.0.1:7000"}, "where this member listens"),
         ({"certificate": "/c"}, "its key"),
         ({"authority": "/c", "key": "/k"}, "its key"),
     ],
