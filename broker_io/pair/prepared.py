@@ -67,6 +67,12 @@ class PreparedFiles:
                 self._thread.start()
             self._changed.notify_all()
 
+    def forget(self) -> None:
+        """Forget all files, and return once none is written any more."""
+        self.update(())
+        with self._working:
+            pass
+
     def ensure(self, number: int) -> None:
         """Return once the files of a compaction are here.
 
@@ -79,7 +85,7 @@ class PreparedFiles:
 
     def _complete_files(self, number: int, files: Sequence[PreparedFile]) -> None:
         with self._working:
-            if number in self._complete:
+            if number in self._complete or number not in self._wanted:
                 return
             try:
                 for file in files:
@@ -103,8 +109,8 @@ class PreparedFiles:
             at = 0
             while at < file.bytes:
                 with self._changed:
-                    if self._closed:
-                        raise PeerError(f"{self._directory} is being closed: open it again")
+                    if self._closed or file.number not in self._wanted:
+                        raise PeerError(f"{self._directory} is being closed or replaced: open it again")
                 data = self._fetch(name, at, min(CHUNK_BYTES, file.bytes - at))
                 if not data:
                     break

@@ -216,7 +216,7 @@ class DirectoryStore(Resource):
     @contextlib.contextmanager
     def _reopening(self) -> Iterator[None]:
         """Replace what the directory has; the engine is opened again after that, under the same lock."""
-        self._prepared.update(())
+        self._prepared.forget()
         log = self.log
         log.close_files()
         try:

@@ -174,7 +174,7 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
     manifest = tmp_path / "log" / "manifest"
     before_it, name, digest = manifest.read_bytes().partition(b"\n")[2].partition(b'"digest":"')
     rest = before_it + name + (b"1" if digest.startswith(b"0") else b"0") + digest[1:]
-    manifest.write_bytes(b"txnbuffer-log 1 %08x\n" % google_crc32c.value(rest) + rest)
+    manifest.write_bytes(b"txnbuffer-log 2 %08x\n" % google_crc32c.value(rest) + rest)
     wrong = txnbuf("audit", address, T)
     assert wrong.returncode == 1
     assert "in 1 ledgers, the first of them 1, differ from the digests that the last compaction has" in wrong.stderr

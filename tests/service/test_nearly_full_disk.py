@@ -38,7 +38,7 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
     monkeypatch.setattr(SystemDisk, "free_bytes", lambda *_: disk.free)
-    monkeypatch.setattr("broker_io.file.log.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("broker_io.file.commit.SECONDS_BETWEEN", 0.0)
     return disk
 
 

@@ -69,6 +69,9 @@ class PairOfProcesses:
 
     def disturb(self, how: str) -> None:
         """Take the live role from the live machine, and let it come back."""
+        deadline = time.monotonic() + STARTING
+        while txnbuf("replication", "status", "--service", self.address).returncode != 0:  # the backup is not in sync
+            assert time.monotonic() < deadline
         number = self.live()
         service = self.services[number]
         if how == "switch":
@@ -89,7 +92,7 @@ class PairOfProcesses:
             self._wait_for_role(1 - number)  # one that starts at once may be live again
             self.again(number)
         deadline = time.monotonic() + STARTING
-        while self.live() == number:
+        while self.live() == number and how != "stop":  # one that starts again at once may be live again
             assert time.monotonic() < deadline
             time.sleep(0.05)
 

@@ -69,6 +69,6 @@ def test_a_log_with_a_wrong_byte_is_read_up_to_there(monkeypatch: pytest.MonkeyP
 
 
 def test_a_service_with_a_damaged_manifest_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    rot = damaged(monkeypatch, 3, "/log/manifest")
+    rot = damaged(monkeypatch, 4, "/log/manifest")
     assert all(isinstance(result.error, Damaged) for result in rot.results)
     assert {result.who for result in rot.results} == {"an offline reader"}
