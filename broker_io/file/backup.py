@@ -49,12 +49,12 @@ from broker_io.file.layout import (
     encode_manifest,
     replace_manifest,
     take_lock,
+    with_crc,
 )
-from broker_io.file.operations import continued
+from broker_io.file.operations import continued, random_jump
 from broker_io.file.recovery import open_segment, sync_names
 from broker_io.file.segment import SparseIndex
 from broker_io.port import BackupProgress, BackupReport
-from broker_io.position import LEDGERS_OF_A_HISTORY
 
 VERSION = 1
 HEAD_BYTES = 32
@@ -81,10 +81,6 @@ def _ledgers(manifest: Manifest) -> Iterator[tuple[TopicEntry, LedgerEntry]]:
     return ((topic, ledger) for topic in manifest.topics for ledger in topic.ledgers)
 
 
-def _with_crc(head: bytes) -> bytes:
-    return head + _CRC.pack(google_crc32c.value(head))
-
-
 # --- writing ---
 
 
@@ -106,7 +102,7 @@ def write_backup(disk: Disk, directory: str, manifest: Manifest, path: str, prog
             raise DiskFull(f"{parent}: {free} bytes are free, and the backup has {total}: free some space")
         with closing(disk.open(partial, write=True, create=True)) as file:
             file.truncate(0)
-            file.write(0, [_with_crc(_HEAD.pack(_MAGIC, VERSION, len(text), total)), text])
+            file.write(0, [with_crc(_HEAD.pack(_MAGIC, VERSION, len(text), total)), text])
             _write_ledgers(disk, directory, manifest, file, HEAD_BYTES + len(text), lambda done: progress(done, total))
             file.sync()
         disk.rename(partial, path)
@@ -203,7 +199,7 @@ class Backup:
         head = file.read(0, HEAD_BYTES)
         if len(head) < HEAD_BYTES or not head.startswith(_MAGIC):
             raise Damaged(path, 0, "this is no backup: name a file that `txnbuf backup` wrote")
-        if _with_crc(head[:-4]) != head:
+        if with_crc(head[:-4]) != head:
             raise Damaged(path, 0, "the head of the backup is damaged: use another copy of it")
         _, version, length, self.bytes = _HEAD.unpack_from(head)
         if version != VERSION:
@@ -314,8 +310,8 @@ def _check_empty(disk: Disk, directory: str) -> None:
 
 
 def _restore(environment: Environment, backup: Backup, directory: str, progress: BackupProgress) -> None:
-    disk, token = environment.disk, environment.randomness.token
-    manifest = restored_manifest(backup.manifest, 1 + int.from_bytes(token(4), "little") % LEDGERS_OF_A_HISTORY)
+    disk = environment.disk
+    manifest = restored_manifest(backup.manifest, random_jump(environment.randomness))
     topics = layout.join(directory, layout.TOPICS)
     disk.make_directory(topics)
     sync_names(disk, directory)  # from here on the directory is not missing, not empty, and no log

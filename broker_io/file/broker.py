@@ -192,19 +192,15 @@ class FileBroker(ReadingBroker):
         environment = environment or current()
         if read_only:
             return FollowingBroker(environment, directory)
-        if compression not in (None, "zstd"):
-            raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
-        compress = compression == "zstd"
-        options = Options(
+        options = Options.checked(
             segment_bytes,
             journal_bytes,
-            compress,
+            compression,
             watermark_bytes,
             max_message_bytes,
             compacted_prefix,
             compaction_bytes,
         )
-        options.check()
         return FileBroker(environment, directory, options, committer=committer)
 
     # --- reading ---

@@ -39,10 +39,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-import google_crc32c
-
 from broker_io.block import BadBlock
 from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.file.layout import with_crc
 from broker_io.replication.records import Kind, LogRecord, Mark, follows, is_damage
 
 VERSION = 2
@@ -101,17 +100,13 @@ class JournalContent(NamedTuple):
         return self.records[-1].mark if self.records else self.head.before
 
 
-def _with_crc(head: bytes) -> bytes:
-    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
-
-
 def encode_file_head(head: FileHead) -> bytes:
-    return _with_crc(_FILE_HEAD.pack(_MAGIC, VERSION, head.number, head.token, *head.before))
+    return with_crc(_FILE_HEAD.pack(_MAGIC, VERSION, head.number, head.token, *head.before))
 
 
 def encode_head(token: bytes, mark: Mark, commit: int, synced: int, length: int, kind: int) -> bytes:
     """The head of a record."""
-    return _with_crc(_HEAD.pack(token, *mark, commit, synced, length, kind))
+    return with_crc(_HEAD.pack(token, *mark, commit, synced, length, kind))
 
 
 def encode_record(token: bytes, record: LogRecord, synced: int) -> list[bytes]:
@@ -137,7 +132,7 @@ def decode_file_head(data: bytes, number: int, path: str) -> FileHead:
             f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
         )
     head = data[:FILE_HEAD_BYTES]
-    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+    if len(head) < FILE_HEAD_BYTES or with_crc(head[:-4]) != head:
         raise Damaged(path, 0, "the head of the journal is damaged")
     magic, version, found, token, *before = _FILE_HEAD.unpack_from(head)
     if magic != _MAGIC or version != VERSION or found != number:
@@ -148,7 +143,7 @@ def decode_file_head(data: bytes, number: int, path: str) -> FileHead:
 def decode_head(data: bytes, at: int, token: bytes) -> RecordHead:
     """The head of the record or note at an offset. Raises BadBlock."""
     head = data[at : at + HEAD_BYTES]
-    if len(head) < HEAD_BYTES or not head.startswith(token) or _with_crc(head[:-4]) != head:
+    if len(head) < HEAD_BYTES or not head.startswith(token) or with_crc(head[:-4]) != head:
         raise BadBlock("its head is invalid")
     return RecordHead._make(_HEAD.unpack_from(head))
 

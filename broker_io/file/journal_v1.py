@@ -36,6 +36,7 @@ import google_crc32c
 
 from broker_io.block import BadBlock, open_block, parse_header
 from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.file.layout import with_crc
 from broker_io.file.operations import AppendBlocks
 from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
 
@@ -74,14 +75,10 @@ class Replay(NamedTuple):
     size: int
 
 
-def _with_crc(head: bytes) -> bytes:
-    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
-
-
 def read_journal(data: bytes, number: int, path: str) -> Replay:
     """The content of a journal. Raises Damaged or UnsupportedFormat that names the file."""
     head = data[:FILE_HEAD_BYTES]
-    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+    if len(head) < FILE_HEAD_BYTES or with_crc(head[:-4]) != head:
         raise Damaged(path, 0, "the head of the journal is damaged")
     magic, version, found, mark = _FILE_HEAD.unpack_from(head)
     if magic != _FILE_MAGIC or found != number:
@@ -129,7 +126,7 @@ def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list
 def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
     """Sequence, length, number of blocks and checksum of the table."""
     head = data[at : at + _HEAD_BYTES]
-    if len(head) < _HEAD_BYTES or not head.startswith(mark) or _with_crc(head[:-4]) != head:
+    if len(head) < _HEAD_BYTES or not head.startswith(mark) or with_crc(head[:-4]) != head:
         raise BadBlock("its head is invalid")
     _, sequence, length, count, table_crc = _HEAD.unpack_from(head)
     return sequence, length, count, table_crc

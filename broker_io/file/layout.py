@@ -96,6 +96,32 @@ class Options:
     compacted_prefix: str = OWN_PREFIX
     compaction_bytes: int = 128 * MIB
 
+    @classmethod
+    def checked(
+        cls,
+        segment_bytes: int,
+        journal_bytes: int,
+        compression: str | None,
+        watermark_bytes: int,
+        max_message_bytes: int,
+        compacted_prefix: str,
+        compaction_bytes: int,
+    ) -> Options:
+        """These options; `compression` is "zstd" or None. Raises CallerError that names the invalid one."""
+        if compression not in (None, "zstd"):
+            raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
+        options = cls(
+            segment_bytes,
+            journal_bytes,
+            compression == "zstd",
+            watermark_bytes,
+            max_message_bytes,
+            compacted_prefix,
+            compaction_bytes,
+        )
+        options.check()
+        return options
+
     def check(self) -> None:
         """Raises CallerError that names the invalid option."""
         for name, least, most in _BOUNDS:
@@ -112,6 +138,11 @@ _BOUNDS = (
     ("compaction_bytes", SMALLEST_BYTES, 2**40),
 )
 """A journal is read into memory as a whole; the offsets in a block have 31 bits."""
+
+
+def with_crc(head: bytes) -> bytes:
+    """A head of a file or record with its CRC32C, 4 bytes."""
+    return head + int(google_crc32c.value(head)).to_bytes(4, "little")
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.block import HEADER_BYTES, BadBlock, Header, parse_header
 from broker_io.compaction import CompactionPolicy
+from broker_io.environment import Randomness
 from broker_io.errors import StorageError
 from broker_io.file.layout import (
     LedgerEntry,
@@ -389,6 +390,11 @@ def dropped(before: TopicEntry | None, after: TopicEntry | None) -> list[LedgerE
 def continued(last: int, jump: int) -> int:
     """The ledger in which a topic whose last one is `last` continues in another history, after a jump >= 1."""
     return (last // LEDGERS_OF_A_HISTORY + jump) * LEDGERS_OF_A_HISTORY
+
+
+def random_jump(randomness: Randomness) -> int:
+    """How far another history continues from the one before it: at random, so that two of them hardly ever meet."""
+    return 1 + int.from_bytes(randomness.token(4), "little") % LEDGERS_OF_A_HISTORY
 
 
 def epoch_operations(manifest: Manifest, numbers: ObjectNumbers, jump: int) -> list[NumberedOperation]:

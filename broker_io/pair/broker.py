@@ -17,7 +17,6 @@ from broker_io.compaction import CompactionPolicy, CompactionReport, CompactionR
 from broker_io.environment import Environment, current
 from broker_io.errors import (
     AppendUnknown,
-    CallerError,
     Error,
     Fenced,
     NotLive,
@@ -221,19 +220,15 @@ class PairBroker(FileBroker):
         """
         from broker_io.pair.transport import GrpcTransport, LinkSettings
 
-        compress = compression == "zstd"
-        options = Options(
+        options = Options.checked(
             segment_bytes,
             journal_bytes,
-            compress,
+            compression,
             watermark_bytes,
             max_message_bytes,
             compacted_prefix,
             compaction_bytes,
         )
-        options.check()
-        if compression not in (None, "zstd"):
-            raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
         settings = pair.settings()
         link = LinkSettings(
             pair_name(pair.lock),

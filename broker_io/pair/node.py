@@ -40,7 +40,6 @@ from broker_io.replication.records import Mark, Store
 from broker_io.replication.serving import Gate, has_room, reads, refusal
 from broker_io.replication.states import step
 
-LIVE_ROLES = (Role.LIVE, Role.SWITCHING)
 BEAT_SECONDS = 0.05
 """How often a live shows its backup, which has nothing else to go by, what is committed."""
 RETRY_SECONDS = 0.25
@@ -323,7 +322,7 @@ class PairNode:
     # --- events of the transport ---
 
     def _may_accept(self) -> bool:
-        return self._member.role in LIVE_ROLES
+        return self._member.serves
 
     def _may_connect(self) -> bool:
         return self._member.role in (Role.BACKUP, Role.JOINING)
@@ -349,7 +348,7 @@ class PairNode:
             self._step(m.LinkDown(number))
 
     def _link_failed(self, number: int, reason: str) -> None:
-        """What a link has brought, or what it should send, is no good: begin again with a new one."""
+        """What a link has brought, or what it should send, is invalid: begin again with a new one."""
         self.down(number, reason)
 
     def read_prepared(self, name: str, offset: int, size: int) -> bytes:
@@ -609,7 +608,7 @@ class PairNode:
         """What operators want to know, in every role: `status_of`, and what this node has counted.
 
         `swaps` are those of this node that the lock accepted, `copies` those that it has sent or received; `problem` is
-        what has stopped it, or what is wrong with lock, link or store and another attempt may mend, and why this store
+        what has stopped it, or what is wrong with lock, link or store and is tried again, and why this store
         may not become live.
         """
         with self._mutex:

@@ -74,7 +74,7 @@ class BackupLag:
 
 def _applied_there(member: PairMember) -> int:
     """The last record that the backup is known to have applied; of a live without one everything that is committed."""
-    if member.role not in (Role.LIVE, Role.SWITCHING):
+    if not member.serves:
         return member.log.applied
     peer = member.peer
     return peer.applied if peer is not None and peer.stage is PeerStage.FOLLOWING else member.log.commit
@@ -96,7 +96,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
     applied. `lease_left` is 0 for a node that is not live.
     """
     log, peer, settings = member.log, member.peer, member.settings
-    serving = member.role in (Role.LIVE, Role.SWITCHING)
+    serving = member.serves
     record = member.known.record if member.known is not None else None
     end, base = log.index.end.lsn, log.index.base.lsn
     applied = _applied_there(member)

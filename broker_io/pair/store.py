@@ -17,7 +17,7 @@ from broker_io.file.commit import Watermark
 from broker_io.file.journal_chain import Journal
 from broker_io.file.layout import Manifest, Options, PairEntry, replace_manifest
 from broker_io.file.log import FileLog
-from broker_io.file.operations import encode_operations, epoch_operations
+from broker_io.file.operations import encode_operations, epoch_operations, random_jump
 from broker_io.file.recovery import open_locked, open_log
 from broker_io.pair.applying import Applier
 from broker_io.pair.aside import finish_aside, set_aside
@@ -25,7 +25,6 @@ from broker_io.pair.copying import CopyFiles, DirectoryCopy, is_segment_name, na
 from broker_io.pair.port import CopyChunk, StoreEvents
 from broker_io.pair.prepared import PreparedFiles
 from broker_io.port import Resource
-from broker_io.position import LEDGERS_OF_A_HISTORY
 from broker_io.replication.messages import BuildEpoch, RewriteFinished
 from broker_io.replication.records import START, Fork, LogRecord, Mark, Store, StoreLog
 
@@ -267,8 +266,8 @@ class DirectoryStore(Resource):
 
     def epoch_content(self, effect: BuildEpoch) -> bytes:
         """As `PairStore` says."""
-        log, random = self.log, self._environment.randomness
-        jump = 1 + int.from_bytes(random.token(4), "little") % LEDGERS_OF_A_HISTORY if effect.forced else 0
+        log = self.log
+        jump = random_jump(self._environment.randomness) if effect.forced else 0
         topics = tuple([topic.entry for topic in log.all_topics()])
         return b"".join(encode_operations(epoch_operations(log.manifest._replace(topics=topics), log.numbers(), jump)))
 

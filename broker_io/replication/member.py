@@ -210,6 +210,11 @@ class PairMember:
         return self.log.store
 
     @property
+    def serves(self) -> bool:
+        """Whether this member is live, also while it waits for its backup to take over."""
+        return self.role in (Role.LIVE, Role.SWITCHING)
+
+    @property
     def floor(self) -> int:
         """The lowest epoch that this member obeys: that of its log, of the lock, of its own swap that may happen."""
         known = self.known.record.epoch if self.known else 0

@@ -46,7 +46,7 @@ def on_view(member: PairMember, event: LockRead | SwapAnswered) -> None:
 
 def review(member: PairMember) -> None:
     """After every event of a live: rejoin, require, swap, ship and commit what can be."""
-    if member.role not in (Role.LIVE, Role.SWITCHING):
+    if not member.serves:
         return
     leading, peer = member.leading, member.peer
     membership = leading.membership

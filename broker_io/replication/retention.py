@@ -13,7 +13,7 @@ that was not required then fetches them before it applies the swap.
 from __future__ import annotations
 
 from broker_io.replication import following, serving
-from broker_io.replication.member import PairMember, PeerStage, Role
+from broker_io.replication.member import PairMember, PeerStage
 from broker_io.replication.messages import (
     AppendSwap,
     Checkpointed,
@@ -63,7 +63,7 @@ def review(member: PairMember) -> None:
     """After every event: remove what nobody needs; give a backup up that holds too much."""
     log, peer = member.log, member.peer
     limit = member.settings.keep_bytes
-    if peer is not None and member.role in (Role.LIVE, Role.SWITCHING):
+    if peer is not None and member.serves:
         held = log.index.bytes_between(kept_after(member), max(log.manifest.lsn, log.index.base.lsn))
         if held > limit or (is_copying(member) and sum([size for _, size in member.replaced]) > limit):
             member.break_link()

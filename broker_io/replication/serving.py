@@ -53,8 +53,7 @@ def reads(member: PairMember, now: int) -> Gate:
     """
     if member.role in (Role.CLAIMING, Role.OPENING):
         return Gate.WAIT
-    live = member.role in (Role.LIVE, Role.SWITCHING)
-    return Gate.SEND if live and member.session.holds_at(now, member.settings.terms) else Gate.REFUSE
+    return Gate.SEND if member.serves and member.session.holds_at(now, member.settings.terms) else Gate.REFUSE
 
 
 def refusal(member: PairMember, now: int) -> Error | None:
