@@ -261,9 +261,10 @@ class ReplicatedBroker(Protocol):
         """Facts about the pair as seen here, ready for JSON."""
 
     def switch(self) -> None:
-        """Make the other one live; returns once this one is no longer live.
+        """Make the other one live; returns once it is.
 
-        Raises NotLive if it is not live, and NotInSync unless the other one has everything.
+        Raises NotLive if this one is not live, NotInSync unless the other one has everything, and LockUnavailable if
+        the other one has not taken the role in time.
         """
 
     def promote(self) -> None:

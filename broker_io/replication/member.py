@@ -172,7 +172,7 @@ class PairMember:
     - `busy`: the store is being marked, cut, copied or replaced; nothing else may begin.
     - `lacking`: what is to be applied needs a file that can't be had any more.
     - `force_until`: how long the request of a forced promotion is valid. `deferred_until`: after a switch the other one
-      may claim first.
+      may claim first; that is over once it is live.
     - `replaced`: files that wait to be removed; `rewrites`: results of compactions of this store and its backup.
     - `applying`: up to which lsn Apply was asked for; `noted`: the last commit index that was noted.
     """

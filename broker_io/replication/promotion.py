@@ -65,7 +65,7 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     record, lease = event.view
     log, terms = member.log, member.settings.terms
     ended = member.watch.ended(lease, member.read_since, member.now, terms)
-    waits = member.now < member.deferred_until and not force
+    waits = member.now < member.deferred_until and record.live == log.store and not force
     if not ended or waits or member.busy or log.durable < log.index.end.lsn:
         return
     if not member.session.holds_at(member.now, terms):

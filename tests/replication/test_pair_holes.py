@@ -502,6 +502,19 @@ def test_h22_switch_ends_the_lease_after_everything_is_committed() -> None:
     world.settle()
 
 
+def test_h22_switch_back_needs_no_wait() -> None:
+    """The former live lets the other one claim first; that is over once the other one is live."""
+    world = pair(appends=1)
+    world.do(("switch", A))
+    run(world, until=lambda: role(world, B) is Role.LIVE)
+    run(world, until=lambda: member(world, B).leading.membership.record.in_sync == (b"a1", b"b1"))
+    real = world.real
+    world.do(("switch", B))
+    run(world, until=lambda: role(world, A) is Role.LIVE)
+    assert world.real - real <= QUANTUM < TTL
+    world.settle()
+
+
 def test_h22_switch_to_a_backup_that_is_not_in_sync_is_refused() -> None:
     world = alone()
     with pytest.raises(NotInSync):
