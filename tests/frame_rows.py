@@ -146,6 +146,7 @@ server_frames = st.builds(
     credits=st.one_of(st.none(), longs),
     draining=st.booleans(),
     goodbye=st.one_of(st.none(), errors),
+    settled=st.booleans(),
 )
 
 

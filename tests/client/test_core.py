@@ -151,6 +151,25 @@ def test_ordinary_records_in_flight_are_not_sent_again() -> None:
     assert [message.value for send in frame.sends for message in send.batch] == [b"w"]
 
 
+def test_ordinary_records_that_the_service_did_not_take_are_sent_again() -> None:
+    core = welcomed()
+    for number in (1, 2):
+        core.send("a", rows(b"%d" % number), None, f"sent {number}")
+        core.take_frame()
+    core.receive(ServerFrame(acknowledged=1, goodbye=CoordinatorStopped("it stops"), settled=True))
+    core.lost()
+    assert core.take_results() == [("sent 1", None)]
+    core.hello()
+    core.receive(ServerFrame(welcome=Welcome("s", 0, 2, 1000)))
+    frame = core.take_frame()
+    assert frame is not None
+    assert [message.value for send in frame.sends for message in send.batch] == [b"2"]
+    core.lost()  # without a word of the service
+    ((waiter, result),) = core.take_results()
+    assert waiter == "sent 2"
+    assert isinstance(result, SendUnknown)
+
+
 def test_ids_of_an_older_connection_are_not_used() -> None:
     core = welcomed()
     assert core.begin().txn == TxnId(0, 1)

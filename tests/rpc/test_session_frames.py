@@ -146,6 +146,7 @@ SERVER = {
         draining=True,
         goodbye=PeerError("the service stops"),
     ),
+    "goodbye": ServerFrame(acknowledged=7, goodbye=PeerError("the service stops"), settled=True),
 }
 
 

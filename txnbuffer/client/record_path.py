@@ -388,7 +388,8 @@ class RecordPath(ABC):
 class ServicePath(RecordPath):
     """Sends in frames to the service, numbered over one connection.
 
-    After a reconnect the sends of transactions are repeated first, because the service recognizes records that it has.
+    After a reconnect the sends of transactions are repeated first, because the service recognizes records that it has;
+    and ordinary sends of which the service has said that it did not take them.
     """
 
     through_service = True
@@ -399,6 +400,7 @@ class ServicePath(RecordPath):
         self._in_flight: dict[int, SendInFlight] = {}
         self._frames: deque[int] = deque()
         self._number = 0
+        self._not_taken = False
 
     def take(self) -> tuple[Send, ...]:
         if len(self._frames) >= MAX_IN_FLIGHT:
@@ -427,13 +429,15 @@ class ServicePath(RecordPath):
                 flight = self._in_flight.pop(number)
                 self._settle(flight)
                 self._results.append(SendResult(flight))
+        self._not_taken = self._not_taken or frame.settled
 
     def limit(self, max_message_bytes: int) -> int:
         return max_message_bytes
 
     def lost(self) -> list[SendInFlight]:
-        unknown = [flight for flight in self._in_flight.values() if not flight.runs]
-        again = [flight for flight in self._in_flight.values() if flight.runs]
+        not_taken, self._not_taken = self._not_taken, False
+        unknown = [flight for flight in self._in_flight.values() if not (flight.runs or not_taken)]
+        again = [flight for flight in self._in_flight.values() if flight.runs or not_taken]
         for flight in self._in_flight.values():
             topic = self.topics[flight.send.topic]
             topic.in_flight = 0

@@ -145,7 +145,8 @@ class ServerFrame:
       frame.
     - `credits`: how many bytes of keys, values and properties the client may have unacknowledged; None: unchanged.
     - `draining`: the service is shutting down and accepts no new transactions.
-    - `goodbye`: the error because of which the service ends the connection.
+    - `goodbye`: the error because of which the service ends the connection. `settled`: it has taken only the sends
+      that it has acknowledged by now.
     """
 
     welcome: Welcome | None = None
@@ -155,3 +156,4 @@ class ServerFrame:
     credits: int | None = None
     draining: bool = False
     goodbye: Error | None = None
+    settled: bool = False

@@ -259,6 +259,7 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
         credits=frame.credits,
         draining=frame.draining,
         goodbye=None if frame.goodbye is None else encode_error(frame.goodbye),
+        settled=frame.settled,
     )
     if frame.welcome is not None:
         fields = frame.welcome._asdict()
@@ -318,6 +319,7 @@ def decode_server_frame(data: bytes) -> ServerFrame:
             credits=message.credits if message.HasField("credits") else None,
             draining=message.draining,
             goodbye=decode_error(message.goodbye) if message.HasField("goodbye") else None,
+            settled=message.settled,
         )
     except ValueError as error:
         raise MalformedFrame(f"cannot read a frame of the service: {error}; use a client of its release") from None

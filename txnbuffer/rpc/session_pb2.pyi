@@ -238,7 +238,7 @@ class IdBlock(_message.Message):
     def __init__(self, first: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("welcome", "acknowledged", "failures", "answers", "credits", "draining", "goodbye", "committed", "aborted")
+    __slots__ = ("welcome", "acknowledged", "failures", "answers", "credits", "draining", "goodbye", "committed", "aborted", "settled")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class ServerFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledged: int
     failures: _containers.RepeatedCompositeFieldContainer[SendFailure]
@@ -257,7 +258,8 @@ class ServerFrame(_message.Message):
     goodbye: _log_pb2.Error
     committed: _containers.RepeatedScalarFieldContainer[int]
     aborted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledged: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[SendFailure, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., goodbye: _Optional[_Union[_log_pb2.Error, _Mapping]] = ..., committed: _Optional[_Iterable[int]] = ..., aborted: _Optional[_Iterable[int]] = ...) -> None: ...
+    settled: bool
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledged: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[SendFailure, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., credits: _Optional[int] = ..., draining: _Optional[bool] = ..., goodbye: _Optional[_Union[_log_pb2.Error, _Mapping]] = ..., committed: _Optional[_Iterable[int]] = ..., aborted: _Optional[_Iterable[int]] = ..., settled: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("session", "shard", "epoch", "max_message_bytes", "states")

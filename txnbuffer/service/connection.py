@@ -74,6 +74,16 @@ class SessionConnection:
         self._room = asyncio.Event()
         self._room.set()
 
+    @property
+    def settled(self) -> bool:
+        """Whether all sends that were taken are durable, or have failed."""
+        return self._acknowledged == self.sends
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether the last frame was handed over to the transport."""
+        return self.closed and self._closing_error is None
+
     # For the transport
 
     def receive(self, frame: ClientFrame) -> None:
@@ -162,6 +172,7 @@ class SessionConnection:
             credits=self._credits,
             draining=self._draining,
             goodbye=closing,
+            settled=closing is not None and self.settled,
         )
         self._reported = self._acknowledged
         self._welcome, self._credits = None, None

@@ -45,6 +45,10 @@ from txnbuffer.service.upkeep import LogVerification, PolicyChecks, SnapshotSche
 
 TICK = 1.0
 """Seconds between two ticks of the timers."""
+SETTLE = 5.0
+"""Seconds that a stopping engine waits before it closes the connections, so that it can answer the sends it has."""
+LAST_FRAMES = 1.0
+"""Seconds that a stopping engine waits until the last frames of its connections are sent."""
 
 
 def topics_class(*, cluster_mode: bool) -> type[Topics]:
@@ -116,6 +120,7 @@ class Engine(Loop):
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: dict[SessionConnection, None] = {}
         self._credits = 0
+        self._takes_frames = True
 
     @classmethod
     async def start(
@@ -221,8 +226,7 @@ class Engine(Loop):
         """Close connections, append what is queued, snapshot what has changed, and give up ownership."""
         self.requests.draining = True
         self.streams.close()
-        for connection in self.connections:
-            connection.close(CoordinatorStopped("the service is stopping: connect again later"))
+        await self._close_connections()
         deadline = self.clock.monotonic() + self.topics.stop_seconds
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -239,6 +243,24 @@ class Engine(Loop):
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
         self._executor.shutdown()
+
+    async def _close_connections(self) -> None:
+        """Take no more frames, answer the sends that were taken, and close the connections.
+
+        What a client has sent in addition it may send again, to the next owner of the log.
+        """
+        connections, now = self.connections, self.clock.monotonic
+        self._takes_frames, deadline = False, now() + SETTLE
+        while not (self.ended.done() or self._all_settled(connections) or now() >= deadline):
+            await asyncio.sleep(0.005)
+        for connection in connections:
+            connection.close(CoordinatorStopped("the service is stopping: connect again later"))
+        deadline = now() + LAST_FRAMES
+        while not all(connection.said_goodbye for connection in connections) and now() < deadline:
+            await asyncio.sleep(0.005)
+
+    def _all_settled(self, connections: list[SessionConnection]) -> bool:
+        return not self._frames and all(connection.settled or connection.closed for connection in connections)
 
     def fail(self, error: BaseException) -> None:
         """End the engine at once; the next owner of the log decides the outcome of operations in flight."""
@@ -290,8 +312,9 @@ class Engine(Loop):
         self.appends.flush()
 
     def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:
-        self._frames.append((connection, frame))
-        self.wake()
+        if self._takes_frames:
+            self._frames.append((connection, frame))
+            self.wake()
 
     def _disconnected(self, connection: SessionConnection) -> None:
         self._connections.pop(connection, None)
