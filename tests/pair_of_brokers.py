@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,11 +12,16 @@ from broker_io.memory.broker import MemoryWriter
 
 
 class Pair:
-    """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything."""
+    """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything.
+
+    `strict`: nothing can be written unless it has. `slow`: seconds without a live after a switch or a promotion.
+    """
 
     def __init__(self) -> None:
         self.log = MemoryBroker()
         self.in_sync = True
+        self.strict = False
+        self.slow = 0.0
         self.live: int | None = None
         self.terms = 0
         self.members = [Member(self, 0), Member(self, 1)]
@@ -31,6 +37,15 @@ class Pair:
         for member in self.members:
             member.notify()
 
+    def move_slowly(self, to: int) -> None:
+        if not self.slow:
+            self.move(to)
+            return
+        self.move(None)
+        timer = threading.Timer(self.slow, self.move, [to])
+        timer.daemon = True
+        timer.start()
+
     def close(self) -> None:
         for member in self.members:
             member.close()
@@ -38,14 +53,14 @@ class Pair:
 
 
 class Member(MemoryBroker):
-    """One of a pair. `store` changes when a copy replaces its log; `refusal` is the error of a switch, if any."""
+    """One of a pair. `store` changes when a copy replaces its log; `refusals` are the errors of its next switches."""
 
     def __init__(self, pair: Pair, number: int) -> None:
         super().__init__(log=pair.log.log)
         self.store = f"store{number}"
         self.switches = self.promotions = 0
         self.lapsed = False
-        self.refusal: Error | None = None
+        self.refusals: list[Error] = []
         self._pair = pair
         self._number = number
         self._failure: Error | None = None
@@ -64,6 +79,10 @@ class Member(MemoryBroker):
     @property
     def failure(self) -> Error | None:
         return self._failure
+
+    @property
+    def lacks_backup(self) -> bool:
+        return self.live and self._pair.strict and not self._pair.in_sync
 
     def check_answer(self) -> None:
         if not self.live or self.lapsed:
@@ -85,8 +104,8 @@ class Member(MemoryBroker):
             "commit": 12,
             "applied": 11,
             "peer": None,
-            "linked": True,
-            "waits_for_backup": False,
+            "linked": self._pair.in_sync and self._pair.live is not None,
+            "waits_for_backup": self.lacks_backup,
             "lag_records": 0 if self._pair.in_sync else 5,
             "lag_operations": 0 if self._pair.in_sync else 7,
             "lag_bytes": 0,
@@ -103,19 +122,19 @@ class Member(MemoryBroker):
 
     def switch(self) -> None:
         self.switches += 1
-        if self.refusal is not None:
-            raise self.refusal
+        if self.refusals:
+            raise self.refusals.pop(0)
         if not self.live:
             raise NotLive("this member is not live")
         if not self._pair.in_sync:
             raise NotInSync("the backup is not in sync")
-        self._pair.move(1 - self._number)
+        self._pair.move_slowly(1 - self._number)
 
     def promote(self) -> None:
         self.promotions += 1
         if not self._pair.in_sync:
             raise NotPromotable("this store is partial")
-        self._pair.move(self._number)
+        self._pair.move_slowly(self._number)
 
     # As a broker
 
@@ -125,7 +144,7 @@ class Member(MemoryBroker):
         log = self.log
         with log.changed:
             deadline = log.clock.monotonic() + (wait or 0.0)
-            while not self.live:
+            while not self.live or (wait is not None and self.lacks_backup):
                 if self._failure is not None:
                     raise self._failure
                 if wait is None:
@@ -141,15 +160,24 @@ class Member(MemoryBroker):
                 raise NotLive("this member of the pair is not live: connect to the other one")
             super().create_topic(topic)
 
+    def close(self) -> None:
+        """As a broker of a pair, whose appends may wait for a backup."""
+        with self.log.changed:
+            self._settle_held("the log was closed")
+        super().close()
+
     # What happens to it
 
     def step_down(self) -> None:
         """Fence the writers; the fate of held appends is unknown. The caller holds the lock."""
-        for held in [*self.faults.held]:
-            held.writer.settle(held, AppendUnknown("this member lost its role: the record may be in the log"))
+        self._settle_held("this member lost its role")
         for writers in self.log.writers.values():
             for writer in [one for one in writers if one.connection is self._connection]:
                 writer.fence(Fenced("this member of the pair is not live any more"))
+
+    def _settle_held(self, why: str) -> None:
+        for held in [*self.faults.held]:
+            held.writer.settle(held, AppendUnknown(f"{why}: the record may be in the log"))
 
     def fail(self, error: Error) -> None:
         """Stop for good, as after a failed sync."""

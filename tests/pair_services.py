@@ -16,10 +16,10 @@ from service_setup import eventually
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.errors import Error
-from txnbuffer.service import process, takeover
+from txnbuffer.service import process, replication, takeover
 from txnbuffer.service.process import _Service
 
-PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2")
+PAIR = PairConfig(lock="file:lock", listen="127.0.0.1:1", peer="127.0.0.1:2", lease_seconds=1.0)
 
 
 class Service:
@@ -90,16 +90,17 @@ async def running() -> AsyncIterator[RunningPair]:
         await eventually(lambda: both.services[1].count("standing by"))
         yield both
     finally:
+        pair.move(None)
         for service in both.services:
             if not service.task.done():
-                pair.in_sync = False
                 await service.stop()
         pair.close()
 
 
 FAST: dict[Any, dict[str, float]] = {
     takeover: {"PAUSE": 0.02, "SLICE": 0.2, "READ_SECONDS": 0.02},
-    process: {"SWITCH_DRAIN": 0.1},
+    process: {"SWITCH_DRAIN": 0.1, "LOOK": 0.02, "WATCH": 0.1},
+    replication: {"LOOK": 0.02},
 }
 """Shorter waits."""
 

@@ -66,7 +66,10 @@ def test_a_switch_asks_both_machines() -> None:
         await both.move_to(1)
         done = await command("replication", "switch", "--output", "json", "--service", addresses(both))
         assert done.returncode == 0, done.stderr
-        assert rows(done)[0]["service"] == f"127.0.0.1:{both.services[1].port}"
+        assert [(row["service"], row["role"]) for row in rows(done)] == [
+            (f"127.0.0.1:{both.services[0].port}", "live"),
+            (f"127.0.0.1:{both.services[1].port}", "backup"),
+        ]
         assert both.pair.live == 0
         both.pair.in_sync = False
         done = await command("replication", "switch", "--service", addresses(both))
@@ -76,6 +79,38 @@ def test_a_switch_asks_both_machines() -> None:
         done = await command("replication", "switch", "--service", addresses(both))
         assert done.returncode == 3
         assert "this machine is not live: ask the other one to switch" in done.stderr
+
+    on_a_pair(test)
+
+
+def test_a_switch_waits_until_the_other_machine_is_live() -> None:
+    async def test(both: RunningPair) -> None:
+        both.pair.slow = 1.0
+        first = f"127.0.0.1:{both.services[0].port}"
+        done = await command("replication", "switch", "--output", "json", "--service", first)
+        assert done.returncode == 0, done.stderr
+        assert [(row["role"], row["live"]) for row in rows(done)] == [("backup", "store1")]
+        await both.serving(1)
+        both.pair.slow = 3600.0
+        done = await command("replication", "switch", "--timeout", "0.5", "--service", addresses(both))
+        assert done.returncode == 3
+        assert "no other machine became live within 0.5 s" in done.stderr
+
+    on_a_pair(test)
+
+
+def test_a_promotion_waits_until_the_machine_is_live() -> None:
+    async def test(both: RunningPair) -> None:
+        second = f"127.0.0.1:{both.services[1].port}"
+        both.pair.move(None)
+        both.pair.slow = 3600.0
+        done = await command("replication", "promote", "--force", "--timeout", "0.5", "--service", second)
+        assert done.returncode == 3
+        assert f"{second} has not become live within 0.5 s: its role is backup" in done.stderr
+        both.pair.slow = 1.0
+        done = await command("replication", "promote", "--force", "--output", "json", "--service", second)
+        assert done.returncode == 0, done.stderr
+        assert rows(done)[0]["role"] == "live"
 
     on_a_pair(test)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -16,8 +19,14 @@ COLUMNS = (
     *("linked", "lease_left", "problem"),
 )
 """The columns of the table of `txnbuf replication status`."""
-TIMEOUT = 120.0
-"""Seconds to wait for a switch: open transactions get a second, and the backup may have to catch up."""
+TIMEOUT = 60.0
+"""Seconds to wait for a switch or a promotion: a lease may have to end, and the backup may have to catch up."""
+POLL = 0.2
+"""Seconds between two looks at the state."""
+LOOK = 5.0
+"""Seconds that a machine has to answer a look."""
+FOLLOWING = ("backup", "joining")
+"""Roles of a machine that may follow a live one."""
 STORE_DIGITS = 8
 """Digits of a store that the table shows."""
 
@@ -52,49 +61,109 @@ def status_command(service: ServiceAddress, output: str) -> None:
         raise click.exceptions.Exit(1)
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.0),
+    default=TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until the machine is live.",
+)
+
+
 @replication_command.command("switch")
+@timeout_option
 @service_option
 @output_option
-def switch_command(service: ServiceAddress, output: str) -> None:
+def switch_command(timeout: float, service: ServiceAddress, output: str) -> None:
     """Make the backup live, with nothing lost; the live service becomes its backup.
 
-    Clients continue at the other service, with their open transactions. Exit code 3 if the backup is not in sync or no
-    machine is live.
+    Returns once the other machine is live, and shows the state after that. Clients continue at the other service, with
+    their open transactions. Exit code 3 if the backup is not in sync, no machine is live, or the time is up; after
+    that the switch may still happen.
     """
+    until = time.monotonic() + timeout
+    former = _ask_to_switch(service, until)
+    for rows in _looks(service, until):
+        if any(map(_follows(former["store"]), rows)):
+            _show(rows, output)
+            return
+    raise ServiceUnavailable(
+        f"{former['service']} is no longer live, and no other machine became live within {timeout:g} s: see `txnbuf "
+        "replication status`, and give --timeout to wait longer"
+    )
+
+
+def _ask_to_switch(service: ServiceAddress, until: float) -> dict[str, Any]:
+    """The state of the machine that was live, once it is no longer. Raises why none switches."""
     refused: Error | None = None
     for one in service.each:
         try:
-            answer = call(one, "SwitchOver", timeout=TIMEOUT)
+            state: dict[str, Any] = call(one, "SwitchOver", timeout=max(until - time.monotonic(), POLL))
         except (NotLive, ServiceUnavailable) as error:
             refused = error if refused is None or isinstance(refused, NotLive) else refused
         else:
-            _show(one, answer, output)
-            return
+            return {"service": one.address} | state
     raise refused or AssertionError("a service has at least one address")
+
+
+def _follows(former: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a row shows that another store than the former one is live: its own, or that of one which follows it."""
+
+    def follows(row: dict[str, Any]) -> bool:
+        if row["store"] == former:
+            return bool(row["linked"] and row["role"] in FOLLOWING and row["live"] not in ("", former))
+        return bool(row["role"] == "live")
+
+    return follows
+
+
+def _looks(service: ServiceAddress, until: float) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the machines that answer, again and again until the time is up."""
+    while True:
+        rows = []
+        for one in service.each:
+            with contextlib.suppress(ServiceUnavailable):
+                rows.append({"service": one.address} | call(one, "Replication", timeout=LOOK))
+        yield rows
+        if time.monotonic() >= until:
+            return
+        time.sleep(POLL)
 
 
 @replication_command.command("promote")
 @click.option("--force", is_flag=True, help="Confirm that acknowledged records may be lost.")
+@timeout_option
 @service_option
 @output_option
-def promote_command(force: bool, service: ServiceAddress, output: str) -> None:
+def promote_command(force: bool, timeout: float, service: ServiceAddress, output: str) -> None:
     """Make the service at --service live although the other one may have more acknowledged records.
 
     For the case that the live machine is lost for good and its backup was not in sync, so that it does not become live
     by itself. What only the other machine has is lost; streams, named producers and groups notice it as they notice a
     restored backup. The lock has to answer, and the lease of the other machine to end first.
+
+    Returns once the machine is live, and shows the state after that. Exit code 3 if the time is up.
     """
     if not force:
         raise InvalidRequest("a promotion may lose acknowledged records: give --force to confirm that")
     if len(service.each) != 1:
         raise InvalidRequest("name the one machine to promote with --service HOST:PORT")
-    (one,) = service.each
-    _show(one, call(one, "Promote", timeout=TIMEOUT), output)
+    until, problem = time.monotonic() + timeout, "it does not answer"
+    call(service.each[0], "Promote", timeout=max(timeout, POLL))
+    for rows in _looks(service, until):
+        if any(row["role"] == "live" for row in rows):
+            _show(rows, output)
+            return
+        problem = "; ".join(row["problem"] or f"its role is {row['role']}" for row in rows) or problem
+    raise ServiceUnavailable(
+        f"{service.address} has not become live within {timeout:g} s: {problem}. The request lapses after three times "
+        "pair.lease_seconds: see `txnbuf replication status`, then repeat it"
+    )
 
 
-def _show(service: ServiceAddress, answer: dict[str, Any], output: str) -> None:
-    row = {"service": service.address} | answer
-    show_rows([row if output == "json" else _short(row)], output, title="pair")
+def _show(rows: list[dict[str, Any]], output: str) -> None:
+    show_rows(rows if output == "json" else [_short(row) for row in rows], output, title="pair")
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
