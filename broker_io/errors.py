@@ -204,7 +204,7 @@ class LockUnavailable(PeerError):
 
 
 class NotInSync(PeerError):
-    """The backup of a pair lacks records, so it can't take over on request; wait until it is in sync."""
+    """The backup of a pair is not in sync, so it can't take over, or nothing can be written; wait until it is."""
 
     retryable = True
     grpc_status = "FAILED_PRECONDITION"

@@ -59,7 +59,8 @@ class ServiceProcess:
         for line in self.process.stderr:
             self.lines.append(line)
             if line.startswith("{"):
-                self.events.append(json.loads(line))
+                # A line of gRPC may come before the end of this one.
+                self.events.append(json.JSONDecoder().raw_decode(line)[0])
                 if self.events[-1]["event"] == "serving":
                     self._serving.set()
                 self._told.set()

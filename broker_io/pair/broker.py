@@ -337,12 +337,15 @@ class PairBroker(FileBroker):
     def writer(
         self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> FileWriter:
-        """As the port. With `wait` an exclusive writer also waits until this member is live."""
+        """As the port. With `wait` an exclusive writer also waits until this member is live and can be written to.
+
+        A live that lacks the backup which `min_in_sync` asks for can't be: the first append would wait for it.
+        """
         if exclusive and wait is not None:
             clock = self.environment.clock
             deadline = clock.monotonic() + wait
-            if not self._node.wait_live(wait):
-                raise StillHeld("the other member of the pair is live, or this one is not yet: wait longer")
+            if not self._node.wait_writable(wait):
+                raise StillHeld("this member of the pair is not live yet, or lacks its backup: wait longer")
             wait = max(0.0, deadline - clock.monotonic())
         self._check_live()
         with self._queue:

@@ -37,12 +37,14 @@ from broker_io.pair.tasks import EndCopy, JournalTasks, TaskQueue
 from broker_io.replication import messages as m
 from broker_io.replication.member import PairMember, Role, Settings, Step
 from broker_io.replication.records import Mark, Store
-from broker_io.replication.serving import Gate, has_room, reads, refusal
+from broker_io.replication.serving import Gate, has_room, lacks_backup, reads, refusal
 from broker_io.replication.states import step
 
 BEAT_SECONDS = 0.05
 """How often a live shows its backup, which has nothing else to go by, what is committed."""
 RETRY_SECONDS = 0.25
+SEEN_SECONDS = 0.02
+"""How often a former live looks whether the other one has taken its role."""
 JOURNAL_EFFECTS = (m.WriteRecords, m.Cut, m.MarkPartial, m.Replace, m.DropJournal, m.RemoveFiles)
 LOCK_EFFECTS = (m.ReadLock, m.SwapLock, m.Renew, m.EndSession)
 SEND_EFFECTS = (m.SendMessage, m.SendStored, m.SendCopy)
@@ -103,7 +105,7 @@ class PairNode:
         self._closed = False
         self._opened = self._started = False
         self._member: PairMember
-        self._shown_role = Role.BACKUP
+        self._shown_role, self._lacks_backup = Role.BACKUP, False
         self.term = 0
         """The epoch in which this node serves; 0 while it does not."""
         self._writes_itself = False
@@ -202,8 +204,9 @@ class PairNode:
             self._sender.synced()
         if self._waiter is not None and self._waiter.mark is None:
             self._signal.set()
-        if member.role is not self._shown_role:
-            self._shown_role = member.role
+        lacking = self._settings.min_in_sync > 1 and lacks_backup(member)
+        if member.role is not self._shown_role or lacking is not self._lacks_backup:
+            self._shown_role, self._lacks_backup = member.role, lacking
             with self._roles:
                 self._roles.notify_all()
 
@@ -577,17 +580,23 @@ class PairNode:
 
     def wait_live(self, seconds: float) -> bool:
         """Wait until this node is live; whether it is. Raises what `check` raises."""
+        return self._wait_until(lambda: self.live, seconds)
 
-        def ended() -> bool:
-            return self.live or self._closed or self.failure is not None
+    def wait_writable(self, seconds: float) -> bool:
+        """Wait until this node is live and does not lack its backup; whether that is so. Raises what `check` raises."""
+        return self._wait_until(lambda: self.live and not self._lacks_backup, seconds)
 
+    def _wait_until(self, wanted: Callable[[], bool], seconds: float) -> bool:
         with self._roles:
-            self._roles.wait_for(ended, seconds)
+            found = self._roles.wait_for(lambda: wanted() or self._closed or self.failure is not None, seconds)
         self.check()
-        return self.live
+        return found
 
     def switch(self) -> None:
-        """Let the backup be live; returns once this node is not. Raises NotLive, and NotInSync if there is none."""
+        """Let the backup be live; returns once it is, as the lock says: this node could be faster after a restart.
+
+        Raises NotLive, NotInSync if there is no backup or it was lost, and LockUnavailable if it is not live in time.
+        """
         with self._mutex:
             self._step(m.SwitchRequested())
         with self._roles:
@@ -595,6 +604,24 @@ class PairNode:
         self.check()
         if self._shown_role is Role.LIVE:
             raise NotInSync("the backup was lost during the switch: wait until it is in sync, then switch again")
+        seconds = self._settings.terms.ttl / 1e9
+        if not self._wait_for_other(seconds):
+            raise LockUnavailable(
+                f"this machine gave up its role, and the other one has not taken it within {seconds:g} s: whichever "
+                "reaches the lock first becomes live; see the problem in the status of both"
+            )
+
+    def _wait_for_other(self, seconds: float) -> bool:
+        """Wait until the lock says that another store is live; whether it does. Raises what `check` raises."""
+        until = self._now() + round(seconds * 1e9)
+        while self._now() < until and not self._closing.wait(SEEN_SECONDS):
+            self.check()
+            with self._mutex:
+                known = self._member.known
+                if known is not None and known.record.live not in (b"", self._member.store):
+                    return True
+        self.check()
+        return False
 
     def force(self) -> None:
         """Ask that this store becomes live although acknowledged records may be lost. Raises NotPromotable."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from broker_io.replication.lock import ineligible
 from broker_io.replication.member import PairMember, PeerStage, Role
 from broker_io.replication.records import LogRecord
-from broker_io.replication.serving import required
+from broker_io.replication.serving import lacks_backup
 
 MOST_LATE_RECORDS = 4096
 SECOND = 1_000_000_000
@@ -123,7 +123,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
             "applied": peer.applied,
         },
         "linked": member.link is not None,
-        "waits_for_backup": serving and len(required(member)) < settings.min_in_sync,
+        "waits_for_backup": lacks_backup(member),
         "lag_records": max(end - applied, 0),
         "lag_operations": lag.operations,
         "lag_bytes": lag_bytes,

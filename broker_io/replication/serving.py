@@ -103,6 +103,11 @@ def required(member: PairMember) -> frozenset[Store]:
     return member.leading.membership.possible | joining
 
 
+def lacks_backup(member: PairMember) -> bool:
+    """Whether a live commits nothing because fewer stores than `min_in_sync` are required."""
+    return member.serves and len(required(member)) < member.settings.min_in_sync
+
+
 def advance(member: PairMember) -> None:
     """Raise the commit index, and apply what it allows."""
     log, peer, needed = member.log, member.peer, required(member)

@@ -224,6 +224,23 @@ def test_appends_under_way_are_unknown_when_the_role_is_lost(tmp_path: Path) -> 
     pair.b.stop()
 
 
+def test_live_that_lacks_its_backup_lets_an_owner_wait(tmp_path: Path) -> None:
+    """The first entry of an owner would wait for the backup, and nothing would be served meanwhile."""
+    pair = BrokerPair(tmp_path, SETTINGS._replace(min_in_sync=2))
+    pair.begin()
+    pair.a.broker.create_topic("orders")
+    until(pair.same)
+    pair.b.stop()
+    until(lambda: pair.a.broker.status()["waits_for_backup"])
+    with pytest.raises(StillHeld, match="lacks its backup"):
+        pair.a.broker.writer("orders", exclusive=True, wait=0.2)
+    pair.b.start()
+    with pair.a.broker.writer("orders", exclusive=True, wait=20.0) as writer:
+        writer.append(Batch.of([Message(None, b"x")])).result(10)
+    pair.a.stop()
+    pair.b.stop()
+
+
 def test_structure_is_replicated(pair: BrokerPair) -> None:
     pair.begin()
     a, b = pair.a.broker, pair.b.broker

@@ -189,6 +189,28 @@ def test_switch_moves_the_role_and_comes_back(pair: Pair) -> None:
     assert pair.a.contents == [b"epoch 1", b"x", b"epoch 2", b"y", b"epoch 3"]
 
 
+def test_switch_returns_once_the_lock_has_the_other_one(pair: Pair) -> None:
+    """A process that ends after it, and is started again at once, would be the first one to claim."""
+    begun(pair)
+    pair.lock_fault = lambda member, request, _after: time.sleep(0.1 if (member, request) == ("b", "swap") else 0.0)
+    pair.a.node.switch()
+    assert pair.server.record.live == b"b1"
+    pair.a.restart()
+    live(pair.b)
+    until(lambda: pair.follows(pair.b, pair.a))
+    assert pair.a.roles == [True, False]
+
+
+def test_switch_that_the_other_one_does_not_take_is_an_error(pair: Pair) -> None:
+    begun(pair)
+    pair.b.lock.down = True
+    with pytest.raises(LockUnavailable, match="the other one has not taken it within"):
+        pair.a.node.switch()
+    live(pair.a)
+    pair.b.lock.down = False
+    until(lambda: pair.follows(pair.a, pair.b))
+
+
 def test_switch_needs_a_backup_in_sync(pair: Pair) -> None:
     pair.a.start()
     live(pair.a)
@@ -254,7 +276,9 @@ def test_strict_live_alone_takes_no_appends_until_there_is_a_backup() -> None:
         assert not threading.Event().wait(0.5)
         assert not running.done()
         assert pair.a.node.status()["waits_for_backup"]
+        assert not pair.a.node.wait_writable(0)
         pair.b.start()
+        assert pair.a.node.wait_writable(10)
         until(running.done)
     assert running.result() == 2
     pair.b.stop()

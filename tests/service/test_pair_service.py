@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from unittest import mock
 
 import pytest
 from client_world import run
@@ -13,14 +14,16 @@ from pair_of_brokers import Pair
 from pair_services import PAIR, RunningPair, on_a_pair
 from service_setup import eventually, visible
 
+from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, DiskFailed, InvalidAddress, NotInSync, NotLive, NotPromotable
 from broker_io.port import ReplicatedBroker
-from txnbuffer import Outcome, Record, ServiceUnavailable, SyncTransaction, connect
+from txnbuffer import Outcome, Record, SendUnknown, ServiceUnavailable, SyncTransaction, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
+from txnbuffer.service import engine as engine_module
 from txnbuffer.service.process import _Service
 from txnbuffer.service.replication import check_pair
 
@@ -223,6 +226,129 @@ def test_a_machine_that_stops_alone_waits_for_open_transactions() -> None:
     on_a_pair(test)
 
 
+def test_a_machine_that_stops_waits_for_a_backup_that_is_missing_for_a_moment() -> None:
+    """It serves meanwhile; and a switch that fails because the backup is lost again is repeated."""
+
+    async def test(both: RunningPair) -> None:
+        first = both.services[0]
+        await eventually(lambda: first.service._replication._in_sync_at > 0)
+        both.pair.in_sync = False
+        stopping = asyncio.ensure_future(first.stop())
+        async with connect(both.address) as client:
+            await client.send("a", b"1")
+            assert first.count("draining") == 0
+            first.member.refusals = [NotInSync("the backup was lost meanwhile")]
+            both.pair.in_sync = True
+            assert await stopping is None
+            assert (both.pair.live, first.member.switches) == (1, 2)
+            await client.send("a", b"2")
+        assert visible(both.pair.log, "a") == {b"1": 1, b"2": 1}
+
+    on_a_pair(test)
+
+
+def test_a_machine_that_stops_before_it_serves_makes_the_other_one_live() -> None:
+    async def test(both: RunningPair) -> None:
+        first = both.services[0]
+        await both.move_to(1)
+        await eventually(lambda: first.count("standing by") == 2)
+        with mock.patch.object(_Service, "_take_over", side_effect=ServiceUnavailable("not now")):
+            both.pair.move(0)
+            await eventually(lambda: any(facts.get("what") == "taking over" for _, facts in first.events))
+            assert await first.stop() is None
+        assert both.pair.live == 1
+
+    on_a_pair(test)
+
+
+async def read(address: str, topic: str, count: int) -> list[bytes | None]:
+    """The first values of a topic, read by a client that opens no session."""
+
+    def work() -> list[bytes | None]:
+        found: list[bytes | None] = []
+        with open_broker(address) as broker, broker.reader(topic) as reader:
+            while len(found) < count and (batch := reader.read(timeout=10.0)) is not None:
+                found += [message.value for message in batch.messages]
+        return found
+
+    return await asyncio.to_thread(work)
+
+
+def test_writes_end_with_a_clear_error_while_the_backup_is_missing_and_reads_go_on() -> None:
+    async def test(both: RunningPair) -> None:
+        first = both.services[0]
+        async with connect(both.address, max_unavailable=1.0) as client, connect(both.address) as patient:
+            await client.send("a", b"1")
+            await patient.send("a", b"2")
+            txn = await patient.transaction(timeout=300.0).begin()
+            both.pair.strict, both.pair.in_sync = True, False
+            first.member.faults.hold(written=False)
+            sending = asyncio.ensure_future(client.send("a", b"3"))
+            writing = asyncio.ensure_future(txn.send("a", b"4"))
+            with pytest.raises(SendUnknown, match="may or may not be"):
+                await asyncio.wait_for(sending, 30.0)
+            with pytest.raises(ServiceUnavailable, match=r"backup of this pair is not in sync, .*min_in_sync is 2"):
+                await asyncio.wait_for(client.send("a", b"5"), 30.0)
+            assert await read(both.address, "a", 2) == [b"1", b"2"]
+            status, text = await first.get("/ready")
+            assert (status, "pair.min_in_sync is 2" in text) == (503, True)
+            assert first.count("serving") == 1
+            both.pair.in_sync = True
+            first.member.faults.release()
+            await writing
+            await txn.commit()
+            await eventually(lambda: client.session.core.welcomed)
+            await client.send("a", b"6")
+        assert (await first.get("/ready"))[0] == 200
+        found = visible(both.pair.log, "a")
+        assert {value: found[value] for value in (b"3", b"4", b"5", b"6")} == {b"3": 1, b"4": 1, b"5": 0, b"6": 1}
+
+    on_a_pair(test)
+
+
+def test_a_new_live_without_its_backup_says_why_it_serves_nothing_and_stops_at_once() -> None:
+    async def test(both: RunningPair) -> None:
+        second = both.services[1]
+        both.pair.strict, both.pair.in_sync = True, False
+        both.pair.move(1)
+        await eventually(lambda: "min_in_sync is 2" in second.service._listeners.grpc.waits_for)
+        status, text = await second.get("/ready")
+        assert (status, "can't answer readers either" in text) == (503, True)
+        with pytest.raises(ServiceUnavailable, match="min_in_sync is 2"):
+            await connect(both.address, max_unavailable=0.5).open()
+        assert second.count("recovering") == 0
+        both.pair.in_sync = True
+        await both.serving(1)
+        both.pair.in_sync = False
+        await eventually(lambda: second.service._replication.refusal)
+        assert await asyncio.wait_for(second.stop(), 30.0) is None
+
+    on_a_pair(test)
+
+
+@pytest.mark.parametrize("at", ["append", "take-over"])
+def test_a_machine_that_stops_gives_up_what_waits_for_its_backup(at: str) -> None:
+    async def test(both: RunningPair) -> None:
+        both.pair.strict = True
+        async with connect(both.address, max_unavailable=60.0) as client:
+            await client.send("a", b"1")
+            service = both.services[at == "take-over"]
+            service.member.faults.hold(written=False)
+            if at == "append":
+                sending = asyncio.ensure_future(client.send("a", b"2"))
+            else:
+                both.pair.move(1)
+            await eventually(lambda: service.member.faults.held)
+            both.pair.in_sync = False
+            assert await asyncio.wait_for(service.stop(), 60.0) is None
+            assert [facts for event, facts in service.events if facts.get("what") == "stopping"]
+            if at == "append":
+                with pytest.raises(SendUnknown):
+                    await sending
+
+    on_a_pair(test)
+
+
 def test_operators_switch_to_the_backup_and_back() -> None:
     async def test(both: RunningPair) -> None:
         for former in (0, 1, 0):
@@ -230,8 +356,54 @@ def test_operators_switch_to_the_backup_and_back() -> None:
             await both.serving(former, 1 + service.member.switches)
             assert (await service.ask("SwitchOver"))["role"] == "backup"
             assert (await service.ask("Replication"))["live"] == f"store{1 - former}"
-            await eventually(lambda service=service: service.events[-1][0] in ("standing by", "warm"))
+            await eventually(lambda service=service: service.count("standing by") == 1 + service.member.switches)
         assert [member.switches for member in both.pair.members] == [2, 1]
+
+    on_a_pair(test)
+
+
+def test_ordinary_sends_get_their_answers_when_the_role_moves() -> None:
+    """What the service has taken is answered, and what it has not taken is sent to the other machine."""
+
+    async def test(both: RunningPair) -> None:
+        stop, sent = asyncio.Event(), list[bytes]()
+
+        async def send(name: int) -> None:
+            async with connect(both.address) as client:
+                while not stop.is_set():
+                    value = b"%d-%d" % (name, len(sent))
+                    await client.send("a", value)
+                    sent.append(value)
+
+        senders = [asyncio.ensure_future(send(name)) for name in range(4)]
+        for former in (0, 1, 0, 1):
+            count = len(sent)
+            await both.serving(former, 1 + both.services[former].member.switches)
+            await eventually(lambda count=count: len(sent) > count + 50 or any(one.done() for one in senders))
+            await both.services[former].ask("SwitchOver")
+        await both.serving(0, 3)
+        stop.set()
+        await asyncio.gather(*senders)
+        assert visible(both.pair.log, "a") == dict.fromkeys(sent, 1)
+
+    on_a_pair(test)
+
+
+def test_a_send_that_is_answered_late_is_in_doubt_when_the_role_moves() -> None:
+    async def test(both: RunningPair) -> None:
+        first = both.services[0]
+        async with connect(both.address) as client:
+            await client.send("a", b"1")
+            first.member.faults.hold(topic="a", written=True)
+            sending = asyncio.ensure_future(client.send("a", b"2"))
+            await eventually(lambda: first.member.faults.held)
+            with mock.patch.object(engine_module, "SETTLE", 0.1):
+                switching = asyncio.ensure_future(first.ask("SwitchOver"))
+                with pytest.raises(SendUnknown):
+                    await sending
+            first.member.faults.release()
+            await switching
+        assert visible(both.pair.log, "a") == {b"1": 1, b"2": 1}
 
     on_a_pair(test)
 
@@ -252,7 +424,7 @@ def test_a_switch_that_fails_is_reported_and_the_machine_serves_on() -> None:
     async def test(both: RunningPair) -> None:
         first = both.services[0]
 
-        first.member.refusal = NotInSync("the backup was lost meanwhile")
+        first.member.refusals = [NotInSync("the backup was lost meanwhile")]
         with pytest.raises(NotInSync, match="lost meanwhile"):
             await first.ask("SwitchOver")
         await both.serving(0, 2)

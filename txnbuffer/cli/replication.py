@@ -22,9 +22,9 @@ COLUMNS = (
 TIMEOUT = 60.0
 """Seconds to wait for a switch or a promotion: a lease may have to end, and the backup may have to catch up."""
 POLL = 0.2
-"""Seconds between two looks at the state."""
-LOOK = 5.0
-"""Seconds that a machine has to answer a look."""
+"""Seconds between two requests for the state."""
+ANSWER = 5.0
+"""Seconds that a machine has to say its state."""
 FOLLOWING = ("backup", "joining")
 """Roles of a machine that may follow a live one."""
 STORE_DIGITS = 8
@@ -84,7 +84,7 @@ def switch_command(timeout: float, service: ServiceAddress, output: str) -> None
     """
     until = time.monotonic() + timeout
     former = _ask_to_switch(service, until)
-    for rows in _looks(service, until):
+    for rows in _states(service, until):
         if any(map(_follows(former["store"]), rows)):
             _show(rows, output)
             return
@@ -118,13 +118,13 @@ def _follows(former: str) -> Callable[[dict[str, Any]], bool]:
     return follows
 
 
-def _looks(service: ServiceAddress, until: float) -> Iterator[list[dict[str, Any]]]:
+def _states(service: ServiceAddress, until: float) -> Iterator[list[dict[str, Any]]]:
     """The rows of the machines that answer, again and again until the time is up."""
     while True:
         rows = []
         for one in service.each:
             with contextlib.suppress(ServiceUnavailable):
-                rows.append({"service": one.address} | call(one, "Replication", timeout=LOOK))
+                rows.append({"service": one.address} | call(one, "Replication", timeout=ANSWER))
         yield rows
         if time.monotonic() >= until:
             return
@@ -151,7 +151,7 @@ def promote_command(force: bool, timeout: float, service: ServiceAddress, output
         raise InvalidRequest("name the one machine to promote with --service HOST:PORT")
     until, problem = time.monotonic() + timeout, "it does not answer"
     call(service.each[0], "Promote", timeout=max(timeout, POLL))
-    for rows in _looks(service, until):
+    for rows in _states(service, until):
         if any(row["role"] == "live" for row in rows):
             _show(rows, output)
             return

@@ -80,7 +80,7 @@ class SessionConnection:
         return self._acknowledged == self.sends
 
     @property
-    def said_goodbye(self) -> bool:
+    def finished(self) -> bool:
         """Whether the last frame was handed over to the transport."""
         return self.closed and self._closing_error is None
 

@@ -211,6 +211,15 @@ class Engine(Loop):
             if broker.term != self.term:
                 raise NotLive("this service owned the log in a former term: connect again")
 
+    def refuse(self, error: Error | None) -> None:
+        """Serve no sessions because of an error, or serve them again. Readers and change streams are served on.
+
+        The clients reconnect until they get a session, or for `max_unavailable` seconds, and then raise this error.
+        """
+        self.requests.refusal = error
+        for connection in self.connections if error is not None else ():
+            connection.close(error)
+
     # Shutdown
 
     async def drain(self, seconds: float) -> None:
@@ -256,7 +265,7 @@ class Engine(Loop):
         for connection in connections:
             connection.close(CoordinatorStopped("the service is stopping: connect again later"))
         deadline = now() + LAST_FRAMES
-        while not all(connection.said_goodbye for connection in connections) and now() < deadline:
+        while not all(connection.finished for connection in connections) and now() < deadline:
             await asyncio.sleep(0.005)
 
     def _all_settled(self, connections: list[SessionConnection]) -> bool:

@@ -48,8 +48,10 @@ from txnbuffer.service.engine import Engine
 from txnbuffer.service.streams import StreamConnection
 
 
-def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
-    """Raises ProtectedTopic for a change of a topic that belongs to the engine."""
+def check_change(engine: Engine, topic: str, change: str) -> None:
+    """Raises ProtectedTopic for a change of a topic that belongs to the engine, and why it takes no changes now."""
+    if engine.requests.refusal is not None:
+        raise engine.requests.refusal
     if is_internal(topic):
         raise ProtectedTopic(f"topic {topic!r} is internal: only the service may change it; read it instead")
     if change == "create":
@@ -58,7 +60,7 @@ def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
         raise ProtectedTopic(
             f"topic {topic!r} can't have an exclusive writer while a service owns the log: open a shared writer"
         )
-    if topic in owned:
+    if topic in engine.topics.by_name:
         raise ProtectedTopic(
             f"topic {topic!r} belongs to the service because sessions write to it: write to it in a session"
         )
@@ -126,7 +128,7 @@ class GrpcServer:
         limits = engine.limits
         self._log = serve_broker(
             engine.broker,
-            guard=partial(check_change, engine.topics.by_name),
+            guard=partial(check_change, engine),
             gate=engine.check_answer,
             max_message_bytes=limits.max_message_bytes,
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,

@@ -291,6 +291,8 @@ class HttpServer:
             waits.append("the engine has stopped")
         if engine.requests.draining:
             waits.append("the service is draining")
+        if engine.requests.refusal is not None:
+            waits.append(str(engine.requests.refusal))
         if not engine.coordinator.ready:
             waits.append("the predecessor's transactions are being taken over")
         return waits

@@ -32,7 +32,7 @@ from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
-from txnbuffer.service.replication import SWITCH_DRAIN, Replication
+from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.topics import Topics
 from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
@@ -245,9 +245,11 @@ class _Service:
         self._shutdown = shutdown
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
-        self._replication = Replication()
+        self._replication = Replication(config.pair.lease_seconds)
         self._listeners = Listeners(config.service, limits(config), self._replication)
         self._started = current().clock.monotonic()
+        self._engine: Engine | None = None
+        self._gave_up = False
 
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
@@ -279,29 +281,39 @@ class _Service:
         """Serve until the end. One of a pair serves while its machine is live, and is a standby in between."""
         replication = self._replication
         replication.attach(broker)
-        reporting = [
-            asyncio.ensure_future(_report_pair(replication, self._log)),
-            asyncio.ensure_future(_report_problems(lambda: {"the pair": replication.problem}, self._log)),
-        ]
+        works: list[Coroutine[Any, Any, None]] = [_report_pair(replication, self._log)]
+        if replication.broker is not None:
+            problems = lambda: {"the pair": replication.problem, "the backup": replication.refusal}  # noqa: E731
+            works += [_report_problems(problems, self._log), replication.watch(), self._give_up_without_backup(broker)]
+        tasks = [*map(asyncio.ensure_future, works)]
         try:
             return await self._serve_while_live(broker)
         finally:
-            for task in reporting:
+            for task in tasks:
                 task.cancel()
+
+    async def _give_up_without_backup(self, broker: Broker) -> None:
+        """After a signal, end what waits for a backup that has been missing for too long: nothing else would."""
+        await self._signals.first.wait()
+        while (error := self._replication.refusal) is None:
+            await asyncio.sleep(LOOK)
+        self._gave_up = True
+        self._log("problem", what="stopping", error=f"{error}; what waits for it may or may not be in the log")
+        if self._engine is not None:
+            self._engine.fail(error)
+        await asyncio.to_thread(broker.close)
 
     async def _serve_while_live(self, broker: Broker) -> Error | None:
         replication, stop = self._replication, self._signals.first
         while True:
             engine = await self._become_owner(broker)
-            if engine is None:
-                return None
-            error = await self._run_engine(engine)
+            error = None if engine is None else await self._run_engine(engine)
             if replication.broker is None:
                 return error
             if error is None and (refusal := await replication.hand_over()) is not None:
                 self._log("problem", what="handing over", error=str(refusal))
-            if stop.is_set() or not await replication.continues(error, engine.term):
-                return replication.broker.failure or error
+            if engine is None or stop.is_set() or not await replication.continues(error, engine.term):
+                return replication.broker.failure or (None if self._gave_up else error)
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
         """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
@@ -337,6 +349,8 @@ class _Service:
                     standby_state = await asyncio.to_thread(take_if_free, broker, self._shard)
                 return await self._take_over(broker, standby_state)
             except Error as error:
+                if self._gave_up:
+                    return None
                 # A cluster without storage gives the log to each process that opens it, again and again.
                 passing = isinstance(error, PeerError) and (error.retryable or isinstance(error, Fenced))
                 if not standby or not (passing or await self._replication.continues(error, term)):
@@ -379,7 +393,9 @@ class _Service:
         discovery, own = ServiceDiscovery(broker, ""), advertised(self._service, self._listeners.grpc.port)
         first = replication.facts().get("store")
         while not stop.is_set() and replication.facts().get("store") == first:
-            if replication.broker is not None:
+            if replication.lacks_backup:
+                self._listeners.waits_for(NOTHING_SERVED)
+            elif replication.broker is not None:
                 with contextlib.suppress(Error):
                     address = await asyncio.to_thread(discovery.newest_address)
                     if address != own:
@@ -408,6 +424,7 @@ class _Service:
 
     async def _run_engine(self, engine: Engine) -> Error | None:
         listeners, log, stop = self._listeners, self._log, self._signals.first
+        self._engine = engine
         try:
             self._report_recovery(engine)
             await listeners.serve(engine)
@@ -418,6 +435,8 @@ class _Service:
                 http=listeners.http.port,
             )
             engine.run(_watch_problems(engine, log))
+            if self._replication.broker is not None:
+                engine.run(_refuse_without_backup(engine, self._replication))
             await self._until_end(engine)
             if engine.ended.done():
                 error = engine.ended.result()
@@ -439,7 +458,9 @@ class _Service:
                 await listeners.stop()
             else:
                 await listeners.unserve()
-            await engine.stop()
+            with contextlib.suppress(*([Error] if self._gave_up else [])):
+                await engine.stop()
+            self._engine = None
 
     async def _until_end(self, engine: Engine) -> None:
         """Wait for a signal, the end of the engine, or a switch; an engine ends when its machine is no longer live."""
@@ -451,6 +472,8 @@ class _Service:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in ends[1:]:
             task.cancel()
+        if self._signals.first.is_set():
+            await replication.wait_for_backup(engine.ended.done)
         if replication.broker is not None and replication.term != engine.term:
             engine.fail(NotLive("this machine is no longer live: connect to the other one of the pair"))
 
@@ -520,6 +543,13 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
                 )
     finally:
         reporting.cancel()
+
+
+async def _refuse_without_backup(engine: Engine, replication: Replication) -> None:
+    """Refuse sessions while nothing can be written, forever."""
+    while True:
+        engine.refuse(replication.refusal)
+        await asyncio.sleep(LOOK)
 
 
 async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]], log: Log) -> None:

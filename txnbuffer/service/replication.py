@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from broker_io.environment import current
 from broker_io.errors import Error, NotInSync, NotLive
 from broker_io.port import Broker, ReplicatedBroker
 from txnbuffer.config import PairConfig
@@ -22,19 +24,31 @@ if TYPE_CHECKING:
 
 SWITCH_DRAIN = 1.0
 """Seconds that open transactions get to end before the other machine becomes live; the others move to it."""
+LOOK = 0.25
+"""Seconds between two looks at the state of the pair."""
 STEP_DOWN = 1.0
 """Seconds after the end of an engine in which the broker may still notice that it is no longer live."""
 BOTH = 2
 LEAST_LEASE = 1.0
+BACKUP_MISSING = (
+    "the backup of this pair is not in sync, and pair.min_in_sync is 2, so nothing can be written: start the backup or "
+    "wait until it is in sync, or restart this machine with pair.min_in_sync = 1"
+)
+NOTHING_SERVED = f"{BACKUP_MISSING}. A service begins with an entry in its log, so this one can't answer readers either"
 
 
 class Replication:
-    """The pair of a service, if its log has one; `attach` its broker once it is open.
+    """The pair of a service, if its log has one; `attach` its broker once it is open, and run `watch` from then on.
 
-    `changed` is set whenever the broker has become live, is no longer live, or has failed.
+    `changed` is set whenever the broker has become live, is no longer live, or has failed. `backup_timeout`: for how
+    many seconds a backup that was in sync may be missing until writes are refused and a service that stops does not
+    wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backup_timeout: float = 10.0) -> None:
+        self._backup_timeout = backup_timeout
+        self._monotonic = current().clock.monotonic
+        self._in_sync_at = self._missing_since = -math.inf
         self.changed = asyncio.Event()
         self.switch_requested = asyncio.Event()
         self.broker: ReplicatedBroker | None = None
@@ -70,7 +84,41 @@ class Replication:
         """Whether this machine is live and the other one has everything."""
         return self.live and len(self.facts()["in_sync"]) == BOTH
 
+    @property
+    def lacks_backup(self) -> bool:
+        """Whether nothing can be written here, because too few machines are in sync."""
+        return bool(self.facts().get("waits_for_backup"))
+
+    @property
+    def refusal(self) -> NotInSync | None:
+        """The error of writes while the backup has been missing for too long to wait for it."""
+        missing = self._missing_since > -math.inf and self._monotonic() >= self._missing_since + self._backup_timeout
+        return NotInSync(BACKUP_MISSING) if missing else None
+
     # For the process
+
+    async def watch(self) -> None:
+        """Remember when the backup was in sync last, and since when it is missing, forever."""
+        while True:
+            now = self._monotonic()
+            if self.can_switch:
+                self._in_sync_at = now
+            if not self.lacks_backup:
+                self._missing_since = -math.inf
+            elif self._missing_since == -math.inf:
+                self._missing_since = now
+            await asyncio.sleep(LOOK)
+
+    async def wait_for_backup(self, ended: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for a backup that was in sync a moment ago, and is not just now; whether it is again.
+
+        A backup on a busy machine may be silent for long enough to be taken out of `in_sync`.
+        """
+        while self.live and not self.can_switch and self._monotonic() < self._in_sync_at + self._backup_timeout:
+            if ended():
+                return False
+            await asyncio.sleep(LOOK)
+        return self.can_switch
 
     async def lost(self, term: int) -> None:
         """Return once a term of the broker has ended."""
@@ -99,13 +147,26 @@ class Replication:
         self.switch_requested.clear()
         error: Error | None = None
         try:
-            if self.broker is not None and (requested is not None or self.can_switch):
-                await asyncio.to_thread(self.broker.switch)
+            if self.broker is not None and (requested is not None or await self.wait_for_backup()):
+                await self._switch_over(self.broker, repeat=requested is None)
         except Error as refused:
             error = refused
         if requested is not None and not requested.done():
             requested.set_result(error)
         return error
+
+    async def _switch_over(self, broker: ReplicatedBroker, *, repeat: bool) -> None:
+        """Make the other machine live; with `repeat` try again if it was not in sync for a moment."""
+        until = self._monotonic() + self._backup_timeout
+        while True:
+            try:
+                await asyncio.to_thread(broker.switch)
+            except NotInSync:
+                if not repeat or self._monotonic() >= until or not await self.wait_for_backup():
+                    raise
+                await asyncio.sleep(LOOK)
+            else:
+                return
 
     # Requests of operators
 

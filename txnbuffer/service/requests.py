@@ -184,7 +184,7 @@ class RequestHandler:
     """Handles the frames of all clients.
 
     `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. `unsettled_bytes`:
-    clients' records that are not durable yet; `records`: those that were appended.
+    clients' records that are not durable yet; `records`: those that were appended. `refusal`: why no session is served.
     """
 
     _coordinator: Coordinator
@@ -196,6 +196,7 @@ class RequestHandler:
     unsettled_bytes: int = 0
     records: int = 0
     draining: bool = False
+    refusal: Error | None = None
     _backlogs: dict[SessionConnection, list[ClientFrame]] = field(default_factory=dict)
 
     def handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
@@ -233,6 +234,8 @@ class RequestHandler:
     def _hello(self, connection: SessionConnection, hello: SessionHello, now: float) -> None:
         if self.draining:
             raise CoordinatorStopped("the service is stopping: connect again later")
+        if self.refusal is not None:
+            raise self.refusal
         if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
