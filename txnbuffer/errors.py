@@ -52,7 +52,7 @@ class UsedAfterFork(CallerError):
 
 
 class LogRestored(CallerError):
-    """The service's log was restored from an older copy that lacks what this client has read."""
+    """The service's log lacks what this client has read: an older copy was restored, or a promotion was forced."""
 
 
 # The caller: transactions

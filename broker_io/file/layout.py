@@ -33,6 +33,9 @@ and the rest is one JSON document:
     topics      one object per topic: number, name, incarnation (16 bytes in hexadecimal), floor, ledgers, and
                 operations, the number of the last operation that is in its ledgers (operations.py)
 
+The incarnations of topics are random, but the first topic has the identity of the log: a service takes that of its
+decision log for the identity of the whole, and a forced promotion may lose even the creation of that topic.
+
 `floor` is `[ledger, entry]`: nothing below it exists any more. A data topic that was compacted has `cleaned` and
 `purged`, one with a policy has `policy`, an object; `broker_io.compaction` describes them. Each of `ledgers`, in order,
 is an object with ledger, generation (how often compaction rewrote it), entries (next entry number), bytes (all

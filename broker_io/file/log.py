@@ -166,9 +166,13 @@ class FileLog:
     def create_topics(self, names: Iterable[str]) -> None:
         """Create topics with one empty ledger each, all in one step; existing topics stay as they are."""
         missing = [name for name in dict.fromkeys(names) if name not in self._numbers]
-        number, first, token = self._manifest.next_topic, self._manifest.next_ledger, self._randomness.token
-        made = [MakeTopic(name, token(16).hex(), first) for name in missing]
+        number, first = self._manifest.next_topic, self._manifest.next_ledger
+        made = [MakeTopic(name, self._incarnation(at), first) for at, name in enumerate(missing, number)]
         self._change([(Change.MAKE, number + place, body) for place, body in enumerate(made)])
+
+    def _incarnation(self, number: int) -> str:
+        """That of a new topic; the first one has the identity of the log."""
+        return self._manifest.log if number == 1 else self._randomness.token(16).hex()
 
     def delete_topic(self, name: str) -> None:
         entry = self.topic(name).entry

@@ -110,7 +110,7 @@ async def test_a_client_of_the_service_that_wrote_the_backup_is_refused(tmp_path
             service.kill()
             put_back(file, log)
             service = await asyncio.to_thread(ServiceProcess(log, port=port).wait_serving)
-            with pytest.raises(LogRestored, match="written before the end of epoch"):
+            with pytest.raises(LogRestored, match="it lacks the end of epoch"):
                 await write(client, "t", {"a": "new"})
         async with connect(address) as client:
             await write(client, "t", {"a": "new"})
@@ -151,6 +151,33 @@ async def test_no_transaction_id_comes_back(tmp_path: Path) -> None:
             for txn in lost:
                 with pytest.raises(UnknownTransaction):
                     await client.outcome(txn)
+
+
+@on_a_loop_for(200.0)
+async def test_a_backup_from_before_the_first_owner(tmp_path: Path) -> None:
+    """As after a forced promotion that drops all owners: no id comes back, and streams are rolled back."""
+    log, file = tmp_path / "log", tmp_path / "file"
+    open_broker(f"file:{log}").close()
+    back_up(log, file)
+    async with connect(f"file:{log}") as client:
+        lost = {await write(client, "t", {"a": f"lost-{number}"}) for number in range(5)}
+        follower = Follower(client.stream("t"))
+        await follower.until(5)
+    token = follower.stream.token
+    for _ in range(2):
+        put_back(file, log)
+        async with connect(f"file:{log}") as client:
+            used = {await write(client, "t", {"a": f"new-{number}"}) for number in range(6)}
+            for txn in lost:
+                with pytest.raises(UnknownTransaction, match="or a promotion of a pair forced"):
+                    await client.outcome(txn)
+            follower.stream = client.stream("t", from_=token)
+            await follower.until(6)
+            token = follower.stream.token
+        assert not used & lost
+        lost |= used
+    assert follower.rollbacks == [0, 0]
+    assert follower.table == {b"a": b"new-5"}
 
 
 def test_groups_and_named_producers_continue_where_the_backup_has_them(tmp_path: Path) -> None:

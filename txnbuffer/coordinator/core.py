@@ -433,6 +433,6 @@ class Core:
 
 def never_leased(txn: TxnId) -> UnknownTransaction:
     return UnknownTransaction(
-        f"transaction {txn} was never leased by this log: if an older copy of the log was restored, the records of the "
-        "transaction are lost; otherwise the id is wrong"
+        f"transaction {txn} was never leased by this log: if an older copy of the log was restored, or a promotion "
+        "of a pair forced, the records of the transaction are lost; otherwise the id is wrong"
     )

@@ -21,9 +21,9 @@ The key `proof` never has a value. An owner deletes it to find out whether the l
 
 An `owner` may also have the property `tb.address`: HOST:PORT, at which clients connect to it; and `tb.owners`: a JSON
 array of the newest owners up to itself, oldest first, 1,000 or as many as fit. Each one is `[epoch,id]`, with a random
-id, so that a reader that has seen an owner knows whether this log had it. On an embedded log, where an older copy may
-have been restored, it is `[epoch,id,skipped,first]`: no owner of this log leased the ids from `skipped` to before
-`first`, but owners of the lost part may have.
+id, so that a reader that has seen an owner knows whether this log had it. On an embedded log, of which a part may be
+lost, it is `[epoch,id,skipped,first]`: no owner of this log leased the ids from `skipped` to before `first`, but owners
+of the lost part may have.
 
 A `group` has r rows: `least` (delta), and `outcomes` with one byte each, 0 ABORT and 1 COMMIT. Row i has
 `topic_counts[i]` topics: the next ones of `topic_rows`, which are rows of the table `topics`, each with its number of

@@ -222,7 +222,7 @@ class Acquisition:
 def first_transaction_id(last: int, owner_id: str) -> int:
     """The first transaction id of an owner with this random id, above `last`.
 
-    If an older copy of a log was restored, the ids that lost owners leased are somewhere above `last`. The range is so
+    If a part of a log is lost, the ids that owners leased in it are somewhere above `last`. The range is so
     wide that the same id is hardly ever leased again, and each owner skips a part of the rest, so ids never run out.
     """
     return last + 1 + int(owner_id, 16) % (((MAX_LEAST - last) >> SKIP_BITS) + 1)
@@ -231,7 +231,7 @@ def first_transaction_id(last: int, owner_id: str) -> int:
 def first_epoch(number: int) -> int:
     """The first epoch of the owners of a history, given the number of a ledger of the decision log, or an epoch, in it.
 
-    It is 0, but in a restored log. A restore continues in a ledger whose number is a multiple of
+    It is 0 in the first history. A restore or a forced promotion continues in a ledger whose number is a multiple of
     `LEDGERS_OF_A_HISTORY`, which becomes the epoch: above the epochs of all owners in the lost history, unless there
     were a million.
     """

@@ -258,8 +258,8 @@ class RequestHandler:
     def _session_of(self, qualified_name: str) -> str:
         """The session of a qualified name.
 
-        Raises LogRestored if the log never had the owner that assigned it, or was restored from a backup since: the
-        backup has that owner, but not all that it wrote.
+        Raises LogRestored if the log never had the owner that assigned it, or is another history since, after a restore
+        or a forced promotion: then it has that owner, but not all that it wrote.
         """
         match = _QUALIFIED_NAME.fullmatch(qualified_name)
         if match is None:
@@ -268,12 +268,13 @@ class RequestHandler:
         if (known := self.owners.get(int(epoch))) is None or known.id != owner:
             why = f"it never had epoch {epoch}, of"
         elif int(epoch) < first_epoch(self._coordinator.epoch):
-            why = f"the backup was written before the end of epoch {epoch}, of"
+            why = f"it lacks the end of epoch {epoch}, of"
         else:
             return session
         raise LogRestored(
-            f"this log was restored from an older copy: {why} the owner that this client was last connected to. "
-            "Everything written after the copy is lost: check what must be written again, and open a new client"
+            "this log was restored from an older copy, or a forced promotion of a pair has cut it: "
+            f"{why} the owner that this client was last connected to. What was written later is lost: check what must "
+            "be written again, and open a new client"
         )
 
     def _adopt(self, txn: TxnId) -> None:

@@ -263,13 +263,16 @@ def _acquire_decisions(
     """Write an `owner` entry to the decision log and read up to it; return its position."""
 
     def last_id() -> int | None:
-        """The last id that a restored log may have assigned after the copy was made; None for a new log."""
-        return log.history.highest_id if restorable and log.history.owned else None
+        """The last id that is in a log of which a later part may be lost; None for a new log.
+
+        A log may be in a later history than its first one, and have lost all its owners.
+        """
+        return log.history.highest_id if restorable and (log.history.owned or begun) else None
 
     history, drawn = log.history, current().randomness.token(16).hex()
-    epoch = history.epoch + 1
-    if restorable:  # clients of the lost part of a restored log ignore owners of lower epochs
-        epoch = max(epoch, first_epoch(broker.ledgers(log.topic)[-1].ledger))
+    # Clients of the lost part of a log ignore owners of lower epochs.
+    begun = first_epoch(broker.ledgers(log.topic)[-1].ledger) if restorable else 0
+    epoch = max(history.epoch + 1, begun)
     acquisition = Acquisition(identity.owner, epoch, identity.address, drawn, history.owners, max_bytes, last_id())
     while True:
         at = writer.append(Batch.of([acquisition.entry()])).result().first

@@ -283,8 +283,8 @@ def commit_messages(
 ) -> None:
     """Commit the branches of all tasks, unless their number is committed already; called by the driver.
 
-    With `each`, numbers without records are committed as well, so that a missing one shows that the log was restored
-    from an older copy, which raises LogRestored.
+    With `each`, numbers without records are committed as well, so that a missing one shows that a part of the log is
+    lost, which raises LogRestored.
     """
     written = [message for message in messages if isinstance(message, TaskResult)]
     branches = [message.branch for message in written if message.branch is not None]
@@ -334,9 +334,9 @@ def _check(options: WriteOptions, schema: StructType, *, overwrite: bool) -> Non
 def _check_follows(name: str, number: int, last: int) -> None:
     if 0 < last < number - 1:
         raise LogRestored(
-            f"the log has batches of {name!r} up to number {last}, but this is number {number}: the log was restored "
-            f"from an older copy, and the batches between are lost; write them with a query with another checkpoint, "
-            f"or continue without them after client.delete_name({name!r})"
+            f"the log has batches of {name!r} up to number {last}, but this is number {number}: those between were "
+            "lost when the log was restored from an older copy, or a promotion forced; write them with a query with "
+            f"another checkpoint, or continue without them after client.delete_name({name!r})"
         )
 
 
