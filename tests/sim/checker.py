@@ -12,6 +12,8 @@ from operator import itemgetter
 from sim.anomalies import Columns, columns, judge
 from sim.history import NEVER, Attempt, Fate, Following, History, Reading, Shown
 
+from txnbuffer.model import TxnId
+
 Topics = Mapping[str, Sequence[Shown]]
 """The committed records of each topic, in the order of its log."""
 
@@ -22,6 +24,7 @@ def violations(history: History, topics: Topics) -> list[str]:
     doubled = {value: count for value, count in visible.items() if count > 1 and not history.may_double(value)}
     found = [f"the topics have {value!r} {count} times" for value, count in doubled.items()]
     found += _numbered(topics)
+    found += _ids(history)
     found += _transactions(history, topics)
     found += _order(history, topics)
     found += _decided(history, topics)
@@ -88,6 +91,14 @@ def _numbered(topics: Topics) -> Iterator[str]:
         positions = [record.position for record in records if record.position is not None]
         if any(second <= first for first, second in pairwise(positions)):
             yield f"the positions of {topic} do not grow: {positions}"
+
+
+def _ids(history: History) -> Iterator[str]:
+    """No two transactions have one id, whatever was lost between them."""
+    known: dict[TxnId, Attempt] = {}
+    for attempt in history.attempts:
+        if attempt.txn is not None and known.setdefault(attempt.txn, attempt) is not attempt:
+            yield f"{attempt} and {known[attempt.txn]} have one id"
 
 
 def _transactions(history: History, topics: Topics) -> Iterator[str]:

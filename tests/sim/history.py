@@ -28,6 +28,8 @@ class Fate(enum.Enum):
     """Its commit was requested and not answered."""
     COMMITTED = "committed"
     ABORTED = "aborted"
+    LOST = "lost"
+    """Its commit was answered, and a forced promotion has dropped it."""
 
     @property
     def may_be_visible(self) -> bool:
@@ -54,6 +56,8 @@ class Attempt:
     fate: Fate = Fate.OPEN
     losable: bool = False
     """Whether its commit may be lost: also if the answer arrives late, after the loss."""
+    answered: bool = False
+    """Whether the answer to its commit came, of a losable one."""
 
     def __str__(self) -> str:
         name = "" if self.producer is None else f" {self.producer[0]} no. {self.producer[1]}"
@@ -190,7 +194,7 @@ class History:
         """The end of a transaction was answered."""
         self.operations += 1
         if attempt.losable and fate is Fate.COMMITTED:
-            attempt.fate = Fate.ASKED
+            attempt.fate, attempt.answered = Fate.ASKED, True
             return
         attempt.fate = fate
         attempt.ended = self._now()
@@ -203,8 +207,12 @@ class History:
         for attempt in self.attempts:
             attempt.losable = True
             if attempt.fate is Fate.COMMITTED:
-                attempt.fate, attempt.ended = Fate.ASKED, NEVER
+                attempt.fate, attempt.ended, attempt.answered = Fate.ASKED, NEVER, True
         self.readings.clear()
+
+    def learned(self, attempt: Attempt, *, committed: bool) -> None:
+        """The log says whether a transaction has committed whose outcome is not known."""
+        attempt.fate = Fate.COMMITTED if committed else Fate.LOST if attempt.answered else Fate.ABORTED
 
     def derive(self, source: bytes, value: bytes) -> None:
         """A consumer group makes a record of another one; it may do so again, but commits it once."""

@@ -38,8 +38,10 @@ MACHINES = ("alpha", "omega")
 PORT = 7722
 LOCK = "etcd://lock:2379/sim"
 MIB = 1 << 20
-FORCED = 0.15
+FORCED = 0.25
 """How many seeds have forced promotions."""
+FORCING_SECONDS = 120.0
+"""Seconds that a forced promotion, and what the operator does before and after it, take at most."""
 QUIET_SECONDS = 5.0
 """Seconds after the last request of a client in which the backup applies everything, and snapshots end."""
 
@@ -74,7 +76,7 @@ class PairScenario(Scenario):
         }
         pair = PairConfig(
             lock=LOCK,
-            min_in_sync=choose.choice((1, 1, 1, 2)),
+            min_in_sync=choose.choice((1, 1, 1, 1 if self.forces else 2)),
             lease_seconds=choose.choice((1.0, 3.0, 10.0)),
             lanes=choose.choice((1, 2, 4)),
             window_bytes=choose.choice((2000, 64 * MIB)),
@@ -101,7 +103,17 @@ class PairScenario(Scenario):
         return SimPairLock(self.lock, current().network.host_name())
 
     def make_faults(self) -> Faults:
-        return PairFaults(self)
+        self.pair_faults = PairFaults(self)
+        return self.pair_faults
+
+    def _reach_floors(self) -> None:
+        """Also let a promotion that is being forced end."""
+        self._let_forcing_end()
+        super()._reach_floors()
+        self._let_forcing_end()
+
+    def _let_forcing_end(self) -> None:
+        self.world.run(FORCING_SECONDS, lambda: not self.pair_faults.forcing)
 
     @property
     def address(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sim.faults import EMBEDDED, Faults
@@ -10,7 +12,7 @@ from sim.pair_lock import LOCK_HOST
 
 from broker_io.errors import Error
 from broker_io.file.layout import load_manifest
-from broker_io.testing import SimulatedDisk
+from broker_io.testing import SimulatedDisk, Unsynced
 from txnbuffer.cli.admin_client import ServiceAddress, call
 
 if TYPE_CHECKING:
@@ -20,14 +22,28 @@ if TYPE_CHECKING:
 DRIFT = 0.008
 """How much faster or slower a clock runs; the assumption of a pair is 0.01."""
 DIRECTORY = "/log"
+FORCING = 100.0
+"""Seconds after which an operator no longer tries to promote a machine."""
+FORCED_ONLY = {"forced promotion": 1}
 
 
 class PairFaults(Faults):
     """The faults of one pair."""
 
     _scenario: PairScenario
+    forcing = False
+    """Whether a promotion is being forced."""
+    _forcing_until = 0.0
+
+    def one(self, choose: random.Random, kinds: dict[str, int], number: int | None = None) -> None:
+        """In a seed with forced promotions the first fault is one, as soon as there is a machine to promote."""
+        first = number == 0 and self._scenario.forces and not self.calm
+        super().one(choose, FORCED_ONLY if first else kinds, number)
+        if first and not self.forcing:
+            self._later(choose.uniform(0.01, 0.3), lambda: self.one(choose, kinds, number))
 
     def calm_down(self) -> None:
+        self._stop_forcing()
         super().calm_down()
         self._scenario.lock.down = False
 
@@ -103,33 +119,78 @@ class PairFaults(Faults):
             self._world.host("delta").spawn("operator", ask)
 
     def _forced_promotion(self) -> None:
-        """Let the live machine go on alone for a while, stop it then, and let an operator promote the other one.
+        """Let the live machine go on alone, end it, and let an operator promote the other one, as often as it takes.
 
-        Both have the beginning of the log, or it would be another one.
+        The other one may not have more than the beginning of the log, or nothing, and is not promoted then.
         """
-        record, network = self._scenario.lock.record, self._world.network
-        others = [one for one in self._scenario.services if self._store_of(one) not in (None, record.live)]
-        service = self._choose.choice(others) if others else None
-        begun = self._scenario.history.owners and len(record.in_sync) == len(self._scenario.services)
-        if service is None or service.running is None or not (self._scenario.forces and begun):
+        record, services = self._scenario.lock.record, self._scenario.services
+        others = [one for one in services if self._store_of(one) not in (None, record.live)]
+        if self.forcing or not self._scenario.forces or len(others) != 1 or others[0].running is None:
             return
+        (service,) = others
+        (live,) = (one for one in services if one is not service)
         self._count("forced promotion", f"of {service.host.name}")
-        (live,) = (one for one in self._scenario.services if one is not service)
-        network.partition(live.host.name, service.host.name)
-        pauses, seconds = self._choose.random() < 0.5, self._choose.choice((20.0, 40.0))
+        choose, alone = self._choose, self._choose.uniform(0.5, 6.0)
+        self.forcing, self._forcing_until = True, self._world.now + FORCING
+        self._hold_apart(live.host.name, service.host.name)
 
-        def stop() -> None:
-            if pauses and live.running is not None:
-                live.running.pause()
-                self._later(seconds, live.running.resume)
+        def wait() -> None:
+            """Wait until the live needs its backup no more; then it commits what the other one does not get."""
+            record, store = self._scenario.lock.record, self._store_of(service)
+            if record.live == store:  # another fault has moved the live role
+                self._stop_forcing()
+            elif service.running is None or store in record.in_sync:
+                self._while_forcing(0.3, wait)
             else:
-                network.partition(live.host.name, LOCK_HOST)
+                self._while_forcing(alone, end)
 
-        alone = self._choose.uniform(1.0, 8.0)
-        self._later(alone, stop)
-        self._later(alone + 30.0, network.heal)
-        for later in (self._choose.uniform(0.0, 3.0), 5.0, 12.0, 20.0):
-            self._later(alone + later, lambda: self._ask("Promote", service))
+        def end() -> None:
+            self._silence(live, choose)
+            promote()
+
+        def promote() -> None:
+            if self._scenario.lock.record.live == self._store_of(service):
+                self._while_forcing(choose.uniform(0.5, 8.0), self._stop_forcing)
+                return
+            if service.running is not None:
+                self._ask("Promote", service)
+            self._while_forcing(4.0, promote)
+
+        wait()
+
+    def _while_forcing(self, seconds: float, call: Callable[[], None]) -> None:
+        def then() -> None:
+            if self.forcing and self._world.now < self._forcing_until:
+                call()
+            elif self.forcing:
+                self._stop_forcing()
+
+        self._later(seconds, then)
+
+    def _hold_apart(self, one: str, other: str) -> None:
+        """Cut two hosts off from each other, also if another fault ends all partitions."""
+        self._world.network.partition(one, other)
+        self._while_forcing(0.5, lambda: self._hold_apart(one, other))
+
+    def _silence(self, live: Service, choose: random.Random) -> None:
+        """Crash the live machine for a while, let its process pause, or cut it off from the lock."""
+        how = choose.choice(("crash", "crash", "pause", "lock"))
+        self._world.log("fault", f"the live is silenced: {how}")
+        if how == "crash" or live.running is None:
+            live.held = True
+            live.host.lose_power(choose.choice([*Unsynced]))
+        elif how == "pause":
+            live.running.pause()
+        else:
+            self._hold_apart(live.host.name, LOCK_HOST)
+
+    def _stop_forcing(self) -> None:
+        self.forcing = False
+        self._world.network.heal()
+        for service in self._scenario.services:
+            service.held = False
+            if service.running is not None:
+                service.running.resume()
 
     def _wiped_disk(self) -> None:
         """Replace the disk of a machine by an empty one, if the other machine has everything that is committed.
@@ -138,7 +199,11 @@ class PairFaults(Faults):
         """
         service = self._choose.choice(self._scenario.services)
         store, others = self._store_of(service), [one for one in self._scenario.services if one is not service]
-        if store is None or not any(self._store_of(one) in self._scenario.lock.record.in_sync for one in others):
+        if (
+            self.forcing
+            or store is None
+            or not any(self._store_of(one) in self._scenario.lock.record.in_sync for one in others)
+        ):
             return
         self._count("wiped disk", f"of {service.host.name}")
         for process in service.host.processes:
@@ -166,6 +231,6 @@ PAIR = {
     "broken link": 3,
     "switch": 4,
     "wiped disk": 2,
-    "forced promotion": 15,
+    "forced promotion": 8,
 }
 """The faults of a pair and their weights; a promotion is forced only in seeds that may lose what was committed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -309,7 +308,7 @@ class Scenario:
         if self.over:
             return
         for service in self.services:
-            if service.running is None and self._starts_now(service.host.name):
+            if service.running is None and not service.held and self._starts_now(service.host.name):
                 service.start()
         for app in self.apps:
             if not app.done and (app.process is None or app.process.dead) and self._starts_now(app.name):
@@ -389,28 +388,26 @@ class Scenario:
         return left
 
     async def _ask_outcomes(self, client: Any) -> None:
-        """Learn the outcomes that the writers do not know, and compare the others with what they were told.
-
-        After a loss the ids of lost transactions are used again, so nobody can ask for their outcomes.
-        """
-        used = Counter(one.txn for one in self.history.attempts)
-        asked = [
-            one for one in self.history.attempts if one.txn is not None and not (one.losable and used[one.txn] > 1)
-        ]
+        """Learn the outcomes that the writers do not know, and compare the others with what they were told."""
+        asked = [one for one in self.history.attempts if one.txn is not None]
         await asyncio.gather(*(self._ask_outcome(client, one) for one in asked))
 
     async def _ask_outcome(self, client: Any, attempt: Attempt) -> None:
         try:
             outcome = await client.outcome(attempt.txn)
-        except (OutcomeForgotten, UnknownTransaction):
+        except OutcomeForgotten:
             return
+        except UnknownTransaction:
+            if not attempt.losable:
+                return
+            outcome = TransactionOutcome.ABORT
         if outcome is None:
             return
-        fate = Fate.COMMITTED if outcome is TransactionOutcome.COMMIT else Fate.ABORTED
+        committed = outcome is TransactionOutcome.COMMIT
         if attempt.fate is Fate.ASKED:
-            attempt.fate = fate
+            self.history.learned(attempt, committed=committed)
             self.world.log("final", str(attempt))
-        elif fate.may_be_visible != attempt.fate.may_be_visible and attempt.producer is None:
+        elif committed != attempt.fate.may_be_visible and attempt.producer is None:
             self.world.fail(f"{attempt} has the outcome {outcome.name} in the end")
 
     @property

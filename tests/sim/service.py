@@ -35,6 +35,8 @@ class Service:
     on_take_over: Callable[[int, int, str], None] = lambda shard, epoch, process: None
     """Called with shard, epoch and process when a process of it has taken over, and will answer."""
     processes: list[Process] = field(default_factory=list)
+    held: bool = False
+    """Whether nobody starts it again."""
     error: Exception | None = None
     """The error with which its newest process ended."""
 

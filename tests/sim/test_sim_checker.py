@@ -16,7 +16,7 @@ from sim.world import World
 
 from broker_io.errors import Error, ServiceUnavailable
 from txnbuffer.errors import SendUnknown
-from txnbuffer.model import Position
+from txnbuffer.model import Position, TxnId
 
 
 def records(*values: bytes) -> list[Shown]:
@@ -55,6 +55,15 @@ def test_what_is_as_it_should_be_is_no_violation() -> None:
     reading = case.history.reading("reader", "a")
     reading.records += records(b"a1", b"a2")
     assert case.found(records(b"a1", b"a2", b"a6"), records(b"b1", b"b2", b"b6")) == ""
+
+
+def test_an_id_that_comes_back_is_found() -> None:
+    case = Case()
+    for number, fate in enumerate((Fate.LOST, Fate.COMMITTED, Fate.OPEN)):
+        case.attempt(fate, b"%d" % number).txn = TxnId(0, 7 + number // 2)
+    found = case.found(records(b"a1"), records(b"b1"))
+    assert "app's 0:7 (committed) and app's 0:7 (lost) have one id" in found
+    assert found.count("one id") == 1
 
 
 @pytest.mark.parametrize(

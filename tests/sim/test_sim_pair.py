@@ -93,6 +93,11 @@ def test_a_forced_promotion_may_lose_what_was_committed_before_it_only() -> None
         Fate.COMMITTED,
     ]
     assert history.readings == []
+    unanswered = history.attempt("writer")
+    history.asked(unanswered)
+    for one in (known, late, unanswered):
+        history.learned(one, committed=one is late)
+    assert [one.fate for one in (known, late, unanswered)] == [Fate.LOST, Fate.COMMITTED, Fate.ABORTED]
 
 
 def test_the_live_role_moves_and_a_forced_promotion_loses_records() -> None:
