@@ -312,8 +312,9 @@ class _Service:
                 return error
             if error is None and (refusal := await replication.hand_over()) is not None:
                 self._log("problem", what="handing over", error=str(refusal))
-            if engine is None or stop.is_set() or not await replication.continues(error, engine.term):
-                return replication.broker.failure or (None if self._gave_up else error)
+            again = self._gave_up or engine is None or await replication.continues(error, engine.term)
+            if engine is None or stop.is_set() or not again:
+                return replication.broker.failure or (None if again else error)
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
         """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
@@ -458,8 +459,12 @@ class _Service:
                 await listeners.stop()
             else:
                 await listeners.unserve()
-            with contextlib.suppress(*([Error] if self._gave_up else [])):
+            try:
                 await engine.stop()
+            except Error as error:  # of a pair: its next owner completes what is left, and the broker says what failed
+                if self._replication.broker is None:
+                    raise
+                log("problem", what="stopping", error=str(error))
             self._engine = None
 
     async def _until_end(self, engine: Engine) -> None:
