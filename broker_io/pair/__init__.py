@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def open_lock(address: str) -> PairLock:
     """The lock of a pair: `etcd://HOST:PORT/NAME`, whose options `EtcdAddress.parse` lists, or `file:PATH` for tests.
 
-    It connects when it is first used. Raises InvalidAddress.
+    It connects when it is first used. Raises InvalidAddress, and EnvironmentFault for files that can't be used.
     """
     scheme, _, path = address.partition(":")
     if scheme == "file" and path:

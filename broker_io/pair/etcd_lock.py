@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError
 
 from broker_io.environment import current
-from broker_io.errors import InvalidAddress, LockUnavailable, StorageError
+from broker_io.errors import EnvironmentFault, InvalidAddress, LockUnavailable, StorageError
 from broker_io.pair.lock_state import decode_record, encode_record
 from broker_io.port import Resource
 from broker_io.replication.lease import LockLease
@@ -35,6 +35,7 @@ from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, ac
 from broker_io.replication.records import Store
 from broker_io.rpc import etcd_pb2
 from broker_io.rpc.channel import is_target
+from broker_io.rpc.credentials import CredentialFile, check_authority, check_certificate
 
 A = TypeVar("A")
 
@@ -84,6 +85,19 @@ class EtcdAddress(NamedTuple):
             raise InvalidAddress(f"{address!r}: give cert and key together, and user and password-file together")
         return found
 
+    def file(self, option: str) -> CredentialFile:
+        """The file that an option names."""
+        return CredentialFile(getattr(self, option), f"{option.replace('_', '-')} of pair.lock")
+
+    def check_files(self) -> None:
+        """Raises EnvironmentFault for files that can't be used."""
+        if self.ca:
+            check_authority(self.file("ca"))
+        if self.cert:
+            check_certificate(self.file("cert"), self.file("key"))
+        if self.user:
+            self.file("password_file").read_password()
+
 
 class _StoreSession(NamedTuple):
     number: int
@@ -121,6 +135,8 @@ class EtcdLock(Resource):
     clocked = True
 
     def __init__(self, address: EtcdAddress, *, timeout: float = TIMEOUT) -> None:
+        """Raises EnvironmentFault for files that can't be used."""
+        address.check_files()
         self._members = _EtcdMembers(address, timeout)
         self._record = f"{address.name}/record".encode()
         self._sessions = f"{address.name}/session/".encode()
@@ -230,7 +246,6 @@ class _EtcdMembers:
         self._address = address
         self._timeout = timeout
         self._monotonic = current().clock.monotonic
-        self._read_file = current().disk.read
         self._next = 0
         self._channel: Any = None
         self._token = ""
@@ -285,7 +300,7 @@ class _EtcdMembers:
                     self._token, authenticated = "", True  # the token is too old, so nothing was done
                     continue
                 failure = LockUnavailable(f"{self} does not answer ({error.code().name}: {error.details()})")
-            except (ValueError, StopIteration, DecodeError, OSError) as error:  # closed, not etcd, or a file is missing
+            except (ValueError, StopIteration, DecodeError, EnvironmentFault) as error:  # closed, not etcd, a file
                 failure = LockUnavailable(f"{self} does not answer ({error})")
             self._disconnect()
             attempts -= 1
@@ -301,7 +316,9 @@ class _EtcdMembers:
             address = self._address
             target = address.targets[self._next % len(address.targets)]
             if address.ca:
-                files = [self._read_file(path) if path else None for path in (address.ca, address.key, address.cert)]
+                files = [
+                    address.file(each).read() if getattr(address, each) else None for each in ("ca", "key", "cert")
+                ]
                 self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), OPTIONS)
             else:
                 self._channel = grpc.insecure_channel(target, OPTIONS)
@@ -313,7 +330,7 @@ class _EtcdMembers:
         if not address.user:
             return (WITH_LEADER,)
         if not self._token:
-            password = self._read_file(address.password_file).decode().strip()
+            password = address.file("password_file").read_password()
             request = etcd_pb2.AuthenticateRequest(name=address.user, password=password).SerializeToString()
             answer = self._connected().unary_unary(AUTHENTICATE)(request, timeout)
             self._token = etcd_pb2.AuthenticateResponse.FromString(answer).token

@@ -35,6 +35,7 @@ from broker_io.errors import (
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
 from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of
+from broker_io.rpc.credentials import CredentialFile, check_authority, check_certificate
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
 
@@ -60,6 +61,18 @@ OPTIONS = [
 ]
 
 
+class LinkFiles(NamedTuple):
+    """The files for TLS, in the order in which gRPC takes their contents."""
+
+    authority: CredentialFile
+    key: CredentialFile
+    certificate: CredentialFile
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Their contents. Raises EnvironmentFault."""
+        return self.authority.read(), self.key.read(), self.certificate.read()
+
+
 class LinkSettings(NamedTuple):
     """How a node reaches its peer.
 
@@ -80,6 +93,22 @@ class LinkSettings(NamedTuple):
     @property
     def tls(self) -> bool:
         return bool(self.authority)
+
+    @property
+    def files(self) -> LinkFiles:
+        """The files of a link with TLS."""
+        return LinkFiles(
+            CredentialFile(self.authority, "pair.tls_ca"),
+            CredentialFile(self.key, "pair.tls_key"),
+            CredentialFile(self.certificate, "pair.tls_cert"),
+        )
+
+    def check_files(self) -> None:
+        """Raises EnvironmentFault for files that can't be used."""
+        if self.tls:
+            files = self.files
+            check_authority(files.authority)
+            check_certificate(files.certificate, files.key)
 
     def check(self) -> None:
         """Raises InvalidAddress for wrong addresses, and for those that other machines reach without TLS."""
@@ -113,8 +142,9 @@ class GrpcTransport(Transport):
     """
 
     def __init__(self, settings: LinkSettings) -> None:
-        """Raises InvalidAddress."""
+        """Raises InvalidAddress, and EnvironmentFault for files that can't be used."""
         settings.check()
+        settings.check_files()
         environment = self._environment = current()
         self.problem = "the other member has not connected yet"
         self.port = 0
@@ -235,8 +265,6 @@ class GrpcTransport(Transport):
                 self.port = server.add_secure_port(settings.listen, self._server_credentials())
             else:
                 self.port = server.add_insecure_port(settings.listen)
-        except OSError as error:
-            raise EnvironmentFault(f"{error.filename}: {error.strerror}: TLS for the pair needs this file") from error
         except RuntimeError as error:
             why = obstacle(settings.listen) or str(error)
             raise EnvironmentFault(f"can't listen at {settings.listen} for the other member: {why}") from error
@@ -248,19 +276,15 @@ class GrpcTransport(Transport):
         import grpc
 
         def configuration() -> Any:
-            authority, key, certificate = self._files()
+            authority, key, certificate = self._settings.files.read()
             return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
         def again() -> Any:
-            with suppress(OSError):  # while the files are replaced
+            with suppress(EnvironmentFault):  # while the files are replaced
                 return configuration()
             return None
 
         return grpc.dynamic_ssl_server_credentials(configuration(), again, require_client_authentication=True)
-
-    def _files(self) -> tuple[bytes, bytes, bytes]:
-        read, settings = self._environment.disk.read, self._settings
-        return read(settings.authority), read(settings.key), read(settings.certificate)
 
     def _follow(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A call of the other node."""
@@ -328,7 +352,7 @@ class GrpcTransport(Transport):
             if not accepted:
                 call.code()  # waits for the end of the call
                 raise error_of(call, target)
-        except (Error, OSError, ValueError, grpc.RpcError) as error:
+        except (Error, ValueError, grpc.RpcError) as error:
             self.problem = str(error)
             link.close()
             if channel is not None:
@@ -341,7 +365,7 @@ class GrpcTransport(Transport):
 
         if not self._settings.tls:
             return grpc.insecure_channel(target, OPTIONS)
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._files()), OPTIONS)
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._settings.files.read()), OPTIONS)
 
     def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return (VERSION_KEY, str(VERSION)), (PAIR_KEY, self._settings.pair.encode())

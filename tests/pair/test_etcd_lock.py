@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from fault_proxy import DOWN, UP, FaultProxy
 from golden_files import committed
 from pair_lock_contract import MARKS, A, B, LockContract, OpenLocks, begin, claim
 
-from broker_io.errors import InvalidAddress, LockUnavailable, StorageError
+from broker_io.errors import EnvironmentFault, InvalidAddress, LockUnavailable, StorageError
 from broker_io.pair import etcd_lock, open_lock, pair_name
 from broker_io.pair.etcd_lock import EtcdAddress, EtcdLock
 from broker_io.pair.lock_state import decode_record, encode_record
@@ -277,7 +278,9 @@ def test_password_comes_from_a_file(tmp_path: Path) -> None:
         server.control("auth", "enable")
         password = tmp_path / "password"
         address = f"etcd://{server.address}/pair?user=root&password-file={password}"
+        password.write_text("wrong\n")
         with EtcdLock(EtcdAddress.parse(address)) as lock:
+            password.unlink()
             with pytest.raises(LockUnavailable, match="No such file"):
                 lock.read()
             password.write_text("wrong\n")
@@ -293,6 +296,27 @@ def test_password_comes_from_a_file(tmp_path: Path) -> None:
             assert lock.swap(claim(lock.read(), A, session))[0]
         with open_etcd(server.address) as lock, pytest.raises(LockUnavailable, match="user name is empty"):
             lock.read()
+
+
+def test_files_that_can_not_be_used_are_named_at_once(tmp_path: Path) -> None:
+    """A retry can't help, and the answer of etcd would not name them."""
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("node")
+    _, other = authority.sign("other")
+    empty, missing = tmp_path / "empty", tmp_path / "missing"
+    empty.write_text("\n")
+    cases = (
+        (f"user=u&password-file={missing}", f"can't read {missing} (password-file of pair.lock): No such file"),
+        (f"user=u&password-file={empty}", f"{empty} (password-file of pair.lock) has no password"),
+        (f"ca={missing}", f"can't read {missing} (ca of pair.lock): No such file"),
+        (f"ca={empty}", f"{empty} is not a PEM certificate (ca of pair.lock"),
+        (f"ca={authority.trust}&cert={missing}&key={key}", f"can't read {missing} (cert of pair.lock)"),
+        (f"ca={authority.trust}&cert={certificate}&key={missing}", f"can't read {missing} (key of pair.lock)"),
+        (f"ca={authority.trust}&cert={certificate}&key={other}", f"{other} is not an unencrypted PEM private key of"),
+    )
+    for options, text in cases:
+        with pytest.raises(EnvironmentFault, match=f"^{re.escape(text)}"):
+            open_lock(f"etcd://127.0.0.1:1/pair?{options}")
 
 
 def test_connection_uses_tls_with_a_certificate_of_the_client(tmp_path: Path) -> None:

@@ -296,9 +296,18 @@ def test_address_in_use_is_named(start: Start) -> None:
         start(listen=f"127.0.0.1:{node.transport.port}")
 
 
-def test_missing_certificate_is_named(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="/missing: No such file"):
-        start(certificate="/missing", key="/missing", authority="/missing")
+def test_files_that_can_not_be_used_are_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    files, other = tls(authority, "node"), tls(authority, "other")
+    GrpcTransport(settings_of(**files)).close()
+    for change, text in (
+        ({"authority": "/missing"}, r"can't read /missing \(pair.tls_ca\): No such file"),
+        ({"certificate": "/missing"}, r"can't read /missing \(pair.tls_cert\): No such file"),
+        ({"key": "/missing"}, r"can't read /missing \(pair.tls_key\): No such file"),
+        ({"key": other["key"]}, f"{other['key']} is not an unencrypted PEM private key of .* .pair.tls_key"),
+    ):
+        with pytest.raises(EnvironmentFault, match=text):
+            GrpcTransport(settings_of(**files | change))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from certificates import openssl, self_signed
 
+from broker_io.errors import EnvironmentFault
 from txnbuffer.config import Config
-from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.process import check
 
 
@@ -39,8 +39,8 @@ def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "message"),
     [
-        ("none.pem", "key.pem", "can't read {}/none.pem: No such file"),
-        ("cert.pem", "none.pem", "can't read {}/none.pem: No such file"),
+        ("none.pem", "key.pem", "can't read {}/none.pem (service.tls_cert): No such file"),
+        ("cert.pem", "none.pem", "can't read {}/none.pem (service.tls_key): No such file"),
         ("junk.pem", "key.pem", "{}/junk.pem is not a PEM certificate"),
         ("binary.pem", "key.pem", "{}/binary.pem is not a PEM certificate"),
         ("key.pem", "key.pem", "{}/key.pem is not a PEM certificate"),
@@ -52,6 +52,6 @@ def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
     ],
 )
 def test_a_file_that_tls_can_not_use_is_named(pems: Path, cert: str, key: str, message: str) -> None:
-    with pytest.raises(InvalidConfiguration) as caught:
+    with pytest.raises(EnvironmentFault) as caught:
         checked(pems, cert, key)
     assert str(caught.value).startswith(message.format(pems))

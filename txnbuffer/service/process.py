@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from broker_io.environment import current
 from broker_io.errors import Error, Fenced, NotLive, PeerError
 from broker_io.port import Broker
+from broker_io.rpc.credentials import CredentialFile, check_certificate
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
 from txnbuffer.config import Config, ServiceConfig, TransactionConfig
@@ -145,7 +145,7 @@ HURRY = 2.0
 
 
 def check(config: Config, *, cluster_mode: bool = False) -> None:
-    """Raises InvalidConfiguration for an invalid configuration."""
+    """Raises InvalidConfiguration for an invalid configuration, EnvironmentFault for files that can't be used."""
     service = config.service
     if service.standby and not cluster_mode:
         raise InvalidConfiguration("--standby requires a cluster: any other log can be opened by one process only")
@@ -160,7 +160,7 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
     if bool(service.tls_cert) != bool(service.tls_key):
         raise InvalidConfiguration("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
     if service.tls_cert:
-        _check_pem(service.tls_cert, service.tls_key)
+        check_certificate(*_tls_files(service))
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
@@ -172,22 +172,8 @@ def _shard(service: ServiceConfig) -> Shard:
     return Shard(0 if service.shard == -1 and service.shards == 1 else service.shard, service.shards)
 
 
-def _check_pem(certificate: str, key: str) -> None:
-    """Raises InvalidConfiguration, naming the file, for an unusable certificate or key."""
-    for path in (certificate, key):
-        _read(path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(cafile=certificate)
-    except ssl.SSLError as error:
-        raise InvalidConfiguration(f"{certificate} is not a PEM certificate ({error.reason})") from None
-    try:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(certificate, key, password=b"")
-    except ssl.SSLError as error:
-        raise InvalidConfiguration(
-            f"{key} is not an unencrypted PEM private key of certificate {certificate} ({error.reason})"
-        ) from None
+def _tls_files(service: ServiceConfig) -> tuple[CredentialFile, CredentialFile]:
+    return CredentialFile(service.tls_cert, "service.tls_cert"), CredentialFile(service.tls_key, "service.tls_key")
 
 
 def coordinator_config(config: TransactionConfig, mode: type[Topics], shards: int = 1) -> CoordinatorConfig:
@@ -254,7 +240,7 @@ class _Service:
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
         service, log = self._service, self._log
-        certificate, key = _read(service.tls_cert), _read(service.tls_key)
+        certificate, key = [file.read() if file.path else None for file in _tls_files(service)]
         if not self._is_standby:
             log("recovering")
         reporting = asyncio.ensure_future(
@@ -592,12 +578,3 @@ async def _report_lag(topics: WarmTopics, log: Log) -> None:
         if settled and reported != (lag.topics, lag.no_room):
             reported = (lag.topics, lag.no_room)
             log("warm", topics=lag.warm, no_room=lag.no_room, bytes=lag.bytes)
-
-
-def _read(path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        return current().disk.read(path)
-    except OSError as error:
-        raise InvalidConfiguration(f"can't read {path}: {error.strerror}") from error
