@@ -26,7 +26,7 @@ from broker_io.block import (
 )
 from broker_io.compaction import CompactionState, StoredDigests
 from broker_io.environment import Environment, Mutex, ReadableFile
-from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound, UnsupportedFormat, disk_error
+from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, TopicNotFound, UnsupportedFormat, disk_error
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import missing_segment
@@ -260,8 +260,9 @@ class FileReader(Resource):
             except FileNotFoundError as error:
                 # Trimmed or rewritten meanwhile, or missing though the log still names it.
                 self._close_stream()
+                missing = self._broker.missing(error)
                 if self._broker.numbered(topic.number, topic.name) is topic:
-                    raise missing_segment(str(error.filename)) from None
+                    raise missing from None
             except OSError as error:
                 raise disk_error(error, self._broker.directory, "the topic can't be read") from error
 
@@ -423,6 +424,10 @@ class ReadingBroker(Resource):
         """Open the file of a ledger for reading. Raises OSError."""
         return self.environment.disk.open(layout.segment_path(self.directory, topic, ledger))
 
+    def missing(self, error: FileNotFoundError) -> Error:
+        """The error for a file that could not be opened, if the log still names it after this call."""
+        return missing_segment(str(error.filename))
+
     def offline_journal(self) -> object | None:
         """The journal of a log without an owner, the same object until it changes; None if the log has an owner."""
         return None
@@ -512,7 +517,8 @@ class ReadingBroker(Resource):
             try:
                 return query(entry)
             except FileNotFoundError as error:
+                missing = self.missing(error)
                 if self.named(topic) is entry:
-                    raise missing_segment(str(error.filename)) from None
+                    raise missing from None
             except OSError as error:
                 raise disk_error(error, self.directory, "the topic can't be read") from error

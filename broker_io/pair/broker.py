@@ -9,7 +9,8 @@ this member is live again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,9 +21,9 @@ from broker_io.errors import (
     Error,
     Fenced,
     NotLive,
-    ServiceUnavailable,
     StillHeld,
     StorageError,
+    TopicNotFound,
 )
 from broker_io.file.broker import CHECK_SECONDS, FileBroker, FileWriter
 from broker_io.file.commit import FileTopic
@@ -49,6 +50,7 @@ from broker_io.replication.serving import Gate
 
 CLOSE_SECONDS = 5.0
 """How long pending appends may take when a live is closed: its backup may not answer."""
+_COPYING = "this member of the pair gets a copy of the log: connect to the other one, or wait until it is complete"
 _NOT_LIVE = "this member of the pair is not live: connect to the other one"
 
 
@@ -108,7 +110,7 @@ class PairReader(FileReader):
 
     def _check_floor(self, topic: TopicEntry) -> None:
         if self._pair.log is not self._log:
-            raise ServiceUnavailable(f"topic {topic.name!r} was replaced by a copy of the live's: open another reader")
+            raise NotLive(f"topic {topic.name!r} was replaced by a copy of the live's: open another reader")
         super()._check_floor(topic)
 
 
@@ -318,10 +320,32 @@ class PairBroker(FileBroker):
 
     # --- as a broker ---
 
+    def missing(self, error: FileNotFoundError) -> Error:
+        """Files are moved, and are no damage, while a copy replaces the log."""
+        return NotLive(_COPYING) if self._store.replacing else super().missing(error)
+
+    def named(self, name: str) -> TopicEntry:
+        """As the base; a topic that an incomplete copy lacks raises NotLive, because the live may have it."""
+        with self._while_copying():
+            return super().named(name)
+
+    def numbered(self, number: int, name: str) -> TopicEntry:
+        with self._while_copying():
+            return super().numbered(number, name)
+
+    @contextmanager
+    def _while_copying(self) -> Iterator[None]:
+        try:
+            yield
+        except TopicNotFound:
+            if self._store.replacing or self._log.pair.partial:
+                raise NotLive(_COPYING) from None
+            raise
+
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
     ) -> FileReader:
-        """As the port, in every role. It raises ServiceUnavailable once a copy has replaced the log."""
+        """As the port, in every role. It raises NotLive once a copy has replaced the log."""
         del compacted
         return self._ask(topic, lambda entry: PairReader(self, entry, start, inclusive=inclusive))
 

@@ -51,6 +51,8 @@ class DirectoryStore(Resource):
     ) -> None:
         self.directory = directory
         self.report: list[str] = []
+        self.replacing = False
+        """Whether what the directory has is being replaced, so that files of `log` may be missing."""
         self.changed: Callable[[], None] = lambda: None
         self.on_swap: Callable[[RewriteFinished], None] = lambda _: None
         self._environment = environment or current()
@@ -217,6 +219,7 @@ class DirectoryStore(Resource):
         """Replace what the directory has; the engine is opened again after that, under the same lock."""
         self._prepared.forget()
         log = self.log
+        self.replacing = True  # until nobody sees this log any more
         log.close_files()
         try:
             with self._guarded():
@@ -228,6 +231,7 @@ class DirectoryStore(Resource):
         self._opened, self.report, _ = reopened
         self._begin()
         self.changed()
+        self.replacing = False
 
     def finish_copy(self, files: CopyFiles, mark: Mark, forks: tuple[Fork, ...]) -> None:
         """Put a copy in place, as `CopyReceiver.finish` says."""

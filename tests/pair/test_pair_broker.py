@@ -7,17 +7,29 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pair_parts import LockServer, LoopTransport, MemoryLock, Net
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import current
-from broker_io.errors import AppendUnknown, CallerError, DiskFailed, Fenced, NotLive, ServiceUnavailable, StillHeld
+from broker_io.errors import (
+    AppendUnknown,
+    CallerError,
+    DiskFailed,
+    Fenced,
+    NotLive,
+    ServiceUnavailable,
+    StillHeld,
+    TopicNotFound,
+)
 from broker_io.file.layout import Options
 from broker_io.file.operations import AppendBlocks, DeleteTopic
 from broker_io.pair import broker as pair_broker
+from broker_io.pair import store as pair_store
 from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.pair.store import DirectoryStore
 from broker_io.port import Broker, ReplicatedBroker
 from broker_io.position import EARLIEST
 from broker_io.replication.lease import Terms
@@ -313,6 +325,73 @@ def test_reader_of_a_log_that_a_copy_replaces_has_to_be_opened_again(pair: Broke
         reader.read()
     reader.close()
     assert contents(b, "orders") == contents(a, "orders")
+
+
+def test_nothing_counts_as_damaged_while_a_copy_replaces_the_log(
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are moved before the log is another one."""
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topic("orders")
+    put(a, "orders", "kept")
+    until(pair.same)
+    pair.net.cut = True
+    pair.net.break_links()
+    put(a, "orders", "lost")
+    pair.a.stop()
+    b.promote()
+    pair.b.live()
+    replace, seen = pair_store.set_aside, list[str]()
+
+    def look() -> None:
+        """Read as a standby does."""
+        member = pair.a.broker
+        for read in (lambda: member.reader("orders").read(), reader.read, lambda: member.position_at("orders", 1)):
+            with pytest.raises(NotLive) as caught:
+                read()
+            seen.append(str(caught.value))
+
+    def set_aside(*arguments: Any) -> None:
+        replace(*arguments)
+        look()
+
+    monkeypatch.setattr(pair_store, "set_aside", set_aside)
+    a = pair.a.start()
+    reader = a.reader("orders")
+    assert reader.read(limit=1) is not None
+    reader._close_stream()
+    pair.net.cut = False
+    until(pair.same)
+    assert len(seen) == 3
+    assert contents(a, "orders") == ["kept"]
+    reader.close()
+
+
+def test_topic_that_an_incomplete_copy_lacks_may_be_at_the_live(
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.a.start()
+    a = pair.a.live()
+    a.create_topic("orders")
+    put(a, "orders", *["v" * 500] * 100)
+    finish, held, seen = DirectoryStore.finish_copy, threading.Event(), threading.Event()
+
+    def hold(store: DirectoryStore, *arguments: Any) -> None:
+        seen.set()
+        held.wait()
+        finish(store, *arguments)
+
+    monkeypatch.setattr(DirectoryStore, "finish_copy", hold)
+    b = pair.b.start()
+    seen.wait()
+    with pytest.raises(NotLive, match="gets a copy of the log"):
+        b.reader("orders")
+    held.set()
+    until(pair.same)
+    assert len(contents(b, "orders")) == 100
+    with pytest.raises(TopicNotFound):
+        b.reader("none")
 
 
 def test_promotion_by_force_drops_what_only_the_other_one_has(pair: BrokerPair) -> None:

@@ -405,7 +405,7 @@ class Standby:
                 self._log.read(READ_SECONDS)
                 self.problem = None
             except Error as error:
-                self.problem = error
+                self.problem = None if isinstance(error, NotLive) else error
                 if self._log is not None:
                     self._log.close()
                     self._log = None
