@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +84,20 @@ def test_error_names_a_file_without_certificates(tmp_path: Path, what: str) -> N
         arguments = [*command, "txnbuf://127.0.0.1:1", "orders", *targets, "--tls-ca", str(path)]
         done = CliRunner().invoke(app, arguments)
         assert isinstance(done.exception, InvalidConfiguration)
+
+
+def test_grpc_prints_nothing_about_a_wrong_certificate(tmp_path: Path, trust: Authority) -> None:
+    """Its lines would be among those of the service and the errors of commands, which have the same reason."""
+    cert, key = trust.sign("service")
+    other = Authority(tmp_path, "other").trust
+    with ServiceProcess(tmp_path / "log", "--tls-cert", str(cert), "--tls-key", str(key)) as service:
+        command = [sys.executable, "-m", "txnbuffer", "list", "--service", f"127.0.0.1:{service.port}", "--tls-ca"]
+        for environment, quiet in (({}, True), ({"GRPC_VERBOSITY": "INFO"}, False)):
+            done = subprocess.run(
+                [*command, str(other)], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+            )
+            assert done.returncode == 3
+            lines = done.stderr.splitlines()
+            assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
+            assert (len(lines) == 1) is quiet, lines
+        assert all(line.startswith("{") for line in service.lines), service.lines

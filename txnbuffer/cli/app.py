@@ -123,6 +123,8 @@ def app() -> None:
 
 def main() -> NoReturn:
     """Run `txnbuf` and exit with its code."""
+    # gRPC would write lines of its own among ours; errors of calls have the same reasons. Read when gRPC is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # the parent process closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
     try:
