@@ -105,6 +105,7 @@ class Member(MemoryBroker):
             "applied": 11,
             "peer": None,
             "linked": self._pair.in_sync and self._pair.live is not None,
+            "waits_for": "" if self.live else "nobody is live yet" if self._pair.live is None else "the other is live",
             "waits_for_backup": self.lacks_backup,
             "lag_records": 0 if self._pair.in_sync else 5,
             "lag_operations": 0 if self._pair.in_sync else 7,

@@ -646,6 +646,9 @@ class PairNode:
         problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
         problems += [f"this member can't become live: {why_not}"] if why_not else []
         problem = str(self.failure) if self.failure is not None else "; ".join(problems)
+        lock = self._problems.get("lock")
+        if lock and not found["linked"] and found["waits_for"]:
+            found["waits_for"] = f"it is not known who is live: {lock}"
         return {**found, "swaps": self._swaps, "copies": self._copies, "problem": problem}
 
     # --- the end ---

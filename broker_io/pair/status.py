@@ -13,6 +13,8 @@ from broker_io.replication.serving import lacks_backup
 
 MOST_LATE_RECORDS = 4096
 SECOND = 1_000_000_000
+DECIMALS = 2
+"""Of seconds in a status: nobody acts on less than 10 ms."""
 
 
 class LateRecord(NamedTuple):
@@ -87,13 +89,34 @@ def not_promotable(member: PairMember) -> str:
     return ineligible(member.known.record, member.log, founder=member.settings.founder)
 
 
+def waits_for(member: PairMember) -> str:
+    """Who is live instead of a member, or what it waits for if nobody is; empty for one that serves."""
+    role, known = member.role, member.known
+    if member.serves:
+        return ""
+    if role is Role.STOPPED:
+        return "this member has stopped"
+    if role is Role.CLAIMING:
+        return "nobody is live: this member has asked the lock to become live"
+    if role is Role.OPENING:
+        return "this member becomes live, and completes what it has received"
+    if role is Role.JOINING or member.followed is not None:
+        return "the other member is live"
+    if known is None:
+        return "it is not known who is live: the lock has not answered yet"
+    if known.lease is not None and known.lease.store != member.store:
+        return "the other member has the lease of the live, which has to end, and there is no link to it"
+    why = not_promotable(member)
+    return f"nobody is live: this member can't become live, because {why}" if why else "nobody is live yet"
+
+
 def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
     """Facts about a pair as one node sees it, ready for JSON.
 
     Stores are hexadecimal digits, records are lsns, times are in seconds. `live` and `in_sync` are what the lock has
     shown last, `epoch` is the greatest that this node knows of. `lag_*` is what the backup has not applied yet, as a
     live knows, or of itself if this is a backup; `window_used` are bytes of `window` that are sent and not
-    applied. `lease_left` is 0 for a node that is not live.
+    applied. `lease_left` is 0 for a node that is not live. `waits_for` is empty for a node that serves.
     """
     log, peer, settings = member.log, member.peer, member.settings
     serving = member.serves
@@ -123,12 +146,13 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
             "applied": peer.applied,
         },
         "linked": member.link is not None,
+        "waits_for": waits_for(member),
         "waits_for_backup": lacks_backup(member),
         "lag_records": max(end - applied, 0),
         "lag_operations": lag.operations,
         "lag_bytes": lag_bytes,
-        "lag_seconds": lag.seconds(now),
+        "lag_seconds": round(lag.seconds(now), DECIMALS),
         "window": settings.window_bytes,
         "window_used": lag_bytes if peer is not None else 0,
-        "lease_left": max(lease, 0) / SECOND,
+        "lease_left": round(max(lease, 0) / SECOND, DECIMALS),
     }

@@ -33,6 +33,8 @@ def test_the_status_shows_both_machines() -> None:
         done = await command("replication", "status", "--service", addresses(both))
         assert done.returncode == 0
         assert "store0 store1" in done.stdout
+        columns = done.stdout.splitlines()[1].split()
+        assert {"store", "partial", "waits_for_backup"} <= {*columns}
         assert "live" in done.stdout
         assert "backup" in done.stdout
         done = await command("replication", "status", "--output", "json", "--service", addresses(both))

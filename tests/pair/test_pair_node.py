@@ -407,6 +407,38 @@ def test_status_of_both(pair: Pair) -> None:
     json.dumps([of_live, of_backup])
 
 
+def test_status_says_who_is_live_or_what_is_waited_for(pair: Pair) -> None:
+    def waits(member: Member) -> str:
+        found: str = member.node.status()["waits_for"]
+        return found
+
+    pair.b.lock.down = True
+    pair.b.start()
+    until(lambda: waits(pair.b).startswith("it is not known who is live: ") and "is down" in waits(pair.b))
+    pair.b.lock.down = False
+    until(lambda: waits(pair.b) == "nobody is live: this member can't become live, because no pair was founded yet")
+    pair.a.start()
+    live(pair.a)
+    until(lambda: waits(pair.b) == "the other member is live" and pair.in_sync())
+    assert waits(pair.a) == ""
+    pair.net.cut = True
+    pair.net.break_links()
+    pair.a.engine.append(b"x")
+    until(lambda: waits(pair.b).startswith("the other member has the lease of the live"))
+    pair.a.stop()
+    until(lambda: waits(pair.b) == "nobody is live: this member can't become live, because it is not in sync")
+
+
+def test_times_of_the_status_are_rounded(pair: Pair) -> None:
+    begun(pair)
+    pair.b.store.apply = lambda _lsn: time.sleep(0.2)  # type: ignore[method-assign]  # a slow store
+    pair.a.engine.append(b"x")
+    found = [member.node.status() for member in (pair.a, pair.b)]
+    times = [status[name] for status in found for name in ("lease_left", "lag_seconds")]
+    assert times == [round(each, 2) for each in times]
+    assert max(times) > 0
+
+
 def test_record_that_is_applied_after_the_lease_is_not_answered_and_holds_up_the_next_epoch(pair: Pair) -> None:
     """The live has to apply its record before anything else is, and this record may be one that another live drops."""
     pair.a.start()

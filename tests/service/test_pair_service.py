@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from client_world import run
-from pair_of_brokers import Pair
+from pair_of_brokers import Member, Pair
 from pair_services import PAIR, RunningPair, on_a_pair
 from service_setup import eventually, visible
 
@@ -24,6 +24,7 @@ from txnbuffer.config import Config, PairConfig, ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
 from txnbuffer.service import engine as engine_module
+from txnbuffer.service import replication
 from txnbuffer.service.process import _Service
 from txnbuffer.service.replication import check_pair
 
@@ -191,6 +192,55 @@ def test_a_standby_names_the_service_that_serves() -> None:
             await connect(f"txnbuf://127.0.0.1:{both.services[1].port}", max_unavailable=0.0).open()
 
     on_a_pair(test)
+
+
+def test_a_standby_says_so_if_nobody_serves() -> None:
+    async def test(both: RunningPair) -> None:
+        first = f"127.0.0.1:{both.services[0].port}"
+        await eventually(lambda: f"the service at {first} serves" in both.services[1].service._listeners.http.waits_for)
+        both.pair.move(None)
+        standbys = [service.service._listeners.http for service in both.services]
+        await eventually(lambda: all("nobody is live" in standby.waits_for for standby in standbys))
+        assert standbys[0].waits_for == "standing by: nobody is live yet"
+        status, text = await both.services[1].get("/ready")
+        waits = f"standing by: nobody is live yet; the last service was at {first}"
+        assert (status, json.loads(text)["waits_for"]) == (503, [waits])
+        with pytest.raises(ServiceUnavailable, match=waits):
+            await connect(f"txnbuf://127.0.0.1:{both.services[1].port}", max_unavailable=0.0).open()
+
+    on_a_pair(test)
+
+
+def test_a_request_of_an_operator_waits_a_little_for_a_log_that_is_being_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        pair, opened = Pair(), threading.Event()
+
+        def open_member() -> Member:
+            opened.wait()
+            return pair.members[0]
+
+        config = Config(service=ServiceConfig(listen="127.0.0.1:0", http=""), pair=PAIR)
+        service = _Service(config, "test", lambda *_, **__: None, None, cluster_mode=False)
+        task = asyncio.ensure_future(service.run(open_member))
+        await eventually(lambda: service._listeners.grpc.port)
+        address = ServiceAddress(f"127.0.0.1:{service._listeners.grpc.port}")
+        waiting = asyncio.ensure_future(asyncio.to_thread(call, address, "Replication"))
+        with monkeypatch.context() as patch:
+            await asyncio.sleep(0.3)
+            patch.setattr(replication, "OPENING_SECONDS", 0.1)
+            for method in ("Replication", "SwitchOver", "Promote"):
+                with pytest.raises(ServiceUnavailable, match="still being opened"):
+                    await asyncio.to_thread(call, address, method)
+        assert not waiting.done()
+        opened.set()
+        assert (await waiting)["role"] == "backup"
+        service._signals.first.set()
+        assert await task is None
+        pair.close()
+
+    run(test())
 
 
 def test_a_machine_that_stops_makes_the_other_one_live_first() -> None:

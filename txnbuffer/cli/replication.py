@@ -15,8 +15,8 @@ from txnbuffer.cli.output import output_option, show_rows
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 COLUMNS = (
-    *("service", "role", "in_sync", "epoch", "end", "commit", "applied", "lag_records", "lag_bytes", "lag_seconds"),
-    *("linked", "lease_left", "problem"),
+    *("service", "role", "store", "in_sync", "partial", "epoch", "end", "commit", "applied"),
+    *("lag_records", "lag_bytes", "lag_seconds", "linked", "waits_for_backup", "lease_left", "problem"),
 )
 """The columns of the table of `txnbuf replication status`."""
 TIMEOUT = 60.0
@@ -43,8 +43,9 @@ def status_command(service: ServiceAddress, output: str) -> None:
     """Show the machines of a pair: which one is live, and how far its backup is.
 
     Give the addresses of both as --service HOST:PORT,HOST:PORT. `in_sync` are the stores that have every acknowledged
-    record. `lag_records`, `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many
-    seconds the live may serve without another answer of the lock. --output json has all facts.
+    record; `partial`: the copy of the log is incomplete; `waits_for_backup`: appends wait for it. `lag_records`,
+    `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many seconds the live may serve
+    without another answer of the lock. --output json has all facts.
 
     Exit code 1 if no machine is live, or if the backup is not in sync; 3 if a machine does not answer.
     """
@@ -168,5 +169,5 @@ def _show(rows: list[dict[str, Any]], output: str) -> None:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """The columns of the table of a machine."""
-    in_sync = " ".join(store[:STORE_DIGITS] for store in row["in_sync"])
-    return {name: in_sync if name == "in_sync" else row[name] for name in COLUMNS}
+    stores = {"store": row["store"][:STORE_DIGITS], "in_sync": " ".join(one[:STORE_DIGITS] for one in row["in_sync"])}
+    return {name: stores.get(name, row[name]) for name in COLUMNS}

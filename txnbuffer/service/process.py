@@ -231,7 +231,7 @@ class _Service:
         self._shutdown = shutdown
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
-        self._replication = Replication(config.pair.lease_seconds)
+        self._replication = Replication(config.pair.lease_seconds, configured=bool(config.pair.lock))
         self._listeners = Listeners(config.service, limits(config), self._replication)
         self._started = current().clock.monotonic()
         self._engine: Engine | None = None
@@ -347,7 +347,7 @@ class _Service:
 
     async def _stand_by(self, broker: Broker) -> StandbyState | None:
         listeners, log = self._listeners, self._log
-        listeners.waits_for("standing by: another service serves")
+        listeners.waits_for(self._replication.standby_reason(""))
         log("standing by", port=listeners.grpc.port, http=listeners.http.port)
         standby_state = None
         while standby_state is None and not self._signals.first.is_set():
@@ -375,7 +375,7 @@ class _Service:
                 task.cancel()
 
     async def _watch_standby(self, broker: Broker, end: asyncio.Event) -> None:
-        """Name the service that serves; set `end` after a signal, and when a copy has replaced the log."""
+        """Say who serves, if anyone does; set `end` after a signal, and when a copy has replaced the log."""
         stop, replication = self._signals.first, self._replication
         discovery, own = ServiceDiscovery(broker, ""), advertised(self._service, self._listeners.grpc.port)
         first = replication.facts().get("store")
@@ -383,10 +383,10 @@ class _Service:
             if replication.lacks_backup:
                 self._listeners.waits_for(NOTHING_SERVED)
             elif replication.broker is not None:
+                address = own
                 with contextlib.suppress(Error):
                     address = await asyncio.to_thread(discovery.newest_address)
-                    if address != own:
-                        self._listeners.waits_for(f"standing by: the service at {address} serves")
+                self._listeners.waits_for(replication.standby_reason("" if address == own else address))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), WATCH)
         end.set()

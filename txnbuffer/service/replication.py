@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from broker_io.environment import current
 from broker_io.errors import Error, NotInSync, NotLive
 from broker_io.port import Broker, ReplicatedBroker
+from broker_io.waits import long_waits
 from txnbuffer.config import PairConfig
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
 
 if TYPE_CHECKING:
     from broker_io.pair.transport import LinkSettings
@@ -28,6 +29,8 @@ LOOK = 0.25
 """Seconds between two looks at the state of the pair."""
 STEP_DOWN = 1.0
 """Seconds after the end of an engine in which the broker may still notice that it is no longer live."""
+OPENING_SECONDS = 10.0
+"""Seconds that a request of an operator waits for a log that is being opened."""
 BOTH = 2
 LEAST_LEASE = 1.0
 BACKUP_MISSING = (
@@ -38,20 +41,22 @@ NOTHING_SERVED = f"{BACKUP_MISSING}. A service begins with an entry in its log, 
 
 
 class Replication:
-    """The pair of a service, if its log has one; `attach` its broker once it is open, and run `watch` from then on.
+    """The pair of a service, if one is `configured`; `attach` its broker once it is open, then run `watch`.
 
     `changed` is set whenever the broker has become live, is no longer live, or has failed. `backup_timeout`: for how
     many seconds a backup that was in sync may be missing until writes are refused and a service that stops does not
     wait for it.
     """
 
-    def __init__(self, backup_timeout: float = 10.0) -> None:
+    def __init__(self, backup_timeout: float = 10.0, *, configured: bool = False) -> None:
         self._backup_timeout = backup_timeout
         self._monotonic = current().clock.monotonic
         self._in_sync_at = self._missing_since = -math.inf
         self.changed = asyncio.Event()
         self.switch_requested = asyncio.Event()
         self.broker: ReplicatedBroker | None = None
+        self._configured = configured
+        self._attached = asyncio.Event()
         self._requested: asyncio.Future[Error | None] | None = None
 
     def attach(self, broker: Broker) -> None:
@@ -60,6 +65,7 @@ class Replication:
             loop = asyncio.get_running_loop()
             broker.on_role(lambda: _from_thread(loop, self.changed.set))
             self.broker = broker
+        self._attached.set()
 
     def facts(self) -> dict[str, Any]:
         """What the broker says of the pair; empty without a pair."""
@@ -69,6 +75,16 @@ class Replication:
     def problem(self) -> str | None:
         """The last error of the lock or the link."""
         return self.facts().get("problem") or None
+
+    def standby_reason(self, last: str) -> str:
+        """What a standby tells clients: who serves, or what it waits for; `last`: where the newest other owner was."""
+        facts = self.facts()
+        if not facts:
+            return "standing by: another service serves"
+        if facts["linked"] and last:  # only a live accepts a link
+            return f"standing by: the service at {last} serves"
+        text = f"standing by: {facts['waits_for'] or 'this member has just become live'}"
+        return f"{text}; the last service was at {last}" if last else text
 
     @property
     def live(self) -> bool:
@@ -175,12 +191,12 @@ class Replication:
         return {"Replication": self._status, "SwitchOver": self._switch, "Promote": self._promote}
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._broker_of(request)
+        await self._broker_of(request)
         return self.facts()
 
     async def _switch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Hand over to the other machine."""
-        broker = self._broker_of(request)
+        broker = await self._broker_of(request)
         if not broker.live:
             raise NotLive("this machine is not live: ask the other one to switch")
         if not self.can_switch:
@@ -193,15 +209,21 @@ class Replication:
 
     async def _promote(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make this machine live at the price of records that only the other one has."""
-        broker = self._broker_of(request)
+        broker = await self._broker_of(request)
         if broker.live:
             raise InvalidRequest("this machine is live already")
         await asyncio.to_thread(broker.promote)
         return self.facts()
 
-    def _broker_of(self, request: dict[str, Any]) -> ReplicatedBroker:
+    async def _broker_of(self, request: dict[str, Any]) -> ReplicatedBroker:
+        """The broker; a log that is being opened is waited for a little."""
         if request:
             raise InvalidRequest(f"unknown keys in the request: {', '.join(sorted(request))}; the request has none")
+        if self._configured:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._attached.wait(), OPENING_SECONDS)
+        if self.broker is None and self._configured:
+            raise ServiceUnavailable("; ".join(["the log of this pair is still being opened", *map(str, long_waits())]))
         if self.broker is None:
             raise InvalidRequest("this service has no pair: start it with --pair-lock, see docs/replication.md")
         return self.broker
