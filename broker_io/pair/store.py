@@ -193,8 +193,7 @@ class DirectoryStore(Resource):
             token(16).hex(), token(8).hex(), log.journal.number + 1, 1, (), pair=PairEntry(store, partial=True)
         )
         with self._reopening():
-            Journal.create(self._environment, self.directory, empty.journal, START).close()
-            self._disk.sync_directory(self.directory)
+            self._create_journal(empty.journal, START)
             set_aside(self._disk, self.directory, empty, token(8).hex())
         return store
 
@@ -210,9 +209,12 @@ class DirectoryStore(Resource):
 
     def _begin_journal(self, manifest: Manifest, before: Mark) -> None:
         """Replace the manifest by one whose journal is a new one."""
-        Journal.create(self._environment, self.directory, manifest.journal, before).close()
-        self._disk.sync_directory(self.directory)
+        self._create_journal(manifest.journal, before)
         replace_manifest(self._disk, self.directory, manifest)
+
+    def _create_journal(self, number: int, before: Mark) -> None:
+        Journal.create(self._environment, self.directory, number, before).close()
+        self._disk.sync_directory(self.directory)
 
     @contextlib.contextmanager
     def _reopening(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from broker_io.errors import (
 )
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
-from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of
+from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of, split_address
 from broker_io.rpc.credentials import CredentialFile, check_authority, check_certificate
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
@@ -114,7 +114,7 @@ class LinkSettings(NamedTuple):
         """Raises InvalidAddress for wrong addresses, and for those that other machines reach without TLS."""
         if len({bool(self.certificate), bool(self.key), bool(self.authority)}) > 1:
             raise InvalidAddress("TLS between the members of a pair needs a certificate, its key and a CA certificate")
-        host, _, port = self.listen.rpartition(":")
+        host, port = split_address(self.listen)
         if not host or port_of(port) is None:
             raise InvalidAddress(
                 f"{self.listen!r} is not an address to listen at for the other member: write HOST:PORT"
@@ -124,15 +124,11 @@ class LinkSettings(NamedTuple):
         if self.peer == self.listen:
             raise InvalidAddress(f"{self.peer!r} is where this member listens: give the address of the other one")
         for address in (self.listen, self.peer):
-            if not self.tls and not is_loopback(host_of(address)):
+            if not self.tls and not is_loopback(split_address(address)[0]):
                 raise InvalidAddress(
                     f"{address}: without TLS anyone could read and change the log: give a certificate, its key and a "
                     "CA certificate for the link of the pair"
                 )
-
-
-def host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
 
 
 class GrpcTransport(Transport):

@@ -80,12 +80,21 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 
 
-def is_target(text: str) -> bool:
-    """Return whether the text is HOST:PORT of a service; an IPv6 address is in brackets."""
+def split_address(text: str) -> tuple[str, str]:
+    """Return the host and the port of HOST:PORT; the host is empty for a text of another form.
+
+    An IPv6 address is in brackets in the text, and without them in the result.
+    """
     host, _, port = text.rpartition(":")
-    if not host or any(char in host for char in "/?#@ ") or (":" in host) != host.startswith("["):
-        return False
-    return bool(port_of(port))
+    if host.startswith("[") and host.endswith("]") and ":" in host:
+        return host[1:-1], port
+    return ("" if any(char in host for char in ":[]") else host), port
+
+
+def is_target(text: str) -> bool:
+    """Return whether the text is HOST:PORT of a service."""
+    host, port = split_address(text)
+    return bool(host and port_of(port)) and not any(char in host for char in "/?#@ ")
 
 
 def service_targets(address: str) -> tuple[str, ...]:
@@ -121,9 +130,9 @@ def obstacle(address: str) -> str:
     """Why an address can't be bound, which gRPC does not report; empty if it can."""
     import errno
 
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        current().network.check_free(host.strip("[]"), int(port))
+        current().network.check_free(host, int(port))
     except OSError as error:
         hint = "; check whether another process uses the port" if error.errno == errno.EADDRINUSE else ""
         return f"{error.strerror}{hint}"

@@ -17,7 +17,7 @@ from broker_io.batch import Batch, Message
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, NotLive, VersionMismatch
 from broker_io.memory import MemoryBroker
-from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets
+from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets, split_address
 from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.client import connection
@@ -154,6 +154,13 @@ def test_an_address_with_an_invalid_part_is_refused(address: str) -> None:
 
 def test_equal_addresses_are_one() -> None:
     assert service_targets("txnbuf://a:1,b:2,a:1") == ("a:1", "b:2")
+
+
+def test_an_ipv6_address_loses_its_brackets():
+    assert split_address("[::1]:7711") == ("::1", "7711")
+    assert split_address("a.example:7711") == ("a.example", "7711")
+    for text in ("::1:7711", "[::1:7711", "[a]:7711", "7711", ""):
+        assert split_address(text)[0] == ""
 
 
 class Services:

@@ -213,7 +213,7 @@ def test_anything_else_does(address):
     check_listening(address, tls=False, insecure=True)
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:70000"])
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:70000", "::1:1", "[]:1", "[::1:1"])
 def test_invalid_addresses(address):
     with pytest.raises(InvalidConfiguration, match="write HOST:PORT"):
         check_listening(address, tls=True, insecure=True)

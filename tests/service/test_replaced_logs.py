@@ -70,7 +70,7 @@ async def test_a_stream_continues_through_owners_whatever_they_write(tmp_path: P
 
 
 @on_a_loop_for(200.0)
-async def test_a_relay_is_refused(tmp_path: Path) -> None:
+async def test_a_relay_of_an_older_copy_is_refused(tmp_path: Path) -> None:
     log, copy, far = tmp_path / "log", tmp_path / "copy", MemoryBroker()
     await grow(log, range(5), "old")
     shutil.copytree(log, copy)

@@ -122,7 +122,7 @@ async def test_a_client_of_the_service_that_wrote_the_backup_is_refused(tmp_path
 
 
 @on_a_loop_for(200.0)
-async def test_a_relay_is_refused(tmp_path: Path) -> None:
+async def test_a_relay_of_a_restored_log_is_refused(tmp_path: Path) -> None:
     log, file, far = tmp_path / "log", tmp_path / "file", MemoryBroker()
     await grow(log, range(5), "old")
     back_up(log, file)

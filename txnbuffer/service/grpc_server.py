@@ -22,7 +22,7 @@ from typing import Any
 
 from broker_io import serve_broker
 from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
-from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection
+from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection, split_address
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
@@ -334,9 +334,8 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
 
 def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
     """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without TLS."""
-    host, colon, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not (colon and host and port_of(port) is not None):
+    host, port = split_address(address)
+    if not host or port_of(port) is None:
         raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
     if not tls and not insecure and not is_loopback(host):
         raise InvalidConfiguration(

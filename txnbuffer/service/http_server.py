@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
+from broker_io.rpc.channel import split_address
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.service.engine import Engine
@@ -299,9 +300,9 @@ class HttpServer:
 
 
 def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        return current().network.listen(host.strip("[]"), int(port))
+        return current().network.listen(host, int(port))
     except OSError as error:
         raise EnvironmentFault(
             f"can't listen at {address}: {error.strerror}; check whether another process uses the port"

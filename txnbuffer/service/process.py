@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from broker_io.environment import current
 from broker_io.errors import Error, Fenced, NotLive, PeerError
 from broker_io.port import Broker
+from broker_io.rpc.channel import split_address
 from broker_io.rpc.credentials import CredentialFile, check_certificate
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
@@ -85,10 +86,10 @@ class Listeners:
 
 def advertised(service: ServiceConfig, port: int) -> str:
     """HOST:PORT for clients: the configured one, or the listening address with this host's name for all interfaces."""
-    host, _, wanted = (service.advertise or service.listen).rpartition(":")
-    if not service.advertise and host.strip("[]") in ALL_HOSTS:
+    host, wanted = split_address(service.advertise or service.listen)
+    if not service.advertise and host in ALL_HOSTS:
         host = current().network.host_name()
-    return f"{host}:{port if wanted == '0' or not service.advertise else wanted}"
+    return f"{f'[{host}]' if ':' in host else host}:{port if wanted == '0' or not service.advertise else wanted}"
 
 
 T = TypeVar("T")
