@@ -203,6 +203,7 @@ class PairConfig:
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    peer_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

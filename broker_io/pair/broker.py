@@ -65,6 +65,7 @@ class PairOptions(NamedTuple):
     - `lanes`: how many topics a backup applies to in parallel.
     - `window_bytes`: what may be sent and not applied. `keep_bytes`: what is kept for a backup that is behind.
     - `tls_cert`, `tls_key`, `tls_ca`: files for TLS between the members.
+    - `peer_name`: the name in the certificate of the other one, or the host of `peer`.
     """
 
     lock: str
@@ -79,6 +80,7 @@ class PairOptions(NamedTuple):
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    peer_name: str = ""
 
     def settings(self) -> Settings:
         """Members and locks may be silent for a share of the lease."""
@@ -239,6 +241,7 @@ class PairBroker(FileBroker):
             pair.tls_cert,
             pair.tls_key,
             pair.tls_ca,
+            pair.peer_name,
             settings.member_timeout / SECOND,
         )
         lock = open_lock(pair.lock)

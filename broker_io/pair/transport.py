@@ -8,7 +8,8 @@ FAILED_PRECONDITION; the answer's initial metadata have the version if the call 
     txnbuffer-pair-bin       the name of the pair, UTF-8
 
 Off loopback the link needs TLS with certificates of both nodes, signed by one authority. They are read again for each
-connection.
+connection. The certificate of each has the name by which the other one knows it, as a subject alternative name: gRPC
+checks that of the node that is called, this module that of the caller.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from broker_io.errors import (
     EnvironmentFault,
     Error,
     InvalidAddress,
+    NotAuthorized,
     NotLive,
     PeerError,
     ServiceUnavailable,
@@ -44,6 +46,11 @@ VERSION_KEY = "txnbuffer-pair-version"
 PAIR_KEY = "txnbuffer-pair-bin"
 SERVICE = "txnbuffer.v1.Replication"
 FOLLOW, FETCH = f"/{SERVICE}/Follow", f"/{SERVICE}/Fetch"
+
+CLOSED, REFUSED = "Socket closed", "; it may not accept the certificate of this member"
+"""Part of gRPC's error if the other node ends the handshake, and what this may mean."""
+SUBJECT_NAMES = "x509_subject_alternative_name"
+"""Where gRPC has the subject alternative names of the peer's certificate."""
 
 RETRY_SECONDS = 0.2
 """The pause between attempts to connect."""
@@ -79,6 +86,7 @@ class LinkSettings(NamedTuple):
     - `pair`: the name of the pair, which both have.
     - `listen`: HOST:PORT to listen at. `peer`: that of the other node.
     - `certificate`, `key`, `authority`: files (PEM) for TLS; all of them or none.
+    - `peer_name`: the name in the certificate of the other node, or the host of `peer`.
     - `idle_timeout`: seconds without a frame after which a link is broken.
     """
 
@@ -88,6 +96,7 @@ class LinkSettings(NamedTuple):
     certificate: str = ""
     key: str = ""
     authority: str = ""
+    peer_name: str = ""
     idle_timeout: float = 2.0
 
     @property
@@ -102,6 +111,11 @@ class LinkSettings(NamedTuple):
             CredentialFile(self.key, "pair.tls_key"),
             CredentialFile(self.certificate, "pair.tls_cert"),
         )
+
+    @property
+    def expected_name(self) -> str:
+        """The subject alternative name that the certificate of the other node must have."""
+        return self.peer_name or split_address(self.peer)[0]
 
     def check_files(self) -> None:
         """Raises EnvironmentFault for files that can't be used."""
@@ -307,7 +321,9 @@ class GrpcTransport(Transport):
         return serialize(LinkFetched(data=found, crc=google_crc32c.value(found)))
 
     def _check_call(self, context: Any) -> None:
-        """End a call of another version, or for another pair."""
+        """End a call of another version, for another pair, or without the certificate of the other node."""
+        if self._settings.tls:
+            self._check_name(context)
         metadata = dict(context.invocation_metadata())
         version = metadata.get(VERSION_KEY, "")
         if version != str(VERSION):
@@ -317,6 +333,18 @@ class GrpcTransport(Transport):
         if name != self._settings.pair:
             text = f"this node belongs to the pair {self._settings.pair!r}, not {name!r}"
             _refuse(context, VersionMismatch(f"{text}: give both the same lock, or the address of the other member"))
+
+    def _check_name(self, context: Any) -> None:
+        """End a call whose certificate is that of another machine: one authority may sign many."""
+        expected = self._settings.expected_name
+        names = [name.decode(errors="replace") for name in context.auth_context().get(SUBJECT_NAMES, ())]
+        if any(name_fits(name, expected) for name in names):
+            return
+        shown = ", ".join(names) or "no name"
+        text = f"the certificate of the calling member is for {shown}, not for {expected!r}"
+        if self._link is None:
+            self.problem = f"refused a call from {context.peer()}: {text}"
+        _refuse(context, NotAuthorized(f"{text}: give pair.peer or pair.peer_name the name in its certificate"))
 
     # --- the node that is not live
 
@@ -349,7 +377,7 @@ class GrpcTransport(Transport):
                 call.code()  # waits for the end of the call
                 raise error_of(call, target)
         except (Error, ValueError, grpc.RpcError) as error:
-            self.problem = str(error)
+            self.problem = f"{error}{REFUSED if self._settings.tls and CLOSED in str(error) else ''}"
             link.close()
             if channel is not None:
                 channel.close()
@@ -361,10 +389,18 @@ class GrpcTransport(Transport):
 
         if not self._settings.tls:
             return grpc.insecure_channel(target, OPTIONS)
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._settings.files.read()), OPTIONS)
+        name = self._settings.peer_name
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)] if name else OPTIONS
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._settings.files.read()), options)
 
     def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return (VERSION_KEY, str(VERSION)), (PAIR_KEY, self._settings.pair.encode())
+
+
+def name_fits(pattern: str, name: str) -> bool:
+    """Whether a name in a certificate, which may have a wildcard as its first label, is that of a host."""
+    pattern, name = pattern.lower(), name.lower()
+    return pattern == name or (pattern.startswith("*.") and pattern[1:] == name[name.find(".") :])
 
 
 def _refuse(context: Any, error: Error) -> NoReturn:

@@ -31,7 +31,7 @@ from broker_io.errors import (
 from broker_io.pair import link as link_module
 from broker_io.pair.link_frames import CopyEnd, size_of
 from broker_io.pair.port import CopyChunk, PairLink, StoreCopy
-from broker_io.pair.transport import GrpcTransport, LinkSettings
+from broker_io.pair.transport import GrpcTransport, LinkSettings, name_fits
 from broker_io.replication import messages as m
 from broker_io.replication.records import START, Fork, Kind, LogRecord, Mark
 
@@ -353,13 +353,41 @@ def test_certificate_of_another_authority_is_refused_by_both(start: Start, tmp_p
     live = start(live=True, **tls(authority, "live"))
     target = f"localhost:{live.transport.port}"
     distrusted = start(peer=target, **tls(other, "distrusted", authority))
-    until(lambda: target in distrusted.transport.problem)
+    until(lambda: "may not accept the certificate of this member" in distrusted.transport.problem)
+    assert target in distrusted.transport.problem
     distrusting = start(peer=target, **tls(authority, "distrusting", other))
     until(lambda: "certificate" in distrusting.transport.problem)
     plain = start(peer=f"127.0.0.1:{live.transport.port}")
     until(lambda: str(live.transport.port) in plain.transport.problem)
     time.sleep(0.5)
     assert live.seen.events.empty()
+
+
+def test_certificate_for_another_name_is_refused_and_both_say_so(start: Start, tmp_path: Path) -> None:
+    """An authority may sign certificates of other machines too."""
+    authority = Authority(tmp_path, "authority")
+    live = start(live=True, peer="db2:7713", **tls(authority, "live"))
+    backup = start(peer=f"localhost:{live.transport.port}", **tls(authority, "backup"))
+    text = "certificate of the calling member is for localhost, 127.0.0.1, not for 'db2'"
+    until(lambda: text in backup.transport.problem)
+    assert "pair.peer_name" in backup.transport.problem
+    assert text in live.transport.problem
+    assert live.seen.events.empty()
+
+
+def test_certificate_may_have_a_name_of_its_own(start: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    live = start(live=True, peer="db2:7713", peer_name="localhost", **tls(authority, "live"))
+    other = start(peer=f"127.0.0.1:{live.transport.port}", peer_name="db1", **tls(authority, "other"))
+    until(lambda: "certificate" in other.transport.problem)
+    backup = start(peer=f"127.0.0.1:{live.transport.port}", peer_name="localhost", **tls(authority, "backup"))
+    backup.seen.next("up")
+
+
+def test_name_in_a_certificate_may_have_a_wildcard() -> None:
+    assert all(name_fits(*each) for each in (("db2.example", "DB2.example"), ("*.example", "db2.example")))
+    others = ("*.example", "a.db2.example"), ("*.example", "example"), ("db2", "db"), ("*", "db2"), ("*.", "db2")
+    assert not any(name_fits(*each) for each in others)
 
 
 def test_certificates_are_read_again(start: Start, tmp_path: Path) -> None:
