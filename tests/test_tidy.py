@@ -142,6 +142,7 @@ PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words 
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
     "broker_io.pair.aside": "a format of a directory, with what continues it after a crash",
+    "broker_io.pair.dissolving": "the end of a pair, which one command uses",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
 }

@@ -24,6 +24,7 @@ from broker_io.batch import Batch
 from broker_io.environment import Environment
 from broker_io.errors import (
     AppendUnknown,
+    CallerError,
     Damaged,
     DiskFailed,
     DiskWatermark,
@@ -394,20 +395,31 @@ class FileLog:
 
         The mark of its journal is a random one, so that another store gets all of it, or nothing.
         """
-        self._join(store, Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little")))
+        self._restart_journal(self._random_mark(), PairEntry(store))
 
     def follow(self, store: Store) -> None:
         """Make this log, which is empty, a store of a pair that others have founded, durably."""
-        self._join(store, START)
+        self._restart_journal(START, PairEntry(store))
 
-    def _join(self, store: Store, before: Mark) -> None:
+    def leave(self) -> None:
+        """Make this log, of which every record is applied, one without a pair, durably. Raises CallerError.
+
+        The mark of its journal is a random one: it is no log of the pair any more.
+        """
+        if self.applied != self.journal.end:
+            raise CallerError(f"{self._directory} has records that are not applied: let its pair end as live first")
+        self._restart_journal(self._random_mark(), None)
+
+    def _random_mark(self) -> Mark:
+        return Mark(0, self.applied.lsn + 1, int.from_bytes(self._randomness.token(8), "little"))
+
+    def _restart_journal(self, before: Mark, pair: PairEntry | None) -> None:
+        """Continue with an empty journal after a mark, and with another membership."""
         self.checkpoint()
         with self.guard(self._directory, midway=True):
             self.journal.roll(before)
             number = self.journal.number
-            self._replace(
-                topics=self._durable(), journal=number, last_journal=number, mark=before, pair=PairEntry(store)
-            )
+            self._replace(topics=self._durable(), journal=number, last_journal=number, mark=before, pair=pair)
             self.applied = before
             self.journal.drop(before.lsn)
 

@@ -45,7 +45,7 @@ from broker_io.replication.lease import Terms
 from broker_io.replication.member import SECOND, Settings
 from broker_io.replication.messages import RewriteFinished
 from broker_io.replication.numbers import NumberedOperation, ObjectNumbers
-from broker_io.replication.records import Mark
+from broker_io.replication.records import Mark, Store
 from broker_io.replication.serving import Gate
 
 CLOSE_SECONDS = 5.0
@@ -312,6 +312,16 @@ class PairBroker(FileBroker):
     def promote(self) -> None:
         """As `ReplicatedBroker` says."""
         self._node.force()
+
+    def wait_live(self, seconds: float) -> bool:
+        """Wait until this member is live; whether it is."""
+        return self._node.wait_live(seconds)
+
+    def leave(self) -> Store:
+        """End the part that this member, which is live, takes in its pair; the log stays open. Its store."""
+        self._node.close()
+        self._store.log.check()
+        return self._store.log.pair.store
 
     def _check_live(self) -> None:
         """Raises NotLive, or what has stopped the node."""

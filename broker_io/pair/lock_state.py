@@ -5,7 +5,7 @@ A lock's record is stored as a JSON object, in UTF-8:
     format    1
     version, epoch
     live      the id of the store that is live, hex
-    in_sync   the ids of all stores in sync, hex
+    in_sync   the ids of all stores in sync, hex; empty once the pair was dissolved
     reached   [epoch, lsn, chain] of the mark which they all had
     forced    null, or such a mark
     session   the session whose swap made this record; the lease of the live is that of this session

@@ -1,8 +1,9 @@
 """The lock outside a pair: its record, swaps of it, and what a live must assume while an answer is missing
 
-The record says who is live, and which stores have every committed record (`in_sync`): only these may be promoted. It
-changes by swaps. A swap names the version of the record that it replaces, so an old one that arrives late finds
-another version, even if everything else is as it was. `epoch` grows with each promotion.
+The record says who is live, and which stores have every committed record (`in_sync`): only these may be promoted. If
+there are none, the pair was dissolved: `live` is the store that went on without a pair, and no store is promoted any
+more, not even by force. The record changes by swaps. A swap names the version of the record that it replaces, so an old
+one that arrives late finds another version, even if everything else is as it was. `epoch` grows with each promotion.
 
 A swap whose answer is lost may have happened, or may still happen. It is settled only by a later swap of the same live
 that succeeded, or by a read that shows a version above the one that it names: a read of the old version proves nothing.
@@ -35,6 +36,10 @@ class LockRecord(NamedTuple):
     in_sync: tuple[Store, ...]
     reached: Mark
     forced: Mark | None
+
+    @property
+    def dissolved(self) -> bool:
+        return self.version > 0 and not self.in_sync
 
 
 NO_RECORD = LockRecord(0, 0, b"", (), START, None)
@@ -75,6 +80,8 @@ def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:
         return "its copy of the log is incomplete"
     if record == NO_RECORD:
         return "" if founder else "no pair was founded yet"
+    if record.dissolved:
+        return "the pair was dissolved"
     if log.store not in record.in_sync:
         return "it is not in sync"
     reached, index = record.reached, log.index

@@ -45,8 +45,10 @@ def on_start(member: PairMember, _event: Event) -> None:
 def on_force(member: PairMember, _event: Event) -> None:
     """Claim the next epoch once the lease has ended, if it does soon: a request must not come true much later.
 
-    Raises NotPromotable for a store that lacks a part of its own log, or has none yet.
+    Raises NotPromotable for a store that lacks a part of its own log, or has none yet, or whose pair was dissolved.
     """
+    if member.known is not None and member.known.record.dissolved:
+        raise NotPromotable("the pair was dissolved: the other store has the log, so remove this one")
     if member.log.partial:
         raise NotPromotable("this store is an incomplete copy: force the other one, or restore a backup")
     if member.log.index.end.lsn == 0:
@@ -71,7 +73,7 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     if not member.session.holds_at(member.now, terms):
         return
     reason = ineligible(record, log, founder=member.settings.founder)
-    if not reason or (force and not log.partial):
+    if not reason or (force and not log.partial and not record.dissolved):
         _claim(member, event.view, forced=bool(reason))
 
 

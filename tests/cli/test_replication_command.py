@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from commands import txnbuf
@@ -12,6 +13,8 @@ from http_answers import get
 from pair_services import RunningPair, on_a_pair
 from service_setup import eventually
 
+from broker_io.file.broker import FileBroker
+from broker_io.pair.broker import PairBroker, PairOptions
 from txnbuffer import connect
 
 
@@ -169,3 +172,24 @@ def test_metrics_show_the_pair_in_both_roles() -> None:
             assert "txnbuffer_pair_lag_seconds 0.25" in text
 
     on_a_pair(test)
+
+
+def test_a_pair_is_dissolved_on_a_directory(tmp_path: Path) -> None:
+    log, lock = f"file:{tmp_path / 'log'}", f"file:{tmp_path / 'lock'}"
+    pair = PairOptions(lock, "127.0.0.1:0", "127.0.0.1:1", found=True, lease_seconds=1.0)
+    with PairBroker.open_member(str(tmp_path / "log"), pair=pair) as member:
+        assert member.wait_live(30.0)
+        member.create_topic("orders")
+    command = ("replication", "dissolve")
+    for arguments, text in (
+        ((log,), "the lock of the pair is missing"),
+        (("txnbuf://127.0.0.1:1", "--pair-lock", lock), "give the directory of a stopped machine"),
+    ):
+        done = txnbuf(*command, *arguments)
+        assert (done.returncode, text in done.stderr) == (2, True), done.stderr
+    done = txnbuf(*command, log, "--pair-lock", lock, "--set", "pair.lease_seconds=1")
+    assert (done.returncode, "is dissolved" in done.stderr) == (0, True), done.stderr
+    with FileBroker.open(str(tmp_path / "log")) as broker:
+        assert broker.topics() == ["orders"]
+    done = txnbuf(*command, log, "--pair-lock", lock)
+    assert (done.returncode, "belongs to no pair" in done.stderr) == (2, True), done.stderr

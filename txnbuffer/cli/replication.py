@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
 from broker_io.errors import Error, NotLive
 from txnbuffer.cli.admin_client import ServiceAddress, ServiceResponses, call, service_option
-from txnbuffer.cli.output import output_option, show_rows
+from txnbuffer.cli.options import address_argument, with_config
+from txnbuffer.cli.output import narrate, output_option, show_rows
+from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 COLUMNS = (
@@ -161,6 +164,30 @@ def promote_command(force: bool, timeout: float, service: ServiceAddress, output
         f"{service.address} has not become live within {timeout:g} s: {problem}. The request lapses after three times "
         "pair.lease_seconds: see `txnbuf replication status`, then repeat it"
     )
+
+
+@replication_command.command("dissolve")
+@address_argument
+@click.option("--pair-lock", metavar="ADDRESS", help="The lock of the pair, instead of pair.lock.")
+@click.option("--force", is_flag=True, help="Accept that acknowledged records may be lost.")
+@with_config
+def dissolve_command(address: str, pair_lock: str | None, force: bool, config: Config) -> None:
+    """End the pair of the log at ADDRESS, file:DIR, whose service is stopped; it can then be served alone.
+
+    Stop the service of the other machine first, and remove its directory afterwards: it can't become live any more.
+    Refuses if this machine can't become live, because the other one may have acknowledged records that it lacks. The
+    lock has to answer; its record then says that the pair was dissolved, so another pair needs a lock of another name.
+    """
+    from broker_io.pair.broker import PairOptions
+    from broker_io.pair.dissolving import dissolve
+
+    if not address.startswith("file:"):
+        raise InvalidRequest(f"{address!r} can't be dissolved: give the directory of a stopped machine, file:DIR")
+    pair = replace(config.pair, lock=pair_lock or config.pair.lock)
+    if not pair.lock:
+        raise InvalidRequest("the lock of the pair is missing: give --pair-lock, or --config with the section [pair]")
+    dissolve(address.removeprefix("file:"), PairOptions(**asdict(pair)), force=force)
+    narrate(f"the pair of {address} is dissolved: serve it without --pair-lock, and remove the other directory")
 
 
 def _show(rows: list[dict[str, Any]], output: str) -> None:

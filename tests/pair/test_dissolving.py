@@ -1,0 +1,191 @@
+"""Ending a pair: which member may do it, what becomes of its log, and that the other one is never live again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import CallerError, LockUnavailable, NotAMember, NotPromotable
+from broker_io.file.broker import FileBroker
+from broker_io.pair import dissolving
+from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.pair.dissolving import dissolve
+from broker_io.port import Broker
+from broker_io.testing.contract.base import eventually as until
+from broker_io.testing.contract.base import read_all
+from broker_io.testing.standalone import Port
+
+LEASE = 1.0
+
+
+def put(broker: Broker, topic: str, value: str) -> None:
+    with broker.writer(topic) as writer:
+        writer.append(Batch.of([Message(b"k", value.encode())])).result(30)
+
+
+def contents(broker: Broker, topic: str) -> list[str]:
+    return [(placed.message.value or b"").decode() for placed in read_all(broker, topic)]
+
+
+class Machines:
+    """The two directories of a pair with a lock in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.directories = [str(path / "a"), str(path / "b")]
+        self.lock = f"file:{path / 'lock'}"
+        self._ports = [Port().number, Port().number]
+        self.open: dict[int, PairBroker] = {}
+
+    def options(self, number: int = 0) -> PairOptions:
+        listen, peer = (f"127.0.0.1:{self._ports[each]}" for each in (number, 1 - number))
+        return PairOptions(self.lock, listen, peer, number == 0, lease_seconds=LEASE)
+
+    def start(self, number: int) -> PairBroker:
+        self.open[number] = PairBroker.open_member(
+            self.directories[number], pair=self.options(number), watermark_bytes=0
+        )
+        return self.open[number]
+
+    def begin(self) -> None:
+        """Both are in sync and have a topic; the first one is live."""
+        self.start(0)
+        assert self.open[0].wait_live(30.0)
+        self.start(1)
+        until(lambda: len(self.open[0].status()["in_sync"]) == 2)
+        self.open[0].create_topic("orders")
+        put(self.open[0], "orders", "both")
+        until(lambda: self.open[1].status()["applied"] == self.open[0].status()["end"])
+
+    def stop(self, *numbers: int) -> None:
+        for number in numbers:
+            self.open.pop(number).close()
+
+    def alone(self, number: int) -> list[str]:
+        """Write to a log without a pair; what it has then."""
+        with FileBroker.open(self.directories[number], watermark_bytes=0) as broker:
+            put(broker, "orders", "alone")
+            broker.create_topic("new")
+            broker.roll("orders")
+        with FileBroker.open(self.directories[number], watermark_bytes=0) as broker:
+            assert broker.topics() == ["new", "orders"]
+            return contents(broker, "orders")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Any:
+    made = Machines(tmp_path)
+    yield made
+    made.stop(*[*made.open])
+
+
+def test_log_of_the_last_live_is_served_alone_after_it(machines: Machines) -> None:
+    machines.begin()
+    machines.stop(1)
+    put(machines.open[0], "orders", "first only")
+    incarnation = machines.open[0].incarnation("orders")
+    machines.stop(0)
+    with pytest.raises(NotAMember):
+        FileBroker.open(machines.directories[0])
+    dissolve(machines.directories[0], machines.options())
+    assert machines.alone(0) == ["both", "first only", "alone"]
+    with FileBroker.open(machines.directories[0]) as broker:
+        assert broker.incarnation("orders") == incarnation
+    with pytest.raises(CallerError, match="belongs to no pair"):
+        dissolve(machines.directories[0], machines.options())
+
+
+def test_other_store_is_never_live_again_and_can_not_be_forced(machines: Machines) -> None:
+    machines.begin()
+    machines.stop(1, 0)
+    dissolve(machines.directories[0], machines.options())
+    other = machines.start(1)
+    until(lambda: "the pair was dissolved" in other.status()["waits_for"])
+    assert not other.wait_live(3 * LEASE)
+    with pytest.raises(NotPromotable, match="the pair was dissolved"):
+        other.promote()
+    machines.stop(1)
+    with pytest.raises(NotPromotable, match="by the other member"):
+        dissolve(machines.directories[1], machines.options(1), force=True)
+    with pytest.raises(NotAMember):
+        FileBroker.open(machines.directories[1])
+
+
+def test_request_for_force_that_came_before_does_not_make_it_live(machines: Machines) -> None:
+    """The request is made while the lock does not answer, so nothing is known of the end of the pair."""
+    machines.begin()
+    machines.stop(1)
+    put(machines.open[0], "orders", "first only")
+    machines.stop(0)
+    dissolve(machines.directories[0], machines.options())
+    other = machines.start(1)
+    other._node._member.known = None
+    other.promote()
+    assert not other.wait_live(2 * LEASE)
+    assert other.status()["role"] == "backup"
+
+
+def test_store_that_lacks_records_is_refused_unless_forced(machines: Machines) -> None:
+    machines.begin()
+    machines.stop(1)
+    put(machines.open[0], "orders", "first only")
+    until(lambda: len(machines.open[0].status()["in_sync"]) == 1)
+    machines.stop(0)
+    with pytest.raises(NotPromotable, match=r"may lack acknowledged records.*it is not in sync"):
+        dissolve(machines.directories[1], machines.options(1))
+    with pytest.raises(NotAMember):
+        FileBroker.open(machines.directories[1])
+    dissolve(machines.directories[1], machines.options(1), force=True)
+    assert machines.alone(1) == ["both", "alone"]
+
+
+def test_pair_with_a_live_is_not_dissolved(machines: Machines) -> None:
+    machines.begin()
+    machines.stop(1)
+    with pytest.raises(NotPromotable, match=r"has the lease of the live|not in sync"):
+        dissolve(machines.directories[1], machines.options(1))
+    put(machines.open[0], "orders", "goes on")
+    assert contents(machines.open[0], "orders") == ["both", "goes on"]
+
+
+@pytest.mark.parametrize("step", ["_mark", "open_log"])
+def test_interrupted_end_of_a_pair_is_done_again(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    machines.begin()
+    machines.stop(1, 0)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise LockUnavailable("interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dissolving, step, fail)
+        with pytest.raises(LockUnavailable):
+            dissolve(machines.directories[0], machines.options())
+    dissolve(machines.directories[0], machines.options())
+    assert machines.alone(0) == ["both", "alone"]
+
+
+def test_new_pair_of_the_log_takes_nothing_from_the_former_one(machines: Machines, tmp_path: Path) -> None:
+    """The other store is replaced by a copy, though its log has the same beginning."""
+    machines.begin()
+    machines.stop(1, 0)
+    dissolve(machines.directories[0], machines.options())
+    assert machines.alone(0) == ["both", "alone"]
+    machines.lock = f"file:{tmp_path / 'lock2'}"
+    machines.start(0)
+    assert machines.open[0].wait_live(30.0)
+    machines.start(1)
+    until(lambda: len(machines.open[0].status()["in_sync"]) == 2)
+    assert machines.open[1].status()["copies"] == 1
+    until(lambda: machines.open[1].status()["applied"] == machines.open[0].status()["end"])
+    assert contents(machines.open[1], "orders") == ["both", "alone"]
+
+
+def test_directory_without_a_pair_is_refused(tmp_path: Path) -> None:
+    pair = PairOptions(f"file:{tmp_path / 'lock'}", "", "")
+    with pytest.raises(CallerError, match="belongs to no pair"):
+        dissolve(str(tmp_path / "none"), pair)
+    assert not (tmp_path / "none").exists()
