@@ -69,8 +69,8 @@ class Reader(TopicApp):
     """Reads all topics from their beginnings; after an error, and sometimes without one, it starts again."""
 
     async def take(self, client: Client, topic: str) -> None:
+        readings = self._readings(topic)  # before it opens: what it learns then may be lost before it shows anything
         async with await client.reader(topic) as reader:
-            readings = self._readings(topic)
             again = self.choose.random() < 0.02
             while not again:
                 batch = await reader.read(timeout=2.0)
