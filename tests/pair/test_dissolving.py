@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from broker_io.batch import Batch, Message
+from broker_io.environment import current
 from broker_io.errors import CallerError, LockUnavailable, NotAMember, NotPromotable
 from broker_io.file.broker import FileBroker
+from broker_io.file.layout import load_manifest
 from broker_io.pair import dissolving
 from broker_io.pair.broker import PairBroker, PairOptions
 from broker_io.pair.dissolving import dissolve
@@ -90,6 +92,9 @@ def test_log_of_the_last_live_is_served_alone_after_it(machines: Machines) -> No
     with pytest.raises(NotAMember):
         FileBroker.open(machines.directories[0])
     dissolve(machines.directories[0], machines.options())
+    manifest = load_manifest(current().disk, machines.directories[0])
+    assert manifest is not None
+    assert (manifest.mark.epoch, manifest.pair) == (0, None)  # its journal is that of no pair
     assert machines.alone(0) == ["both", "first only", "alone"]
     with FileBroker.open(machines.directories[0]) as broker:
         assert broker.incarnation("orders") == incarnation
