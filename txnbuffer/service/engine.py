@@ -86,6 +86,7 @@ class Engine(Loop):
     ) -> None:
         super().__init__(now)
         self.broker = broker
+        self._member = broker if isinstance(broker, ReplicatedBroker) else None  # slow: a protocol has many members
         self.term = term
         """The term of the broker, if it is one of a pair, in which this engine owns the log."""
         self.limits = limits
@@ -206,9 +207,9 @@ class Engine(Loop):
 
     def check_answer(self) -> None:
         """Raises NotLive if another process may own the log, or has since, so that nothing of it may be sent."""
-        if isinstance(broker := self.broker, ReplicatedBroker):
-            broker.check_answer()
-            if broker.term != self.term:
+        if self._member is not None:
+            self._member.check_answer()
+            if self._member.term != self.term:
                 raise NotLive("this service owned the log in a former term: connect again")
 
     def refuse(self, error: Error | None) -> None:
