@@ -51,7 +51,7 @@ def on_force(member: PairMember, _event: Event) -> None:
         raise NotPromotable("the pair was dissolved: the other store has the log, so remove this one")
     if member.log.partial:
         raise NotPromotable("this store is an incomplete copy: force the other one, or restore a backup")
-    if member.log.index.end.lsn == 0:
+    if member.log.index.end.epoch == 0:  # a founder that was emptied has a mark, but no record of an epoch
         raise NotPromotable("this store is empty, it never had a copy: force the other one, or restore a backup")
     member.force_until = member.now + 3 * member.settings.terms.ttl
 

@@ -12,7 +12,7 @@ from broker_io.replication import serving
 from broker_io.replication.lease import LockLease, LockSession, Terms, Watch
 from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, accepts, ineligible
 from broker_io.replication.member import Followed, PairMember, PeerStage, Role
-from broker_io.replication.records import START, Kind, Mark, StoreLog, is_damage, make_record, shown_end
+from broker_io.replication.records import START, Index, Kind, Mark, StoreLog, is_damage, make_record, shown_end
 from broker_io.replication.states import step
 
 
@@ -626,6 +626,18 @@ def test_empty_store_is_not_forced() -> None:
     world = World()
     world.do(("start", B))
     run(world, "answer")
+    with pytest.raises(NotPromotable, match="this store is empty"):
+        world.give(B, m.ForceRequested())
+
+
+def test_founder_whose_directory_was_emptied_is_not_forced() -> None:
+    """It begins at a random mark before any epoch: as a live it would have another log than the pair."""
+    world = World()
+    world.do(("start", B))
+    run(world, "answer")
+    member = world.nodes[B].member
+    assert member is not None
+    member.log.index = Index(Mark(0, 1, 7))
     with pytest.raises(NotPromotable, match="this store is empty"):
         world.give(B, m.ForceRequested())
 
