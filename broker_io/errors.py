@@ -135,6 +135,12 @@ class NotAuthorized(CallerError):
     grpc_status = "PERMISSION_DENIED"
 
 
+class Unauthenticated(NotAuthorized):
+    """Credentials that are missing, unknown, expired or revoked."""
+
+    grpc_status = "UNAUTHENTICATED"
+
+
 class NotSupported(CallerError):
     """An operation of the broker port that this backend can't do."""
 

@@ -14,10 +14,12 @@ from broker_io.errors import EnvironmentFault as EnvironmentFault
 from broker_io.errors import Error as Error
 from broker_io.errors import Fault as Fault
 from broker_io.errors import Fenced as Fenced
+from broker_io.errors import NotAuthorized as NotAuthorized
 from broker_io.errors import PeerError as PeerError
 from broker_io.errors import ServiceUnavailable as ServiceUnavailable
 from broker_io.errors import StorageError as StorageError
 from broker_io.errors import TopicNotFound
+from broker_io.errors import Unauthenticated as Unauthenticated
 from broker_io.errors import UntrustedService as UntrustedService
 from broker_io.position import Position
 from txnbuffer.model import TxnId
@@ -39,6 +41,14 @@ class InvalidHandler(InvalidRequest):
 
 class InvalidConfiguration(CallerError):
     """The configuration has an unknown key or an invalid value."""
+
+
+class InvalidPolicy(InvalidConfiguration):
+    """The policy of the access control can't be read, or has a mistake; the message names the rule and the key."""
+
+
+class InvalidTokenFile(InvalidConfiguration):
+    """The file of tokens can't be read; the message names the line."""
 
 
 class MalformedFrame(CallerError):
