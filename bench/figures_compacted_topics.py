@@ -136,7 +136,7 @@ def fill_by_client(address: str, topic: str) -> None:
 
 def compacted(address: str, topics: list[str]) -> float:
     """Compact topics one after the other; the records looked at in a second."""
-    service, records, start = ServiceAddress(address.removeprefix("txnbuf://"), None), 0, time.perf_counter()
+    service, records, start = ServiceAddress(address.removeprefix("txnbuf://")), 0, time.perf_counter()
     row: dict[str, Any]
     for topic in topics:
         call(service, "Compact", topic=topic)

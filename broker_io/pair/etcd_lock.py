@@ -35,7 +35,7 @@ from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, ac
 from broker_io.replication.records import Store
 from broker_io.rpc import etcd_pb2
 from broker_io.rpc.channel import is_target
-from broker_io.rpc.credentials import CredentialFile, check_authority, check_certificate
+from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
 
 A = TypeVar("A")
 

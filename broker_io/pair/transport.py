@@ -37,7 +37,7 @@ from broker_io.errors import (
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
 from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of, split_address
-from broker_io.rpc.credentials import CredentialFile, check_authority, check_certificate
+from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TypeVar
 
 from broker_io.compaction import CompactionState
@@ -16,6 +17,7 @@ from broker_io.remote.reader import RemoteReader
 from broker_io.remote.writer import RemoteWriter
 from broker_io.rpc import log_pb2
 from broker_io.rpc.channel import Endpoint, LogIdentity
+from broker_io.rpc.credentials import ClientCredentials
 
 T = TypeVar("T")
 
@@ -28,7 +30,8 @@ class RemoteBroker(Resource):
 
     For a pair `target` is HOST:PORT,HOST:PORT, and calls go to the one that serves.
 
-    With `root_certificates` (PEM) the connection uses TLS. All calls are for the log in `log_identity`, by default the
+    With `root_certificates` (PEM) the connection uses TLS; `certificate` and `key` (PEM) or `token`, its text or a
+    function that returns it, say who the client is. All calls are for the log in `log_identity`, by default the
     log of the service that answers first: at the service of another log they raise ServiceUnavailable. While the
     service is unavailable, each call waits up to `max_unavailable` seconds for it, and so does opening the broker.
     Raises ServiceUnavailable if the service does not answer in that time, PeerError if what answers is no log service.
@@ -39,10 +42,14 @@ class RemoteBroker(Resource):
         target: str,
         *,
         root_certificates: bytes | None = None,
+        certificate: bytes | None = None,
+        key: bytes | None = None,
+        token: str | Callable[[], str] | None = None,
         max_unavailable: float = MAX_WAIT,
         log_identity: LogIdentity | None = None,
     ) -> None:
-        addresses = Endpoint.each(target.split(","), root_certificates)
+        credentials = ClientCredentials(root_certificates, certificate, key, token)
+        addresses = Endpoint.each(target.split(","), credentials)
         self._connection = RemoteConnection(addresses, log_identity or LogIdentity(), max_unavailable)
         self._open: weakref.WeakKeyDictionary[RemoteReader | RemoteWriter, None] = weakref.WeakKeyDictionary()
         self._lock = current().threads.lock()

@@ -10,7 +10,7 @@ import grpc
 
 from broker_io.errors import Closed, Error, ServiceUnavailable
 from broker_io.remote.messages import SERVICE, parse
-from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, error_of
+from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, Metadata, error_of
 from broker_io.rpc.log_pb2 import TopicRequest
 from broker_io.waits import RetryPolicy
 
@@ -32,6 +32,7 @@ class RemoteConnection:
         self.closed = False
         self._log = log
         self._max_unavailable = max_unavailable
+        self._addresses = addresses
         self._targets = [(address.target, address.channel(grpc)) for address in addresses]
         self._used = 0
         self._calls: dict[tuple[int, str], Any] = {}
@@ -52,7 +53,7 @@ class RemoteConnection:
         if used not in self._calls:
             self._calls[used] = self._targets[self._used][1].unary_unary(f"/{SERVICE}/{method}")
         request = TopicRequest(topic=topic, number=number).SerializeToString()
-        timeout, metadata = None if slow else CALL_SECONDS, self._log.known_metadata()
+        timeout, metadata = None if slow else CALL_SECONDS, self._metadata()
         with self._leaving_unavailable():
             try:
                 reply, call = self._calls[used].with_call(request, timeout=timeout, metadata=metadata)
@@ -64,7 +65,10 @@ class RemoteConnection:
     def stream(self, method: str, requests: Any) -> Any:
         """The answers of a stream; `cancel` ends it. Take the first one with `first`."""
         channel = self._targets[self._used][1]
-        return channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=self._log.known_metadata())
+        return channel.stream_stream(f"/{SERVICE}/{method}")(requests, metadata=self._metadata())
+
+    def _metadata(self) -> Metadata:
+        return (*self._log.known_metadata(), *self._addresses[self._used].metadata())
 
     def first(self, answers: Any) -> bytes:
         """The first answer of a stream. Raises as `next`, and ServiceUnavailable if the service has another log."""

@@ -28,6 +28,7 @@ from broker_io.errors import (
     UntrustedService,
     VersionMismatch,
 )
+from broker_io.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from broker_io.rpc.encoding import StreamMethod, decode_error, encode_error, parse
 from broker_io.rpc.log_pb2 import Error as ErrorMessage
 
@@ -140,25 +141,28 @@ def obstacle(address: str) -> str:
 
 
 class Endpoint(NamedTuple):
-    """HOST:PORT of a service; with `root_certificates` (PEM) the connection uses TLS. `paired`: another may be live."""
+    """HOST:PORT of a service, and the credentials for it. `paired`: another may be live."""
 
     target: str
-    root_certificates: bytes | None = None
+    credentials: ClientCredentials = NO_CREDENTIALS
     paired: bool = False
 
     @classmethod
-    def each(cls, targets: Sequence[str], root_certificates: bytes | None) -> list[Endpoint]:
+    def each(cls, targets: Sequence[str], credentials: ClientCredentials) -> list[Endpoint]:
         """The endpoints of one service, or of both members of a pair."""
-        return [cls(target, root_certificates, len(targets) > 1) for target in targets]
+        return [cls(target, credentials, len(targets) > 1) for target in targets]
 
     def channel(self, module: Any) -> Any:
         """Return a channel of `module`, which is grpc, or grpc.aio for asyncio."""
-        import grpc
-
         options = [*{**dict(OPTIONS), **SOONER}.items()] if self.paired else OPTIONS
-        if self.root_certificates is None:
+        credentials = self.credentials.channel_credentials()
+        if credentials is None:
             return module.insecure_channel(self.target, options)
-        return module.secure_channel(self.target, grpc.ssl_channel_credentials(self.root_certificates), options)
+        return module.secure_channel(self.target, credentials, options)
+
+    def metadata(self) -> Metadata:
+        """The metadata that says who the client is. Raises as `ClientCredentials.metadata`."""
+        return self.credentials.metadata(self.target, local=is_loopback(self.target.rpartition(":")[0].strip("[]")))
 
 
 class LogIdentity:
@@ -197,6 +201,7 @@ class Channel:
         import grpc
 
         self.target = address.target
+        self._address = address
         self._log = log
         self._channel = address.channel(grpc.aio)
 
@@ -237,7 +242,7 @@ class Channel:
         """
         import grpc
 
-        call, metadata = self._channel.unary_unary(path), await self._log.metadata()
+        call, metadata = self._channel.unary_unary(path), await self._metadata()
         try:
             return decode(await call(request.SerializeToString(), timeout=timeout, metadata=metadata))
         except grpc.aio.AioRpcError as error:
@@ -246,16 +251,23 @@ class Channel:
     async def close(self) -> None:
         await self._channel.close()
 
+    async def _metadata(self) -> Metadata:
+        return (*await self._log.metadata(), *await asyncio.to_thread(self._address.metadata))
+
     async def _call(self, path: str, timeout: float) -> Any:
         """Start a call with streams; its service serves the right log."""
         import grpc
 
-        call = self._channel.stream_stream(path)(metadata=await self._log.metadata())
+        denials = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+        call = self._channel.stream_stream(path)(metadata=await self._metadata())
         try:
             async with asyncio.timeout(timeout):
                 served = dict(await call.initial_metadata())
                 if LOG_KEY not in served:  # the service rejected the call without reading it
                     status, details = await call.code(), await call.details()
+                    trailer = dict(await call.trailing_metadata() or ()).get(ERROR_KEY)
+                    if status in denials and trailer is not None:
+                        raise decode_error(parse(ErrorMessage, trailer))
                     if status is grpc.StatusCode.FAILED_PRECONDITION:
                         raise VersionMismatch(f"{self.target} rejected this client: {details}")
                     raise ServiceUnavailable(f"the service at {self.target} rejected the connection ({details})")

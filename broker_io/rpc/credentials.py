@@ -1,62 +1,70 @@
-"""Files with credentials that a configuration names: certificates and keys for TLS (PEM), and passwords
+"""How a client of a service knows the service, and proves who it is: CA certificate, client certificate, token
 
-They are checked when a process starts: what TLS reports later names neither the file nor the setting, and is repeated
-for ever.
+A token is sent as the metadata `authorization: Bearer TOKEN` of each call, and never without TLS to another machine.
 """
 
 from __future__ import annotations
 
-import ssl
-from typing import NamedTuple
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from broker_io.environment import current
-from broker_io.errors import EnvironmentFault
+from broker_io.errors import EnvironmentFault, InvalidAddress
+
+AUTHORIZATION = "authorization"
 
 
-class CredentialFile(NamedTuple):
-    """A file, and the setting that names it."""
+class ClientCredentials(NamedTuple):
+    """With `root_certificates` the connection uses TLS; `certificate` and `key` are the client's own (all PEM).
 
-    path: str
-    setting: str
+    `token`: its text, or a function that returns it for one call. `optional`: no token is sent where it would not be
+    encrypted.
+    """
 
-    def read(self) -> bytes:
-        """The content. Raises EnvironmentFault."""
+    root_certificates: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+    token: str | Callable[[], str] | None = None
+    optional: bool = False
+
+    def channel_credentials(self) -> Any:
+        """The credentials of gRPC for a channel; None for one without TLS."""
+        import grpc
+
+        if self.root_certificates is None:
+            return None
+        return grpc.ssl_channel_credentials(self.root_certificates, self.key, self.certificate)
+
+    def metadata(self, target: str, *, local: bool) -> tuple[tuple[str, str], ...]:
+        """The metadata of a call to HOST:PORT, which is `local` if only this machine reaches it.
+
+        Raises InvalidAddress, and EnvironmentFault for an unreadable file.
+        """
+        if self.token is None:
+            return ()
+        if self.root_certificates is None and not local:
+            if self.optional:
+                return ()
+            raise InvalidAddress(f"the token would be sent to {target} without encryption: give the CA certificate")
+        return ((AUTHORIZATION, f"Bearer {self.token() if callable(self.token) else self.token}"),)
+
+
+NO_CREDENTIALS = ClientCredentials()
+
+
+def token_of_file(path: str | os.PathLike[str]) -> Callable[[], str]:
+    """A function that returns the token in a file, which is read again for each call."""
+    name = os.fspath(path)
+
+    def read() -> str:
         try:
-            return current().disk.read(self.path)
-        except OSError as error:
-            raise EnvironmentFault(f"can't read {self.path} ({self.setting}): {error.strerror}") from error
+            text = current().disk.read(name).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise EnvironmentFault(f"can't read the token in {name}: {why}") from None
+        if not text.isascii() or not text.isprintable() or " " in text or not text:
+            raise EnvironmentFault(f"{name} has no token: write one, on one line")
+        return text
 
-    def read_password(self) -> str:
-        """The password in the file, without white space around it. Raises EnvironmentFault."""
-        try:
-            password = self.read().decode().strip()
-        except UnicodeDecodeError:
-            password = ""
-        if not password:
-            raise EnvironmentFault(f"{self.path} ({self.setting}) has no password in UTF-8: write it there")
-        return password
-
-
-def check_authority(authority: CredentialFile) -> None:
-    """Raises EnvironmentFault for a file that can't be read, or has no certificate."""
-    authority.read()
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=authority.path)
-    except ssl.SSLError as error:
-        raise EnvironmentFault(
-            f"{authority.path} is not a PEM certificate ({authority.setting}; {error.reason})"
-        ) from None
-
-
-def check_certificate(certificate: CredentialFile, key: CredentialFile) -> None:
-    """Raises EnvironmentFault for files that can't be read, and for a key that is not that of the certificate."""
-    key.read()
-    check_authority(certificate)
-    try:
-        # Without a password OpenSSL would ask for one on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate.path, key.path, password=b"")
-    except ssl.SSLError as error:
-        raise EnvironmentFault(
-            f"{key.path} is not an unencrypted PEM private key of certificate {certificate.path} "
-            f"({key.setting}; {error.reason})"
-        ) from None
+    return read

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import click
 
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
-from txnbuffer.cli.options import tls_option
+from txnbuffer.cli.options import access_options
 from txnbuffer.errors import ForeignTopic, ForeignTransaction
-from txnbuffer.rpc.discovery import read_ca_file
+from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
@@ -20,29 +20,29 @@ DEFAULT = "127.0.0.1:7711"
 class ServiceAddress(NamedTuple):
     """The address of a running service, or the addresses of all shards or of a pair, separated by commas.
 
-    `tls_ca` is the file with the CA certificate of the service, or None without TLS.
+    `access` says how to connect to it.
     """
 
     address: str
-    tls_ca: str | None = None
+    access: ServiceAccess = NO_ACCESS
 
     @property
     def each(self) -> list[ServiceAddress]:
         """Each address once, also if it is given twice."""
         addresses = [address.strip() for address in self.address.split(",")]
         return [
-            ServiceAddress(one, self.tls_ca) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()
+            ServiceAddress(one, self.access) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()
         ]
 
 
 def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--service HOST:PORT` and `--tls-ca FILE`, or their environment variables, as one argument `service`."""
+    """`--service HOST:PORT` and `access_options`, as one argument `service`."""
 
     @functools.wraps(function)
-    def with_service(*arguments: Any, service: str, tls_ca: str | None, **named: Any) -> Any:
-        return function(*arguments, service=ServiceAddress(service, tls_ca), **named)
+    def with_service(*arguments: Any, service: str, access: ServiceAccess, **named: Any) -> Any:
+        return function(*arguments, service=ServiceAddress(service, access), **named)
 
-    decorated = tls_option(with_service)
+    decorated = access_options(with_service)
     return click.option(
         "--service",
         default=DEFAULT,
@@ -126,10 +126,11 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
         kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
         raise InvalidAddress(f"{service.address!r} is {kind}: give HOST:PORT of the service")
     message = encode_admin_request(request).SerializeToString()
-    certificates = None if service.tls_ca is None else read_ca_file(service.tls_ca)
-    with Endpoint(target, certificates).channel(grpc) as channel:
+    endpoint = Endpoint(target, service.access.load())
+    metadata = (*VERSION_METADATA, *endpoint.metadata())
+    with endpoint.channel(grpc) as channel:
         rpc = channel.unary_unary(f"{ADMIN_PATH}/{method}")
         try:
-            return decode_admin_answer(rpc(message, timeout=timeout, metadata=VERSION_METADATA))
+            return decode_admin_answer(rpc(message, timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
             raise error_of(error, target) from None

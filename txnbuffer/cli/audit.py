@@ -16,7 +16,7 @@ from broker_io import is_cluster, restore_backup
 from broker_io.errors import disk_error
 from broker_io.port import Broker
 from snapshots.format import check_data_topic
-from txnbuffer.cli.options import LogAddress, address_argument, given, log_options
+from txnbuffer.cli.options import ACCESS, LogAddress, address_argument, given, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.recovery.audit import (
@@ -120,8 +120,8 @@ def _check_addresses(*places: LogAddress) -> None:
     addresses = [place.address for place in places]
     if (ignored := given("config_path", "flags")) and not any(map(is_cluster, addresses)):
         raise click.UsageError(f"{ignored} can be used with the address of a cluster only")
-    if given("tls_ca") and not any(address.startswith("txnbuf:") for address in addresses):
-        raise click.UsageError("--tls-ca can be used with the address of a service only, txnbuf://HOST:PORT")
+    if (ignored := given(*ACCESS)) and not any(address.startswith("txnbuf:") for address in addresses):
+        raise click.UsageError(f"{ignored} can be used with the address of a service only, txnbuf://HOST:PORT")
 
 
 def _opened(place: LogAddress, directory: str) -> Broker:

@@ -41,7 +41,7 @@ def backup_command(log: LogAddress, file: str, output: str) -> None:
         if log.address.startswith("file:"):
             report = _back_up(log, file, show)
         else:
-            report = _ask_for_backup(ServiceAddress(log.address, log.tls_ca), file, show)
+            report = _ask_for_backup(ServiceAddress(log.address, log.access), file, show)
     show_record({"file": file, **report}, output)
 
 

@@ -12,7 +12,7 @@ import click
 from broker_io import is_cluster
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
-from txnbuffer.cli.options import LogAddress, given, with_config
+from txnbuffer.cli.options import ACCESS, LogAddress, given, with_config
 from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -87,7 +87,7 @@ def _check_options(topic: str | None, policy: str | None, no_policy: bool, addre
         raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
     if address is None and (ignored := given("config_path", "flags")):
         raise click.UsageError(f"{ignored} can be used with --log only: a service has its own settings")
-    if address is not None and (ignored := given("service", "tls_ca")):
+    if address is not None and (ignored := given("service", *ACCESS)):
         raise click.UsageError(f"{ignored} can't be used with --log: no service may have that log open")
     if topic is None and (policy is not None or no_policy or address is not None):
         raise click.UsageError("give the TOPIC")

@@ -16,6 +16,7 @@ from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
+from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess, broker_options_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,14 +26,35 @@ def address_argument(function: Function) -> Function:
     return click.argument("address", metavar="ADDRESS")(function)
 
 
-def tls_option(function: Function) -> Function:
-    """`--tls-ca FILE`, or its environment variable, as argument `tls_ca`."""
-    return click.option(
-        "--tls-ca",
-        metavar="FILE",
-        envvar="TXNBUFFER_TLS_CA",
-        help="Connect to the service with TLS and this CA certificate (PEM). Environment: TXNBUFFER_TLS_CA.",
-    )(function)
+ACCESS = ("tls_ca", "tls_cert", "tls_key", "token_file")
+"""The parameters of `access_options`."""
+
+
+def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--tls-ca`, `--tls-cert`, `--tls-key` and `--token-file`, or their environment variables, as argument `access`.
+
+    A token itself is accepted in the environment only: other users can see the arguments of a process.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        files = {name: named.pop(name) for name in ACCESS}
+        token = None if files["token_file"] is not None else os.environ.get("TXNBUFFER_TOKEN") or None
+        access = ServiceAccess(**files, token=token)
+        access.check()
+        return function(*arguments, access=access, **named)
+
+    decorated = wrapped
+    for name, text in (
+        ("--tls-ca", "Connect to the service with TLS and this CA certificate (PEM)."),
+        ("--tls-cert", "Certificate of this client for the service (PEM)."),
+        ("--tls-key", "Private key of this certificate (PEM)."),
+        ("--token-file", "File with the token for the service; or TXNBUFFER_TOKEN has the token."),
+    ):
+        variable = f"TXNBUFFER_{name[2:].replace('-', '_').upper()}"
+        option = click.option(name, metavar="FILE", envvar=variable, help=f"{text} Environment: {variable}.")
+        decorated = option(decorated)
+    return decorated
 
 
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,11 +71,11 @@ def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LogAddress(NamedTuple):
-    """The ADDRESS of a command, and how to connect to it; `tls_ca` is the file with the CA certificate of a service."""
+    """The ADDRESS of a command, and how to connect to it; `access` is for a service."""
 
     address: str
     config: Config
-    tls_ca: str | None = None
+    access: ServiceAccess = NO_ACCESS
 
     @property
     def place(self) -> str:
@@ -76,10 +98,8 @@ class LogAddress(NamedTuple):
             options = {"read_only": True}
         elif is_cluster(self.address):
             options = self.config.pulsar.options()
-        elif self.address.startswith("txnbuf:") and self.tls_ca is not None:
-            from txnbuffer.rpc.discovery import read_ca_file
-
-            options = {"root_certificates": read_ca_file(self.tls_ca)}
+        elif self.address.startswith("txnbuf:"):
+            options = broker_options_of(self.access.load())
         return open_broker(self.address, **options)
 
     def open_for_writing(self, *, compacted: str | None = None) -> Broker:
@@ -118,17 +138,17 @@ class LogAddress(NamedTuple):
         """
         given = {} if max_unavailable is None else {"max_unavailable": max_unavailable}
         cluster = {"broker_options": self.config.pulsar.options() | given} if is_cluster(self.address) else {}
-        return {"tls_ca": self.tls_ca, **given, **cluster}
+        return {**{name: getattr(self.access, name) for name in (*ACCESS, "token")}, **given, **cluster}
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--tls-ca` and the options of `with_config`; they and `address_argument` give one argument `log`."""
+    """`access_options` and the options of `with_config`; they and `address_argument` give one argument `log`."""
 
     @functools.wraps(function)
-    def wrapped(*arguments: Any, address: str, config: Config, tls_ca: str | None, **named: Any) -> Any:
-        return function(*arguments, log=LogAddress(address, config, tls_ca), **named)
+    def wrapped(*arguments: Any, address: str, config: Config, access: ServiceAccess, **named: Any) -> Any:
+        return function(*arguments, log=LogAddress(address, config, access), **named)
 
-    return tls_option(with_config(wrapped))
+    return access_options(with_config(wrapped))
 
 
 def given(*parameters: str) -> str:

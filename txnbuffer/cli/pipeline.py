@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.options import LogAddress, address_argument, tls_option
+from txnbuffer.cli.options import ACCESS, LogAddress, access_options, address_argument
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.delta import DELTA, PARQUET, check_outside_log, find
 from txnbuffer.pipeline.delta import target as target_of
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
+from txnbuffer.rpc.service_access import ServiceAccess
 
 
 @click.group("pipeline")
@@ -46,7 +47,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_job(
         *arguments: Any, master: str | None, conf: tuple[str, ...], config_path: str | None, flags: tuple[str, ...],
-        tls_ca: str | None, **named: Any,
+        access: ServiceAccess, **named: Any,
     ) -> Any:  # fmt: skip
         settings = dict(_pair("--conf", text) for text in conf)
         source = dict(_pair("--set", text) for text in flags)
@@ -54,12 +55,14 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise InvalidRequest(f"--set {unknown[0]} is invalid: jobs accept settings of the section pulsar only")
         if config_path is not None:
             source["config"] = config_path
-        if tls_ca is not None and named["address"].startswith("txnbuf:"):
-            source["tls_ca"] = tls_ca
+        if named["address"].startswith("txnbuf:"):
+            files = {name: getattr(access, name) for name in ACCESS}
+            source |= {name: path for name, path in files.items() if path is not None}
         return function(*arguments, job=Job(master, settings, source), **named)
 
+    decorated: Callable[..., Any] = with_job
     for option in (
-        tls_option,
+        access_options,
         click.option(
             "--set",
             "flags",
@@ -71,8 +74,8 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="One setting of Spark; repeatable."),
         click.option("--master", metavar="URL", help="Spark master; by default local[*], or that of spark-submit."),
     ):
-        with_job = option(with_job)
-    return with_job
+        decorated = option(decorated)
+    return decorated
 
 
 def topics_options(function: Callable[..., Any]) -> Callable[..., Any]:

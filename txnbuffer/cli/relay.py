@@ -145,7 +145,7 @@ def _cursor(log: LogAddress, topic: str, name: str, service: str | None) -> Rela
 
     def call_owner(broker: Broker, method: str, request: dict[str, Any]) -> Any:
         owner = service or owner_address_of(broker, log.address, topic)
-        return ask_owner(ServiceAddress(owner, log.tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
+        return ask_owner(ServiceAddress(owner, log.access), method, timeout=CURSOR_TIMEOUT, **request)
 
     return RelayCursor(call_owner, topic, name)
 
@@ -166,7 +166,7 @@ def _target(log: LogAddress, topic: str, max_unavailable: float, *, latest: bool
             "target with `txnbuf compact`"
         )
     if log.address.startswith("txnbuf://"):
-        opening = connect(log.address, max_unavailable=max_unavailable, tls_ca=log.tls_ca)
+        opening = connect(log.address, **log.connect_options(max_unavailable))
         return ServiceTarget(opening.open_sync, topic)
     opening_log = partial(log.open_for_writing, compacted=topic if latest else None)
     return OwnedTarget(opening_log, topic, release=is_cluster(log.address), compacts=latest)

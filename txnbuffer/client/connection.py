@@ -29,6 +29,7 @@ from broker_io.rpc.channel import (
     is_target,
     service_targets,
 )
+from broker_io.rpc.credentials import ClientCredentials
 from broker_io.rpc.log_pb2 import LogLimits, TopicRequest
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
@@ -45,8 +46,9 @@ from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
-from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of, read_ca_file
+from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
+from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
 from txnbuffer.rpc.session_encoding import SESSION
 from txnbuffer.rpc.streams_encoding import STREAMS
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
@@ -340,7 +342,7 @@ class PendingConnection:
     serializers: Serializers
     timeout: float
     max_unavailable: float
-    tls_ca: str | None
+    access: ServiceAccess
     cluster: ClusterOptions
     batching: Batching = "messages"
     _client: Client | None = field(default=None, init=False)
@@ -379,7 +381,7 @@ class PendingConnection:
         service, options = self.cluster
         if service is not None and not is_target(service):
             raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
-        trusted = await self._certificates()
+        trusted = await self._credentials(self.cluster.broker)
         all_options = {"close_timeout": 0.0, "max_unavailable": self.max_unavailable, **options}
         thread = current().threads.executor(1, "txnbuffer-opening")
         try:
@@ -395,7 +397,7 @@ class PendingConnection:
         client = await client_on(broker, sessions, self.serializers, self.max_unavailable, resources)
         return client, connectors
 
-    def _of_shard(self, broker: Broker, shard: Shard, trusted: bytes | None) -> ServiceConnectors:
+    def _of_shard(self, broker: Broker, shard: Shard, trusted: ClientCredentials) -> ServiceConnectors:
         service, decisions = self.cluster.service, shard.topic(DECISIONS)
         log = log_identity_of(broker, self.address, decisions)
         if service is not None:
@@ -414,20 +416,19 @@ class PendingConnection:
         """Seconds for one attempt to reach a service."""
         return min(self.timeout, max(self.max_unavailable, MIN_ATTEMPT_SECONDS))
 
-    async def _certificates(self) -> bytes | None:
-        return None if self.tls_ca is None else await asyncio.to_thread(read_ca_file, self.tls_ca)
+    async def _credentials(self, cluster: Mapping[str, Any] | None = None) -> ClientCredentials:
+        """Those for the service: the given ones, or the token for the cluster if it is encrypted."""
+        return await asyncio.to_thread(self.access.load, cluster)
 
     async def _open_remote(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
         targets = service_targets(self.address.rstrip("/"))
-        trusted, log = await self._certificates(), LogIdentity()
+        trusted, log = await self._credentials(), LogIdentity()
         brokers: list[Broker] = []
 
         def broker() -> Broker:
             if not brokers:
-                options = {"max_unavailable": self.max_unavailable, "log_identity": log}
-                brokers.append(
-                    open_broker(f"{SERVICE_SCHEME}{','.join(targets)}", root_certificates=trusted, **options)
-                )
+                options = {"max_unavailable": self.max_unavailable, "log_identity": log, **broker_options_of(trusted)}
+                brokers.append(open_broker(f"{SERVICE_SCHEME}{','.join(targets)}", **options))
             return brokers[0]
 
         async def close_broker() -> None:
@@ -487,6 +488,10 @@ def connect(
     timeout: float = 10.0,
     max_unavailable: float = 60.0,
     tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    token: str | Callable[[], str] | None = None,
+    token_file: str | None = None,
     service: str | None = None,
     broker_options: Mapping[str, Any] | None = None,
     schemas: Mapping[str, Schema] | None = None,
@@ -508,6 +513,10 @@ def connect(
       ServiceUnavailable; a commit in flight raises OutcomeUnknown: call `client.outcome`.
     - `tls_ca`: path of a PEM file with the CA certificates to trust for the connection to the service. Without it
       that connection is not encrypted.
+    - `tls_cert`, `tls_key`: paths of PEM files with a certificate of this client and its key.
+    - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
+      is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
+      machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
 
     Only for a cluster:
 
@@ -522,12 +531,27 @@ def connect(
     Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
     the errors of opening a log or a cluster.
     """
+    access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
+    times = timeout, max_unavailable
+    return _checked(
+        address, Serializers(serializer, schemas), times, access, service, broker_options, schemas, batching
+    )
+
+
+def _checked(
+    address: str,
+    serializers: Serializers,
+    times: tuple[float, float],
+    access: ServiceAccess,
+    service: str | None,
+    broker_options: Mapping[str, Any] | None,
+    schemas: Mapping[str, Schema] | None,
+    batching: Batching,
+) -> PendingConnection:
+    """The arguments of `connect`, checked."""
     if not isinstance(address, str):
         raise InvalidAddress(f"address must be text such as 'file:data', got {address!r}")
-    timeout, max_unavailable = (
-        check_max_unavailable(timeout, "timeout"),
-        check_max_unavailable(max_unavailable, "max_unavailable"),
-    )
+    timeout, max_unavailable = map(check_max_unavailable, times, ("timeout", "max_unavailable"))
     if batching not in BATCHINGS:
         raise InvalidRequest(f"batching must be 'messages' or 'records', got {batching!r}")
     if not isinstance(broker_options, (Mapping, NoneType)):
@@ -536,6 +560,5 @@ def connect(
     if schemas:
         options["schemas"] = schemas
     cluster = ClusterOptions(service, options)
-    return PendingConnection(
-        address, Serializers(serializer, schemas), timeout, max_unavailable, tls_ca, cluster, batching
-    )
+    access.check()
+    return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, batching)

@@ -356,7 +356,9 @@ class ReadTopics:
         self._read = {name: name for name in self._names if name in known}
         for name in self._names:
             if name not in known and name not in self.partitioned:
-                raise TopicNotFound(f"there is no topic {name!r} to read: create it, or correct the name")
+                raise TopicNotFound(
+                    f"there is no topic {name!r} to read: create it, correct the name, or ask for the right to read it"
+                )
         self._add(known)
         if isinstance(start, Mapping):
             unread = sorted(start.keys() - {*self._names, *self._read})

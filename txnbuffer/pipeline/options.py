@@ -20,7 +20,7 @@ from txnbuffer.checks import MAX_NAME, check_name, check_number, check_timeout
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.rpc.discovery import read_ca_file
+from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
 SKIP_LOST = "set fail_on_data_loss=false (for txnbuf pipeline export: --skip-lost)"
@@ -45,7 +45,7 @@ StartOrEnd: TypeAlias = "Position | datetime | str"
 
 _READ_OPTIONS = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
-    "max_messages_per_trigger", "fail_on_data_loss", "latest", "tls_ca", "config",
+    "max_messages_per_trigger", "fail_on_data_loss", "latest", "tls_ca", "tls_cert", "tls_key", "token_file", "config",
 )  # fmt: skip
 
 
@@ -95,8 +95,7 @@ class ReadOptions:
             raise InvalidRequest(f"option include_aborted requires isolation {READ_COMMITTED}, got {isolation}")
         return cls(
             broker=broker,
-            broker_options=_trusting(broker, given.get("tls_ca"))
-            or broker_options(broker, given.get("config"), settings),
+            broker_options=_of_service(broker, given) or broker_options(broker, given.get("config"), settings),
             topics=topics,
             pattern=_pattern(pattern),
             isolation=isolation,
@@ -170,16 +169,29 @@ def _known(
     return given, settings
 
 
-def _trusting(broker: str, path: str | None) -> dict[str, Any]:
-    """The content of a CA file; tasks get the content, so that only the planner needs the file."""
-    if path is None:
-        return {}
-    if not broker.startswith("txnbuf:"):
+def _of_service(broker: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """The content of the files of `access_of`; tasks get the content, so that only the planner needs the files."""
+    named = sorted(set(OF_ACCESS) & given.keys())
+    if named and not broker.startswith("txnbuf:"):
         raise InvalidRequest(
-            f"option tls_ca is for services at txnbuf://HOST:PORT, and broker is {broker}: use pulsar.tls_trust for a "
-            f"cluster"
+            f"option {', '.join(named)} is for services at txnbuf://HOST:PORT, and broker is {broker}: use pulsar.… "
+            "for a cluster"
         )
-    return {"root_certificates": read_ca_file(path)}
+    options = broker_options_of(access_of(given).load())
+    token = options.get("token")
+    return options | ({"token": token()} if callable(token) else {})
+
+
+OF_ACCESS = ("tls_ca", "tls_cert", "tls_key", "token_file")
+"""Options with the paths of files for the connection to a service."""
+
+
+def access_of(given: Mapping[str, str]) -> ServiceAccess:
+    """How to connect to the service of a query. Raises InvalidRequest."""
+    ca, certificate, key, token_file = map(given.get, OF_ACCESS)
+    access = ServiceAccess(ca, certificate, key, token_file=token_file)
+    access.check()
+    return access
 
 
 def broker_address(text: str | None) -> str:
@@ -298,7 +310,8 @@ TRANSACTION_TIMEOUT = 900.0
 """Seconds from the first task of a batch to its commit; the default maximum of a service."""
 
 _WRITE_OPTIONS = (
-    "broker", "topic", "name", "number", "transaction_timeout", "batching", "service", "tls_ca", "config",
+    "broker", "topic", "name", "number", "transaction_timeout", "batching", "service", "tls_ca", "tls_cert", "tls_key",
+    "token_file", "config",
 )  # fmt: skip
 SPARKS = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark, in lower case."""
@@ -309,7 +322,7 @@ class WriteOptions:
     """How to write. `topic` None: each row has it in a column. `producer_number` None: the name is generated.
 
     `producer_number` is the producer name and the number of a batch job; `timeout` is in seconds. `service` and
-    `tls_ca` are as in `connect`; `cluster` is its `broker_options`.
+    `access` are as in `connect`; `cluster` is its `broker_options`.
     """
 
     broker: str
@@ -318,7 +331,7 @@ class WriteOptions:
     timeout: float
     batching: Literal["messages", "records"]
     service: str | None
-    tls_ca: str | None
+    access: ServiceAccess
     cluster: Mapping[str, Any] | None
 
     def producer(self, name: str) -> str:
@@ -355,7 +368,7 @@ class WriteOptions:
             timeout=_seconds("transaction_timeout", given.get("transaction_timeout")),
             batching="records" if batching == "records" else "messages",
             service=given.get("service"),
-            tls_ca=given.get("tls_ca"),
+            access=access_of(given),
             cluster=broker_options(broker, given.get("config"), settings) if is_cluster(broker) else None,
         )
 

@@ -23,6 +23,7 @@ import contextlib
 import inspect
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import TypeAlias
 
@@ -318,7 +319,7 @@ def client_for(options: WriteOptions) -> PendingConnection:
     """A client for the options."""
     return connect(
         options.broker,
-        tls_ca=options.tls_ca,
+        **asdict(options.access),
         service=options.service,
         broker_options=options.cluster,
         batching=options.batching,
