@@ -44,6 +44,8 @@ COMMANDS = {
     "materialize": ("materialize", "Keep the latest value of each key in a SQLite table."),
     "pipeline": ("pipeline", "Run Spark jobs: export, audit, recover, compact and profile."),
     "bench": ("installation", "Run the benchmarks and print one JSON object per line."),
+    "token": ("access", "Create, list and revoke tokens for a service."),
+    "access": ("access", "Check a policy, and what it allows."),
     "config": ("installation", "Show the configuration and the environment variable of each setting."),
     "completions": ("installation", "Print the completion script of a shell."),
     "demo": ("demo", "Write a year of flights in transactions while processes are killed."),
