@@ -106,6 +106,9 @@ class Disk(Protocol):
     def identity(self, path: str) -> tuple[int, int, int]:
         """A value that changes when another file gets this name."""
 
+    def permissions(self, path: str) -> int:
+        """Who may read and change a file: the nine bits of its mode."""
+
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 

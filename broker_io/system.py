@@ -159,6 +159,9 @@ class SystemDisk:
         status = os.stat(path)
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
+    def permissions(self, path: str) -> int:
+        return os.stat(path).st_mode & 0o777
+
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 

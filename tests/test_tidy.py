@@ -24,19 +24,24 @@ PURE = (
     "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors", "broker_io.key_digest",
     "broker_io.partitions", "broker_io.position", "broker_io.replication", "broker_io.rpc.encoding",
     "broker_io.rpc.etcd_pb2", "broker_io.rpc.log_pb2", "broker_io.rpc.replication_pb2", "broker_io.varint",
-    "snapshots.errors", "snapshots.format", "snapshots.shards", "txnbuffer.avro", "txnbuffer.buffer",
+    "snapshots.errors", "snapshots.format", "snapshots.shards", "txnbuffer.access.jwt", "txnbuffer.access.limits",
+    "txnbuffer.access.policy", "txnbuffer.access.tokens", "txnbuffer.avro", "txnbuffer.buffer",
     "txnbuffer.checks", "txnbuffer.coordinator", "txnbuffer.errors", "txnbuffer.model", "txnbuffer.mutations",
     "txnbuffer.pipeline.ranges", "txnbuffer.protocol", "txnbuffer.recordset", "txnbuffer.recovery.codec",
     "txnbuffer.rpc.admin_encoding", "txnbuffer.rpc.admin_pb2", "txnbuffer.rpc.frames", "txnbuffer.rpc.session_encoding",
     "txnbuffer.rpc.session_pb2", "txnbuffer.rpc.streams_encoding", "txnbuffer.rpc.streams_pb2", "txnbuffer.streams",
 )  # fmt: skip
-PORTS = ("broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel")
+PORTS = (
+    "broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel",
+    "broker_io.rpc.credentials",
+)  # fmt: skip
 LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""
 WORLDLESS = (*PURE, "broker_io.compacted", "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
 """Modules that use clocks, files, threads and networks through ports only."""
 SHELLS = (
-    "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
+    "txnbuffer.__main__", "txnbuffer.access", "txnbuffer.cli",
+    "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
     "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
 ORDER = (
@@ -50,7 +55,7 @@ ORDER = (
     ("txnbuffer.avro", "txnbuffer.model"),
     ("txnbuffer.errors", "txnbuffer.protocol"),
     ("txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.config", "txnbuffer.mutations"),
-    ("txnbuffer.coordinator", "txnbuffer.recordset", "txnbuffer.streams"),
+    ("txnbuffer.access", "txnbuffer.coordinator", "txnbuffer.recordset", "txnbuffer.streams"),
     ("txnbuffer.follow",),
     ("txnbuffer.recovery", "txnbuffer.rpc"),
     ("txnbuffer.service",),

@@ -44,6 +44,16 @@
     client_bytes = 8388608      # maximum unacknowledged bytes of one client
     total_bytes = 268435456     # maximum unacknowledged bytes of all clients
 
+    [access]                    # who may do what: txnbuf serve; files are read again when they change
+    policy = ""                 # rules: what each principal may do; required with authentication
+    tokens = ""                 # tokens of `txnbuf token create`
+    jwt_key = ""                # public keys of JSON Web Tokens, such as those of a cluster: PEM, DER or JWKS
+    jwt_claim = "sub"           # the claim with the name of the principal
+    jwt_issuer = ""             # required issuer and audience; "": any
+    jwt_audience = ""
+    client_ca = ""              # require client certificates that this CA has signed (PEM)
+    check_seconds = 1.0         # how often the files are checked, and the tokens of connected clients
+
     [pair]                      # txnbuf serve of file:DIR as one of two machines that have all data
     lock = ""                   # etcd://HOST:PORT,…/NAME, or file:PATH for tests on one machine
     listen = ""                 # address for the other machine
@@ -107,7 +117,7 @@ PREFIX = "TXNBUFFER_"
 OAUTH2 = "oauth2_"
 
 NO_SETTINGS = {
-    *(PREFIX + name for name in ("SERVICE", "TLS_CA", "CACHE")),
+    *(PREFIX + name for name in ("SERVICE", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")),
     *(f"{PREFIX}PULSAR_{name}" for name in ("URL", "ADMIN", "IMAGE", "REQUIRE", "HOME")),
 }
 """Variables with this prefix that are not settings, but options of commands, tests and the demo."""
@@ -115,6 +125,7 @@ NO_SETTINGS = {
 ABOVE_0 = {
     "service": ("max_clients", "shards"),
     "pair": ("min_in_sync", "lease_seconds", "lanes", "window_bytes"),
+    "access": ("check_seconds",),
     "retention": ("check_seconds",),
     "compaction": ("check_seconds",),
     "streams": ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors"),
@@ -190,6 +201,18 @@ class ServiceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessConfig:
+    policy: str = ""
+    tokens: str = ""
+    jwt_key: str = ""
+    jwt_claim: str = "sub"
+    jwt_issuer: str = ""
+    jwt_audience: str = ""
+    client_ca: str = ""
+    check_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class PairConfig:
     lock: str = ""
     listen: str = ""
@@ -248,6 +271,7 @@ class Config:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     pulsar: PulsarConfig = field(default_factory=PulsarConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     pair: PairConfig = field(default_factory=PairConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

@@ -302,14 +302,20 @@ CLOSE_TIMEOUT = 5.0
 """Seconds for which a stopping service waits for pending appends."""
 CALL_THREADS, CHANGE_THREADS = 8, 2
 
-Change = Literal["create", "delete", "write", "own", "roll", "trim", "compact"]
-"""A change of a topic that a client requests; "own" is to open an exclusive writer."""
+Change = Literal["read", "append", "create", "delete", "write", "own", "roll", "trim", "compact"]
+"""What a client requests to do with a topic.
+
+"write" is to open a writer, "own" an exclusive one, and "append" to append with one that is open.
+"""
 
 Query = Callable[[Broker, TopicRequest], Any]
 """Answers a request with a message."""
 
 Guard = Callable[[str, Change], None]
-"""Raises an error for a change that is not allowed; it is called on the loop."""
+"""Raises an error for what is not allowed; it is called on the loop, in the task of the call."""
+
+Listed = Callable[[str], bool]
+"""Whether a client may see the name of a topic; it is called as a guard is."""
 
 Gate = Callable[[], None]
 """Raises an error if answers from before this call must not be sent; it is called on the loop."""
@@ -329,6 +335,7 @@ class LogService:
         *,
         guard: Guard | None = None,
         gate: Gate = lambda: None,
+        listed: Listed = lambda _: True,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_append_bytes: int | None = None,
         identity: str | None = None,
@@ -337,6 +344,7 @@ class LogService:
         self._identity = () if identity is None else ((LOG_KEY, identity),)
         self._guard = guard
         self._gate = gate
+        self._listed = listed
         self._limits = max_message_bytes, max_append_bytes or max_message_bytes + APPEND_BYTES
         self._budget = Budget(TOTAL_BYTES)
         threads = current().threads
@@ -384,6 +392,10 @@ class LogService:
         return log_pb2.LogLimits(max_message_bytes=self._limits[0], max_append_bytes=self._limits[1])
 
     async def _query(self, call: Query, request: TopicRequest) -> Any:
+        if call is _topics:
+            names = (await run(self._calls, call, self._broker, request)).names
+            return log_pb2.TopicNames(names=filter(self._listed, names))
+        self._check(request.topic, "read")
         return await run(self._calls, call, self._broker, request)
 
     async def _change(
@@ -421,6 +433,7 @@ class LogService:
             try:
                 await context.write(messages.encode_appended([]))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
+                    self._check(opening.topic, "append")
                     await appending.take(self._calls, data)
                 appending.end()
                 await answering
@@ -438,12 +451,14 @@ class LogService:
             if (data := await self._next(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_reader(data)
+            self._check(opening.topic, "read")
             reading = await open_in(self._waits, lambda: ServedReader(self._broker, opening), ServedReader.close)
             self._readings[reading] = None
             try:
                 await context.write(messages.encode_opened(reading.opened))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
                     ask = messages.decode_ask(data)
+                    self._check(opening.topic, "read")
                     answer = await run(self._waits, _answer, reading, ask, on_cancel=reading.stop)
                     self._gate()
                     await context.write(answer)
@@ -530,8 +545,12 @@ def _compaction(broker: Broker, request: TopicRequest) -> log_pb2.TopicCompactio
     return log_pb2.TopicCompaction(cleaned=state.cleaned, purged=state.purged)
 
 
+def _topics(broker: Broker, _: TopicRequest) -> log_pb2.TopicNames:
+    return log_pb2.TopicNames(names=broker.topics())
+
+
 QUERIES: dict[str, Query] = {
-    "Topics": lambda broker, _: log_pb2.TopicNames(names=broker.topics()),
+    "Topics": _topics,
     "Incarnation": lambda broker, request: log_pb2.TopicIncarnation(incarnation=broker.incarnation(request.topic)),
     "Ledgers": _ledgers,
     "FirstPosition": lambda broker, request: _position(broker.first_position(request.topic)),

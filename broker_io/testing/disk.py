@@ -416,6 +416,10 @@ class SimulatedDisk:
             inode = self._tree.file(path)
             return 0, inode.number, inode.version
 
+    def permissions(self, path: str) -> int:
+        self.identity(path)
+        return 0o600
+
     def list(self, path: str) -> list[str]:
         with self._mutex:
             self._check_alive()

@@ -269,7 +269,7 @@ TEXTS = (
     ),
     Target(
         "listen-address",
-        _text(lambda text: check_listening(text, tls=False, insecure=False)),
+        _text(lambda text: check_listening(text, tls=False, authenticated=False, insecure=False)),
         ("txnbuffer.service.grpc_server.check_listening",),
         (InvalidConfiguration,),
         lambda: [b"127.0.0.1:7711", b"[::1]:0", b"localhost:1"],

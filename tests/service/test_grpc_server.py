@@ -202,21 +202,21 @@ async def test_a_port_in_use_is_an_error():
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.5.5.5:0"])
 def test_loopback_needs_no_tls(address):
-    check_listening(address, tls=False, insecure=False)
+    check_listening(address, tls=False, authenticated=False, insecure=False)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "example.org:1"])
 def test_anything_else_does(address):
-    with pytest.raises(InvalidConfiguration, match="without TLS"):
-        check_listening(address, tls=False, insecure=False)
-    check_listening(address, tls=True, insecure=False)
-    check_listening(address, tls=False, insecure=True)
+    with pytest.raises(InvalidConfiguration, match="without protection"):
+        check_listening(address, tls=False, authenticated=False, insecure=False)
+    check_listening(address, tls=True, authenticated=True, insecure=False)
+    check_listening(address, tls=False, authenticated=False, insecure=True)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:70000", "::1:1", "[]:1", "[::1:1"])
 def test_invalid_addresses(address):
     with pytest.raises(InvalidConfiguration, match="write HOST:PORT"):
-        check_listening(address, tls=True, insecure=True)
+        check_listening(address, tls=True, authenticated=True, insecure=True)
 
 
 async def txnbuf(server, *words):

@@ -24,6 +24,8 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     openssl("ec", "-in", place / "key.pem", *locked)
     (place / "junk.pem").write_text("junk\n")
     (place / "binary.pem").write_bytes(b"\xff\x00" * 100)
+    for file in place.glob("*.pem"):
+        file.chmod(0o600)
     return place
 
 
@@ -39,8 +41,8 @@ def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "message"),
     [
-        ("none.pem", "key.pem", "can't read {}/none.pem (service.tls_cert): No such file"),
-        ("cert.pem", "none.pem", "can't read {}/none.pem (service.tls_key): No such file"),
+        ("none.pem", "key.pem", "cannot read the certificate {}/none.pem: No such file"),
+        ("cert.pem", "none.pem", "cannot read the private key {}/none.pem: No such file"),
         ("junk.pem", "key.pem", "{}/junk.pem is not a PEM certificate"),
         ("binary.pem", "key.pem", "{}/binary.pem is not a PEM certificate"),
         ("key.pem", "key.pem", "{}/key.pem is not a PEM certificate"),
@@ -55,3 +57,22 @@ def test_a_file_that_tls_can_not_use_is_named(pems: Path, cert: str, key: str, m
     with pytest.raises(EnvironmentFault) as caught:
         checked(pems, cert, key)
     assert str(caught.value).startswith(message.format(pems))
+
+
+@pytest.mark.parametrize(("name", "mode", "message"), [
+    ("key.pem", 0o644, "the private key {}/key.pem: other users may read it: chmod o-rwx,g-w"),
+    ("key.pem", 0o620, "the private key {}/key.pem: other users may change it: chmod o-rwx,g-w"),
+    ("key.pem", 0o666, "the private key {}/key.pem: other users may read and change it"),
+    ("cert.pem", 0o666, "the certificate {}/cert.pem: other users may change it: chmod go-w"),
+])  # fmt: skip
+def test_a_file_with_loose_permissions_is_refused(pems: Path, name: str, mode: int, message: str) -> None:
+    (pems / name).chmod(mode)
+    with pytest.raises(EnvironmentFault) as caught:
+        checked(pems, "cert.pem", "key.pem")
+    assert str(caught.value).startswith(message.format(pems))
+
+
+def test_a_key_that_its_group_reads_is_fine(pems: Path) -> None:
+    (pems / "key.pem").chmod(0o640)
+    (pems / "cert.pem").chmod(0o644)
+    checked(pems, "cert.pem", "key.pem")

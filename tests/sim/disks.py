@@ -132,6 +132,9 @@ class ProcessDisk:
     def identity(self, path: str) -> tuple[int, int, int]:
         return self.alive().host_disk.identity(path)
 
+    def permissions(self, path: str) -> int:
+        return self.alive().host_disk.permissions(path)
+
     def list(self, path: str) -> list[str]:
         return self.alive().host_disk.list(path)
 

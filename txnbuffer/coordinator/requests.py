@@ -26,7 +26,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, TransactionState
+from txnbuffer.coordinator.transaction import Session, TransactionState, principal_tag
 from txnbuffer.errors import (
     Error,
     ForeignTransaction,
@@ -236,14 +236,17 @@ class CommitRequests:
         if branch is not None:
             ours = branch.parent is transaction or (branch.parent is None and branch.session is transaction.session)
             ours = ours or (sequence is not None and branch.parent is None and branch.participant_of == sequence[:2])
+            ours = ours and _same_principal(branch.session, transaction.session)
             if (ours and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
                 return None
         elif self._core.progress.has_ended(txn.least):
             return None
         else:
             block = self._sessions.locate(txn.least)
-            if block is not None and (block.session is transaction.session or block.last <= self._horizon):
-                return None
+            if block is not None:
+                older = block.last <= self._horizon and _same_principal(block.session, transaction.session)
+                if older or block.session is transaction.session:
+                    return None
         return ForeignTransaction(f"{txn} is not a branch of {transaction.txn}: begin it as one")
 
     def _link_branches(self, transaction: TransactionState, commit: Commit) -> bool:
@@ -272,6 +275,11 @@ class CommitRequests:
                 and branch.participant_of[1] <= sequence.number
             ):
                 link(transaction, branch)
+
+
+def _same_principal(one: Session | None, other: Session | None) -> bool:
+    """Whether two sessions belong to one principal; those that are unknown belong to any."""
+    return one is None or other is None or principal_tag(one.name) == principal_tag(other.name)
 
 
 def link(parent: TransactionState, branch: TransactionState) -> None:
@@ -407,6 +415,7 @@ class TransactionRequests:
             or parent.parent is not None
             or branch.branches
             or parent.plan is not None
+            or not _same_principal(parent.session, branch.session)
         ):
             self._completion.abort(branch, f"its transaction {txn} is not open")
         else:

@@ -20,7 +20,7 @@ from pyroaring import BitMap64
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import Lease, Retired, retired_blocks
 from txnbuffer.coordinator.messages import Leased, State
-from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState
+from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState, principal_tag
 from txnbuffer.coordinator.transaction import block as block_of
 from txnbuffer.errors import (
     Error,
@@ -145,7 +145,8 @@ class Sessions:
             parent = transaction.parent.session if transaction.parent is not None else None
             if owner is None or name in (owner.name, parent and parent.name) or transaction.state is not State.OPEN:
                 return transaction
-            if operator or transaction.participant_of is not None:
+            same = principal_tag(owner.name) == principal_tag(name)
+            if operator or (transaction.participant_of is not None and same):
                 return transaction
             refusal = _foreign(txn, "end it there")
         elif core.progress.has_ended(least):

@@ -16,6 +16,17 @@ Waiter = tuple[str, int, bool]
 """A session and its request that waits for an outcome; True: the request is a commit, so that an ABORT is an error."""
 
 
+TAG_SIZE = 16
+"""Characters of the name of a session that name its principal, with access control."""
+TAG_BEGIN = "p"
+"""How these begin. Without access control names are hexadecimal digits."""
+
+
+def principal_tag(session: str) -> str:
+    """What names the principal in the name of a session; "" without access control."""
+    return session[:TAG_SIZE] if session.startswith(TAG_BEGIN) else ""
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """The session of a client. `outstanding`: the number of its leased ids that have not ended.

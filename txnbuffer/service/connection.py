@@ -18,6 +18,7 @@ from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
+from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
 
 MIB = 1024 * 1024
 CELL_BYTES = 8
@@ -51,9 +52,15 @@ class SessionConnection:
     """Created by `Engine.connect`. For each frame call `room`, then `receive`; `next` returns the frames to send."""
 
     def __init__(
-        self, take: Take, disconnected: Callable[[SessionConnection], None], limits: Limits, peer: str
+        self,
+        take: Take,
+        disconnected: Callable[[SessionConnection], None],
+        limits: Limits,
+        peer: str,
+        permissions: Permissions = EVERYTHING_ALLOWED,
     ) -> None:
         self.peer = peer
+        self.permissions = permissions
         self.session = ""
         self.welcomed = False
         self.closed = False
@@ -108,6 +115,10 @@ class SessionConnection:
         """The client disconnected."""
         if not self.closed:
             self.close()
+
+    def recheck(self) -> None:
+        """Raises NotAuthorized if the client has to authenticate again."""
+        self.permissions.check_valid()
 
     # For the engine
 

@@ -27,6 +27,7 @@ from txnbuffer.coordinator.messages import CoordinatorConfig, SessionOpened, Ses
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
+from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
 from txnbuffer.service.appends import Appends, ServiceTopic
 from txnbuffer.service.backups import Backups
 from txnbuffer.service.cluster import ClusterTopics
@@ -192,9 +193,9 @@ class Engine(Loop):
 
     # Clients and operators
 
-    def connect(self, peer: str = "in process") -> SessionConnection:
+    def connect(self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED) -> SessionConnection:
         """Open a connection; its first frame must contain the hello."""
-        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer)
+        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer, permissions)
         self._connections[connection] = None
         if self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))

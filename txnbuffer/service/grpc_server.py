@@ -21,12 +21,19 @@ from types import MappingProxyType
 from typing import Any
 
 from broker_io import serve_broker
-from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
+from broker_io.errors import (
+    EnvironmentFault,
+    Error,
+    NotAuthorized,
+    ProtectedTopic,
+    ServiceUnavailable,
+    Unauthenticated,
+)
 from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection, split_address
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from snapshots.format import is_internal
-from txnbuffer.errors import InvalidConfiguration, ServiceUnavailable
+from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.rpc.admin_encoding import ADMIN_SERVICE, decode_admin_request
 from txnbuffer.rpc.admin_pb2 import AdminAnswer
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES
@@ -42,14 +49,23 @@ from txnbuffer.rpc.streams_encoding import (
     decode_stream_client_frame,
     encode_stream_server_frame,
 )
+from txnbuffer.service.access import PERMISSIONS, Access, Permissions
 from txnbuffer.service.admin import METHODS, ServiceAdmin
 from txnbuffer.service.connection import MIB, Limits, SessionConnection
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.needs import check_admin, check_log, may_list, visible
 from txnbuffer.service.streams import StreamConnection
+from txnbuffer.service.tls import ServerTls
 
 
 def check_change(engine: Engine, topic: str, change: str) -> None:
-    """Raises ProtectedTopic for a change of a topic that belongs to the engine, and why it takes no changes now."""
+    """Raises ProtectedTopic for a change of a topic that belongs to the engine, and why it takes no changes now.
+
+    Raises NotAuthorized for what the caller may not do.
+    """
+    check_log(PERMISSIONS.get(), topic, change)
+    if change in ("read", "append"):
+        return
     if engine.requests.refusal is not None:
         raise engine.requests.refusal
     if is_internal(topic):
@@ -88,11 +104,19 @@ class GrpcServer:
     operators that it answers without an engine too.
     """
 
-    def __init__(self, limits: Limits, *, max_clients: int, methods: Mapping[str, Method] = NO_METHODS) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        max_clients: int,
+        methods: Mapping[str, Method] = NO_METHODS,
+        access: Access | None = None,
+    ) -> None:
         self.port = 0
         self.waits_for = "the service is starting"
         self._limits = limits
         self._max_clients = max_clients
+        self._access = access
         self._engine: Engine | None = None
         self._always = methods
         self._methods = {**methods}
@@ -101,8 +125,8 @@ class GrpcServer:
         self._log: Any = None
         self._asked: dict[asyncio.Future[Any], None] = {}
 
-    async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
-        """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises EnvironmentFault."""
+    async def start(self, address: str, tls: ServerTls | None = None) -> None:
+        """Listen at HOST:PORT, with TLS if it is given. Raises EnvironmentFault."""
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -113,10 +137,10 @@ class GrpcServer:
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
-            if certificate is None or key is None:
+            if tls is None:
                 self.port = server.add_insecure_port(address)
             else:
-                self.port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+                self.port = server.add_secure_port(address, tls.credentials())
         except RuntimeError as error:
             raise EnvironmentFault(f"can't listen at {address}: {obstacle(address) or error}") from error
         await server.start()
@@ -130,6 +154,7 @@ class GrpcServer:
             engine.broker,
             guard=partial(check_change, engine),
             gate=engine.check_answer,
+            listed=lambda topic: may_list(PERMISSIONS.get(), topic),
             max_message_bytes=limits.max_message_bytes,
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
             identity=engine.log,
@@ -138,6 +163,21 @@ class GrpcServer:
         self._engine = engine
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def recheck(self) -> None:
+        """End the connections of clients that have to authenticate again, and streams that are no longer allowed."""
+        engine = self._engine
+        connections: list[SessionConnection | StreamConnection] = []
+        if engine is not None:
+            connections += [*engine.connections, *engine.streams.connections]
+        for connection in connections:
+            try:
+                connection.recheck()
+            except Unauthenticated as error:
+                # The client connects again, if it has a new token by then; otherwise that is refused.
+                connection.close(ServiceUnavailable(f"{error}; then connect again"))
+            except NotAuthorized as error:
+                connection.close(error)
 
     async def drain(self) -> None:
         """Make health checks fail: no new clients are served."""
@@ -189,13 +229,37 @@ class GrpcServer:
                         await end_call(context, error)
 
                     return stream(refuse)
-                if details.method in methods:
-                    return methods[details.method]
-                if outer._log is not None:
-                    return outer._log.handler.service(details)
-                return not_yet if details.method.startswith(f"{PREFIX}Log/") else None
+                found = methods.get(details.method)
+                if found is None and outer._log is not None:
+                    found = outer._log.handler.service(details)
+                elif found is None and details.method.startswith(f"{PREFIX}Log/"):
+                    found = not_yet
+                return None if found is None else outer._authenticated(found)
 
         return Handler()
+
+    def _authenticated(self, handler: Any) -> Any:
+        """A handler that first authenticates its caller, and sets PERMISSIONS."""
+        import grpc
+
+        access, streams = self._access, handler.stream_stream is not None
+        if access is None or not access.enabled:
+            return handler
+        inner = handler.stream_stream or handler.unary_unary
+
+        async def call(request: Any, context: Any) -> Any:
+            authorization = dict(context.invocation_metadata()).get("authorization")
+            name = next(iter(context.auth_context().get("x509_common_name", ())), None)
+            try:
+                caller = access.authenticate(authorization, None if name is None else name.decode(), context.peer())
+            except NotAuthorized as error:
+                await end_call(context, error)
+                raise
+            PERMISSIONS.set(Permissions(access, caller))
+            return await inner(request, context)
+
+        wrap = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+        return wrap(call)
 
     async def _not_yet(self, _: Any, context: Any) -> None:
         import grpc
@@ -208,7 +272,7 @@ class GrpcServer:
             await self._not_yet(_, context)
             return
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
-        connection = engine.connect(context.peer())
+        connection = engine.connect(context.peer(), PERMISSIONS.get())
         if len(engine.connections) > self._max_clients:
             connection.close(
                 ServiceUnavailable(f"{self._max_clients} clients are connected, the maximum: connect again later")
@@ -228,7 +292,7 @@ class GrpcServer:
             await self._not_yet(_, context)
             return
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
-        connection = engine.streams.connect(context.peer())
+        connection = engine.streams.connect(context.peer(), PERMISSIONS.get())
         reading = asyncio.ensure_future(_read(context, connection, decode_stream_client_frame))
         writing = asyncio.ensure_future(_write(context, connection, encode_stream_server_frame, engine.check_answer))
         ended = asyncio.ensure_future(connection.ended.wait())
@@ -246,15 +310,17 @@ class GrpcServer:
         async def answer(request: bytes, context: Any) -> bytes:
             engine = self._engine
             try:
+                asked, permissions = decode_admin_request(request), PERMISSIONS.get()
+                check_admin(permissions, name, asked)
                 method = self._methods.get(name)
                 if method is None:
                     waits = map(str, long_waits())
                     raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
-                    found = await self._ask(method, decode_admin_request(request), ends=name not in self._always)
+                    found = await self._ask(method, asked, ends=name not in self._always)
                     if engine is not None and name not in self._always:
                         engine.check_answer()
-                    return serialize(AdminAnswer(json=json.dumps(found)))
+                    return serialize(AdminAnswer(json=json.dumps(visible(permissions, name, found))))
             except TimeoutError:
                 why = "; ".join(map(str, long_waits())) or "the cluster does not answer"
                 await end_call(context, ServiceUnavailable(f"the service runs but can't answer now: {why}"))
@@ -332,13 +398,15 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
     ]
 
 
-def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
-    """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without TLS."""
+def check_listening(address: str, *, tls: bool, authenticated: bool, insecure: bool) -> None:
+    """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without protection."""
     host, port = split_address(address)
     if not host or port_of(port) is None:
         raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
-    if not tls and not insecure and not is_loopback(host):
+    if not insecure and not is_loopback(host) and not (tls and authenticated):
+        missing = [] if tls else ["TLS (--tls-cert and --tls-key)"]
+        missing += [] if authenticated else ["authentication (the settings of [access])"]
         raise InvalidConfiguration(
-            f"listening at {address} without TLS would let anyone write: give --tls-cert and --tls-key, "
-            "listen at 127.0.0.1, or give --insecure"
+            f"listening at {address} without protection would let anyone read and write: configure "
+            f"{' and '.join(missing)}, listen at 127.0.0.1, or give --insecure"
         )

@@ -20,14 +20,15 @@ from broker_io.environment import current
 from broker_io.errors import Error, Fenced, NotLive, PeerError
 from broker_io.port import Broker
 from broker_io.rpc.channel import split_address
-from broker_io.rpc.credentials import CredentialFile, check_certificate
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
+from txnbuffer.access.authenticator import authenticates
 from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.service.access import Access
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine, topics_class
@@ -35,6 +36,7 @@ from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
+from txnbuffer.service.tls import ServerTls
 from txnbuffer.service.topics import Topics
 from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
 
@@ -44,16 +46,16 @@ ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 class Listeners:
     """The gRPC and the HTTP server: both listen from `start` on and serve an engine from `serve` on."""
 
-    def __init__(self, service: ServiceConfig, limits: Limits, replication: Replication) -> None:
+    def __init__(self, service: ServiceConfig, limits: Limits, replication: Replication, access: Access) -> None:
         self.engine: Engine | None = None
-        self.grpc = GrpcServer(limits, max_clients=service.max_clients, methods=replication.methods())
+        self.grpc = GrpcServer(limits, max_clients=service.max_clients, methods=replication.methods(), access=access)
         self.http = HttpServer(replication.facts)
         self._service = service
         self._stopped = False
 
-    async def start(self, certificate: bytes | None, key: bytes | None) -> None:
+    async def start(self, tls: ServerTls | None) -> None:
         """Start to listen. Raises EnvironmentFault if a port is not available."""
-        await self.grpc.start(self._service.listen, certificate=certificate, key=key)
+        await self.grpc.start(self._service.listen, tls)
         if self._service.http:
             await self.http.start(self._service.http)
 
@@ -157,24 +159,29 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
     mode = topics_class(cluster_mode=cluster_mode)
     check_shard(_shard(service), mode.max_shards)
     if service.advertise:
-        check_listening(service.advertise, tls=True, insecure=True)
+        check_listening(service.advertise, tls=True, authenticated=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
         raise InvalidConfiguration("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
-    if service.tls_cert:
-        check_certificate(*_tls_files(service))
-    check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
+    if (tls := server_tls(config)) is not None:
+        tls.check()
+    elif config.access.client_ca:
+        raise InvalidConfiguration("client certificates need TLS: give --tls-cert and --tls-key")
+    protection = {"tls": tls is not None, "authenticated": authenticates(config.access)}
+    check_listening(service.listen, **protection, insecure=service.insecure)
     if service.http:
-        check_listening(service.http, tls=False, insecure=service.insecure)
+        check_listening(service.http, **protection, insecure=service.insecure)
     coordinator_config(config.transactions, mode, service.shards)
+
+
+def server_tls(config: Config) -> ServerTls | None:
+    """The files of the service's TLS, if it is configured."""
+    service = config.service
+    return ServerTls(service.tls_cert, service.tls_key, config.access.client_ca) if service.tls_cert else None
 
 
 def _shard(service: ServiceConfig) -> Shard:
     """The shard to serve. With several it must be configured, or the owner of another one might be fenced."""
     return Shard(0 if service.shard == -1 and service.shards == 1 else service.shard, service.shards)
-
-
-def _tls_files(service: ServiceConfig) -> tuple[CredentialFile, CredentialFile]:
-    return CredentialFile(service.tls_cert, "service.tls_cert"), CredentialFile(service.tls_key, "service.tls_key")
 
 
 def coordinator_config(config: TransactionConfig, mode: type[Topics], shards: int = 1) -> CoordinatorConfig:
@@ -233,15 +240,17 @@ class _Service:
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
         self._replication = Replication(config.pair.lease_seconds, configured=bool(config.pair.lock))
-        self._listeners = Listeners(config.service, limits(config), self._replication)
+        self._access = Access(config.access, log, insecure=config.service.insecure)
+        self._listeners = Listeners(config.service, limits(config), self._replication, self._access)
+        self._access.on_change(self._listeners.grpc.recheck)
         self._started = current().clock.monotonic()
         self._engine: Engine | None = None
         self._gave_up = False
 
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
-        service, log = self._service, self._log
-        certificate, key = [file.read() if file.path else None for file in _tls_files(service)]
+        log = self._log
+        watching = asyncio.ensure_future(self._access.watch())
         if not self._is_standby:
             log("recovering")
         reporting = asyncio.ensure_future(
@@ -249,7 +258,7 @@ class _Service:
         )
         broker: Broker | None = None
         try:
-            await self._listeners.start(certificate, key)
+            await self._listeners.start(server_tls(self._config))
             broker = await self._open(open_broker)
             return None if broker is None else await self._serve(broker)
         finally:
@@ -257,6 +266,7 @@ class _Service:
             await self._listeners.stop()
             if broker is not None:
                 await asyncio.to_thread(broker.close)
+            watching.cancel()
             reporting.cancel()
             log("stopped")
 

@@ -19,22 +19,27 @@ from broker_io.batch import Batch, Labels
 from broker_io.environment import current
 from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, TopicNotFound
 from broker_io.port import MAX_PROPERTIES
+from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
 from txnbuffer.coordinator.takeover import first_epoch
+from txnbuffer.coordinator.transaction import principal_tag
 from txnbuffer.errors import (
     CoordinatorStopped,
     ForeignTopic,
     InvalidRequest,
     LogRestored,
+    NotAuthorized,
     UnknownSession,
 )
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
 from txnbuffer.rpc.frames import ClientFrame, Send, SessionHello
+from txnbuffer.service.access import EVERYTHING_ALLOWED
 from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
 from txnbuffer.service.connection import SessionConnection
+from txnbuffer.service.needs import allowed
 from txnbuffer.service.topics import Topics, check_owned
 
 TRANSACTIONAL = {VERSION, TXN, SEQ}
@@ -168,7 +173,7 @@ OPEN_REQUEST = 0
 NO_REQUEST = -1
 """The request number of requests that have no answer."""
 MAX_SESSION_NAME = 100
-_QUALIFIED_NAME = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
+_QUALIFIED_NAME = re.compile("([0-9a-fp][0-9a-f]{31})x([0-9]+)x([0-9a-f]{32})")
 MAX_SHOWN = 100
 """Characters of an invalid name that its error quotes."""
 WRITE_TO_CLUSTER = (
@@ -240,7 +245,12 @@ class RequestHandler:
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
             )
-        name = self._session_of(hello.session) or current().randomness.token(16).hex()
+        name, tag = self._session_of(hello.session), connection.permissions.tag
+        if name and principal_tag(name) != tag:
+            raise connection.permissions.denied(
+                NotAuthorized("the session belongs to another principal: open a session of your own")
+            )
+        name = name or tag + current().randomness.token(16).hex()[len(tag) :]
         older = self.connections.pop(name, None)
         if older is not None:
             older.close(UnknownSession("another connection has resumed this session: this one is closed"))
@@ -285,6 +295,10 @@ class RequestHandler:
 
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
+        if connection.permissions is not EVERYTHING_ALLOWED:
+            frame, refusals = allowed(connection.permissions, frame)
+            if refusals:
+                connection.answer(refusals)
         for request, topic in frame.registers:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
@@ -343,6 +357,11 @@ class RequestHandler:
         number = connection.sends
         if not self._topics.takes_records:
             connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
+            connection.settle(number, 0)
+            return
+        denial = connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic)
+        if denial is not None:
+            connection.fail(number, denial)
             connection.settle(number, 0)
             return
         topic = self._topics.get(send.topic)

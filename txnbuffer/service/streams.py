@@ -20,6 +20,7 @@ from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker, Reader
 from broker_io.position import NO_INDEX
+from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import (
@@ -35,6 +36,7 @@ from txnbuffer.mutations.cursor import Cursor
 from txnbuffer.mutations.manager import MemoryBudget, ReadLog, StopReading, Wake
 from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
 from txnbuffer.service.connection import MIB
 from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, compactable
 from txnbuffer.service.topics import Topics
@@ -62,8 +64,11 @@ class StreamConnection:
     frames are left to send.
     """
 
-    def __init__(self, streams: Streams, number: int, peer: str, config: ServerConfig) -> None:
+    def __init__(
+        self, streams: Streams, number: int, peer: str, config: ServerConfig, permissions: Permissions
+    ) -> None:
         self.peer = peer
+        self.permissions = permissions
         self.server = StreamServer(config, streams.now())
         self.ended = asyncio.Event()
         self._streams = streams
@@ -94,6 +99,12 @@ class StreamConnection:
         """The client disconnected."""
         self.server.disconnected()
         self.settle()
+
+    def recheck(self) -> None:
+        """Raises NotAuthorized if the client has to authenticate again, or may not read a topic any more."""
+        self.permissions.check_valid()
+        for feed, _ in self._cursors.values():
+            self.permissions.check(Action.READ, ResourceKind.TOPIC, feed.name)
 
     # For `Streams`
 
@@ -130,7 +141,11 @@ class StreamConnection:
             for effect in effects:
                 match effect:
                     case FindTopic(stream, topic):
-                        self._streams.find(self, stream, topic)
+                        refusal = self.permissions.refusal(Action.READ, ResourceKind.TOPIC, topic)
+                        if refusal is None:
+                            self._streams.find(self, stream, topic)
+                        else:
+                            self.server.topic_refused(stream, refusal)
                     case OpenCursor():
                         self._open(effect)
                     case CloseCursor(stream):
@@ -374,10 +389,10 @@ class Streams:
 
     # For the transport
 
-    def connect(self, peer: str = "in process") -> StreamConnection:
+    def connect(self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED) -> StreamConnection:
         """Open a connection; its first message must be the hello."""
         self._numbers += 1
-        connection = StreamConnection(self, self._numbers, peer, self._server)
+        connection = StreamConnection(self, self._numbers, peer, self._server, permissions)
         self.connections[connection] = None
         if self._ended is not None:
             connection.close(self._ended)
@@ -490,13 +505,13 @@ class Streams:
 
     def client_named(self, connection: StreamConnection) -> None:
         """End an older connection of the same name once a client has sent its name."""
-        older = self._names.named(connection.server)
+        older = self._names.named(connection.server, connection.permissions.principal)
         for other in [one for one in self.connections if one.server is older]:
             other.settle()
 
     def gone(self, connection: StreamConnection) -> None:
         self.connections.pop(connection, None)
-        self._names.closed(connection.server)
+        self._names.closed(connection.server, connection.permissions.principal)
 
     def find(self, connection: StreamConnection, stream: int, name: str) -> None:
         """Look up a topic in the background and report it to a connection."""

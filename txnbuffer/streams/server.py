@@ -427,27 +427,27 @@ class StreamServer:
 
 @dataclass(slots=True, eq=False)
 class Connections:
-    """The current connection of each name."""
+    """The current connection of each principal and name."""
 
-    _named: dict[str, StreamServer] = field(default_factory=dict)
+    _named: dict[tuple[str, str], StreamServer] = field(default_factory=dict)
 
-    def named(self, server: StreamServer) -> StreamServer | None:
-        """A connection has sent its hello. Ends the connection that it supersedes, and returns it."""
+    def named(self, server: StreamServer, principal: str = "") -> StreamServer | None:
+        """A connection of a principal has sent its hello. Ends the connection that it supersedes, and returns it."""
         if not server.name or server.closed:
             return None
-        older = self._named.get(server.name)
+        older = self._named.get((principal, server.name))
         if older is server:
             return None
-        self._named[server.name] = server
+        self._named[principal, server.name] = server
         if older is None or older.closed:
             return None
         older.hang_up(ConnectionSuperseded(f"another connection named {server.name!r} was opened; this one ends"))
         return older
 
-    def closed(self, server: StreamServer) -> None:
+    def closed(self, server: StreamServer, principal: str = "") -> None:
         """A connection has ended."""
-        if self._named.get(server.name) is server:
-            del self._named[server.name]
+        if self._named.get((principal, server.name)) is server:
+            del self._named[principal, server.name]
 
 
 def check_cursor_name(name: object) -> str:

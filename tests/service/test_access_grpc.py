@@ -1,0 +1,259 @@
+"""Access control over gRPC: who is refused, what each principal may do, and what happens when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from access_world import AccessedService, accessed
+from commands import txnbuf
+from service_setup import engine_on, eventually, on_a_loop
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.errors import NotAuthorized, ServiceUnavailable, TopicNotFound, Unauthenticated
+from broker_io.memory import MemoryBroker
+from txnbuffer import connect
+from txnbuffer.client.client import Client
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+
+ROW = Batch.of([Message(b"k", b"v")])
+
+
+async def send(client: Client, topic: str) -> None:
+    async with client.transaction() as txn:
+        await txn.send(topic, b"v", key="k")
+
+
+async def write_as(service: AccessedService, principal: str, topic: str) -> None:
+    async with service.connect(principal) as client:
+        await send(client, topic)
+
+
+def read_as(service: AccessedService, principal: str, topic: str) -> int:
+    with open_broker(service.address, token=service.tokens.text[principal]) as remote, \
+            CommittedReader(remote, topic) as reader:  # fmt: skip
+        batch = reader.read()
+        return 0 if batch is None else len(batch)
+
+
+@on_a_loop
+async def test_clients_without_a_known_token_are_refused(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        for options in ({}, {"token": "txnb_000000000000_" + "0" * 64}, {"token": "a.b.c"}):
+            with pytest.raises(Unauthenticated):
+                await connect(service.address, **options)
+            with pytest.raises(Unauthenticated):
+                await asyncio.to_thread(open_broker, service.address, **options)
+        assert len(service.denials()) >= 3
+        assert service.access.denied["Unauthenticated"] >= 6
+        assert "txnb_" not in str(service.log)
+        await write_as(service, "writer", "a")
+
+
+@on_a_loop
+async def test_each_principal_does_what_its_roles_allow(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "writer", "a")
+        await write_as(service, "root", "b")
+        for principal in ("writer", "reader", "processor", "operator"):
+            with pytest.raises(NotAuthorized, match=f"'{principal}' may not write topic 'b'"):
+                await write_as(service, principal, "b")
+        for principal in ("reader", "processor", "operator"):
+            with pytest.raises(NotAuthorized, match=f"'{principal}' may not write topic 'a'"):
+                await write_as(service, principal, "a")
+        for principal in ("reader", "processor", "root"):
+            assert await asyncio.to_thread(read_as, service, principal, "a") == 1
+        for principal in ("writer", "operator"):
+            with pytest.raises(NotAuthorized, match=f"'{principal}' may not read topic 'a'"):
+                await asyncio.to_thread(read_as, service, principal, "a")
+        for principal in ("reader", "processor"):
+            with pytest.raises(TopicNotFound, match="no topic 'b' to read"):
+                await asyncio.to_thread(read_as, service, principal, "b")
+        assert ("writer", "write", "topic 'b'") in service.denials()
+
+
+@on_a_loop
+async def test_names_of_producers_need_a_right(tmp_path: Path) -> None:
+    async def write_named(client: Client, name: str) -> None:
+        async with client.transaction(name=name, number=1) as txn:
+            await txn.send("a", b"v")
+
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        async with service.connect("writer") as client:
+            await write_named(client, "w-1")
+            with pytest.raises(NotAuthorized, match="'writer' may not use producer 'x'"):
+                await write_named(client, "x")
+            with pytest.raises(NotAuthorized, match="'writer' may not use producer 'x'"):
+                await client.delete_name("x")
+        for principal in ("reader", "processor"):
+            async with service.connect(principal) as client:
+                with pytest.raises(NotAuthorized, match="may not use producer 'w-1'"):
+                    await write_named(client, "w-1")
+
+
+@on_a_loop
+async def test_groups_need_a_right(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        await write_as(service, "root", "b")
+        async with service.connect("processor") as client:
+            await client.join("g-1")
+            with pytest.raises(NotAuthorized, match="'processor' may not join group 'x'"):
+                await client.join("x")
+        async with service.connect("reader") as client:
+            with pytest.raises(NotAuthorized, match="'reader' may not join group 'g-1'"):
+                await client.join("g-1")
+
+
+@on_a_loop
+async def test_streams_need_to_read_their_topic(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        await write_as(service, "root", "b")
+        async with service.connect("reader") as client:
+            async with client.stream("a", to="now") as stream:
+                assert sum([len(batch) async for batch in stream]) == 1
+            with pytest.raises(NotAuthorized, match="'reader' may not read topic 'b'"):
+                async with client.stream("b", to="now") as stream:
+                    [batch async for batch in stream]
+
+
+@on_a_loop
+async def test_session_of_another_principal_can_not_be_continued(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        async with service.connect("root") as client, service.connect("writer", max_unavailable=2.0) as other:
+            await send(client, "a")
+            other.session.core.session = client.session.core.session  # what an eavesdropper would know
+            for connection in engine.connections:
+                if connection.permissions.principal == "writer":
+                    connection.close(ServiceUnavailable("connect again"))
+            with pytest.raises(NotAuthorized, match="belongs to another principal"):
+                await send(other, "a")
+            await send(client, "a")
+        assert ("writer", None, None) in service.denials()
+
+
+@on_a_loop
+async def test_revoked_token_ends_its_connections(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("writer", max_unavailable=2.0) as client, service.connect("root") as root:
+            await send(client, "a")
+            service.tokens.revoke("writer")
+            service.access.refresh()
+            with pytest.raises(Unauthenticated, match=r"revoked"):
+                await send(client, "a")
+            await send(root, "a")
+
+
+@on_a_loop
+async def test_renewed_token_is_used_without_an_error(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        path = tmp_path / "token"
+        path.write_text(service.tokens.text["writer"] + "\n")
+        async with connect(service.address, token_file=str(path)) as client:
+            await send(client, "a")
+            old = service.tokens.text["writer"]
+            service.tokens.revoke("writer")
+            path.write_text(service.tokens.add("writer"))
+            assert service.tokens.text["writer"] != old
+            service.access.refresh()
+            await send(client, "a")
+
+
+@on_a_loop
+async def test_expired_token_ends_its_connections(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        service.tokens.add("writer", expires=int(time.time()) + 2)
+        service.access.refresh()
+        async with service.connect("writer", max_unavailable=2.0) as client:
+            await send(client, "a")
+            await asyncio.sleep(2.1)
+            service.access.refresh()
+            with pytest.raises(Unauthenticated, match="expired"):
+                await send(client, "a")
+
+
+@on_a_loop
+async def test_changed_policy_counts_from_the_next_request_on(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("writer") as client:
+            await send(client, "a")
+            text = service.policy.read_text()
+            service.policy.write_text(text.replace('topics = ["a*"]', 'topics = ["z*"]'))
+            service.access.refresh()
+            with pytest.raises(NotAuthorized, match="'writer' may not write topic 'a'"):
+                await send(client, "a")
+            service.policy.write_text("nonsense")
+            service.access.refresh()
+            with pytest.raises(NotAuthorized, match="'writer' may not write topic 'a'"):
+                await send(client, "a")
+            assert [str(error).partition(": ")[0] for error in service.access.problems] == [
+                f"{service.policy} is not valid TOML"
+            ]
+            service.policy.write_text(text)
+            service.access.refresh()
+            assert service.access.problems == []
+            await send(client, "a")
+
+
+@on_a_loop
+async def test_changed_policy_ends_streams_that_it_no_longer_allows(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("reader", max_unavailable=2.0) as client, client.stream("a") as stream:
+            while len(await anext(stream)) == 0:
+                pass
+            service.policy.write_text(service.policy.read_text().replace('topics = ["a*"]', 'topics = ["z*"]'))
+            service.access.refresh()
+            with pytest.raises(NotAuthorized, match="'reader' may not read topic 'a'"):
+                await anext(stream)
+
+
+@on_a_loop
+async def test_internal_topics_are_for_operators_of_the_service(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        await write_as(service, "root", "b")
+
+        def topics(principal: str) -> list[str]:
+            with open_broker(service.address, token=service.tokens.text[principal]) as remote:
+                return remote.topics()
+
+        assert await asyncio.to_thread(topics, "reader") == ["a"]
+        assert {"a", "b", DECISIONS} < {*await asyncio.to_thread(topics, "root")}
+
+        def ledgers(principal: str) -> None:
+            with open_broker(service.address, token=service.tokens.text[principal]) as remote:
+                remote.ledgers(DECISIONS)
+
+        with pytest.raises(NotAuthorized, match="'operator' may not operate the service"):
+            await asyncio.to_thread(ledgers, "operator")
+
+
+@on_a_loop
+async def test_admin_requests_need_their_role(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        await write_as(service, "root", "b")
+
+        async def command(principal: str, *words: str) -> Any:
+            environment = {"TXNBUFFER_TOKEN": service.tokens.text[principal]}
+            at = service.address.removeprefix("txnbuf://")
+            return await asyncio.to_thread(txnbuf, *words, "--service", at, environ=environment)
+
+        assert (await command("operator", "describe", "a")).returncode == 0
+        denied = await command("operator", "describe", "b")
+        assert (denied.returncode, "'operator' may not read topic 'b'" in denied.stderr) == (2, True)
+        assert "'operator' may not operate the service" in (await command("operator", "abort", "0:1")).stderr
+        listed = await command("operator", "list", "--output", "json")
+        assert '"a"' in listed.stdout
+        assert '"b"' not in listed.stdout
+        assert '"b"' in (await command("root", "list", "--output", "json")).stdout
+        await eventually(lambda: service.access.denied["NotAuthorized"] >= 2)

@@ -1,0 +1,125 @@
+"""Client certificates: who they name, which are refused, and certificates that are replaced while the service runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from access_world import POLICY
+from certificates import Authority, openssl
+from service_setup import engine_on, on_a_loop
+
+from broker_io.errors import NotAuthorized, ServiceUnavailable, UntrustedService
+from broker_io.memory import MemoryBroker
+from txnbuffer import connect
+from txnbuffer.client.connection import PendingConnection
+from txnbuffer.config import AccessConfig
+from txnbuffer.service.access import Access
+from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.tls import ServerTls
+
+
+class TlsService:
+    """A service that wants certificates of `authority`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority(directory, "authority")
+        certificate, key = self.authority.sign("service")
+        self.tls = ServerTls(str(certificate), str(key), str(self.authority.trust))
+        self.port = 0
+
+    def connect(self, certificate: Path, key: Path, **options: Any) -> PendingConnection:
+        return connect(
+            f"txnbuf://localhost:{self.port}",
+            tls_ca=str(self.authority.trust), tls_cert=str(certificate), tls_key=str(key),
+            max_unavailable=1.0, timeout=3.0, **options,
+        )  # fmt: skip
+
+    async def write(self, certificate: Path, key: Path, topic: str = "a") -> None:
+        async with self.connect(certificate, key) as client:
+            await client.send(topic, b"v")
+
+
+@asynccontextmanager
+async def tls_service(directory: Path) -> AsyncIterator[TlsService]:
+    service = TlsService(directory)
+    (directory / "policy").write_text(POLICY)
+    (directory / "policy").chmod(0o644)
+    config = AccessConfig(policy=str(directory / "policy"), client_ca=service.tls.client_ca)
+    async with engine_on(MemoryBroker()) as engine:
+        access = Access(config, lambda event, **facts: None)
+        server = GrpcServer(engine.limits, max_clients=10, access=access)
+        service.tls.check()
+        await server.start("127.0.0.1:0", service.tls)
+        await server.serve(engine, ServiceAdmin(engine))
+        service.port = server.port
+        try:
+            yield service
+        finally:
+            await server.stop()
+
+
+@on_a_loop
+async def test_certificate_names_the_principal(tmp_path: Path) -> None:
+    async with tls_service(tmp_path) as service:
+        await service.write(*service.authority.sign("writer"))
+        with pytest.raises(NotAuthorized, match="'writer' may not write topic 'b'"):
+            await service.write(*service.authority.sign("writer"), "b")
+        with pytest.raises(NotAuthorized, match="'reader' may not write topic 'a'"):
+            await service.write(*service.authority.sign("reader"))
+        with pytest.raises(NotAuthorized, match="no rule of the policy names 'stranger'"):
+            await service.write(*service.authority.sign("stranger"))
+
+
+@on_a_loop
+async def test_foreign_expired_and_missing_certificates_are_refused(tmp_path: Path) -> None:
+    async with tls_service(tmp_path) as service:
+        (other := tmp_path / "other").mkdir()
+        foreign = Authority(other, "authority").sign("writer")
+        certificate, key = service.authority.sign("writer")
+        expired = tmp_path / "expired.pem"
+        request = tmp_path / "again.csr"
+        openssl("req", "-new", "-key", key, "-subj", "/CN=writer", "-out", request)
+        by = ["-CA", service.authority.trust, "-CAkey", tmp_path / "authority.key", "-CAcreateserial"]
+        when = ["-not_before", "20200101000000Z", "-not_after", "20200102000000Z"]
+        try:
+            openssl("x509", "-req", *when, *by, "-in", request, "-out", expired)
+        except Exception:  # OpenSSL before 3.4 has no dates here
+            openssl("x509", "-req", "-days", "-1", *by, "-in", request, "-out", expired)
+        for one in (foreign, (expired, key)):
+            with pytest.raises(ServiceUnavailable):
+                await service.write(*one)
+        with pytest.raises(ServiceUnavailable):
+            await connect(
+                f"txnbuf://localhost:{service.port}", tls_ca=service.tls.client_ca, max_unavailable=1.0, timeout=3.0
+            )
+        await service.write(certificate, key)
+
+
+@on_a_loop
+async def test_replaced_certificates_and_authorities_are_used_without_a_restart(tmp_path: Path) -> None:
+    async with tls_service(tmp_path) as service:
+        old = service.authority
+        writer = old.sign("writer")
+        await service.write(*writer)
+        (other := tmp_path / "other").mkdir()
+        new = Authority(other, "new")
+        certificate, key = new.sign("service")
+        certificate.replace(service.tls.certificate)
+        await asyncio.sleep(0)
+        await service.write(*writer)  # the key does not fit yet: the old pair is in use
+        key.replace(service.tls.key)
+        with pytest.raises(UntrustedService):
+            await service.write(*writer)
+        service.authority = new
+        await service.write(*writer)  # the service trusts the old authority of clients still
+        Path(service.tls.client_ca).write_bytes(new.trust.read_bytes())
+        with pytest.raises(ServiceUnavailable):
+            await service.write(*writer)
+        await service.write(*new.sign("writer"))

@@ -1,0 +1,125 @@
+"""Who a client is: the principal of its token or certificate
+
+Without any credential in the configuration all clients are `anonymous`. A token wins over the certificate of the same
+connection, which then only protects the transport.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from broker_io.environment import Clock
+from txnbuffer.access.files import WatchedFile
+from txnbuffer.access.jwt import TokenBearer, Verifier
+from txnbuffer.access.policy import check_principal
+from txnbuffer.access.tokens import TokenFile, is_issued, parse_tokens
+from txnbuffer.config import AccessConfig
+from txnbuffer.errors import InvalidTokenFile, Unauthenticated
+
+ANONYMOUS = "anonymous"
+BEARER = "Bearer "
+MAX_VERIFIED = 10_000
+"""Tokens whose verification is remembered."""
+
+
+class Caller(NamedTuple):
+    """Who makes a call. `token`: the id of an issued token; `expires`: seconds since 1970, or None."""
+
+    principal: str
+    token: str | None = None
+    expires: int | None = None
+
+
+NOBODY = Caller(ANONYMOUS)
+
+
+def authenticates(config: AccessConfig) -> bool:
+    """Whether clients must say who they are."""
+    return bool(config.tokens or config.jwt_key or config.client_ca)
+
+
+class Authenticator:
+    """Raises InvalidConfiguration, and MissingDependency, for files that can't be used."""
+
+    def __init__(self, config: AccessConfig, clock: Clock) -> None:
+        self._clock = clock
+        self.enabled = authenticates(config)
+        self._certificates = bool(config.client_ca)
+        self._tokens: WatchedFile[TokenFile] | None = None
+        self._verifier: WatchedFile[Verifier] | None = None
+        self._verified: dict[bytes, TokenBearer] = {}
+        if config.tokens:
+            self._tokens = WatchedFile(config.tokens, "the file of tokens", _token_file, secret=True)
+        if config.jwt_key:
+            self._verifier = WatchedFile(
+                config.jwt_key,
+                "the public keys",
+                lambda keys, path: Verifier(
+                    keys, path, claim=config.jwt_claim, issuer=config.jwt_issuer, audience=config.jwt_audience
+                ),
+                secret=False,
+            )
+
+    @property
+    def files(self) -> list[WatchedFile[TokenFile] | WatchedFile[Verifier]]:
+        return [file for file in (self._tokens, self._verifier) if file is not None]
+
+    def refresh(self) -> bool:
+        """Read the files again that have changed; whether one has."""
+        changed = [file.refresh() for file in self.files]
+        if any(changed):
+            self._verified.clear()
+        return any(changed)
+
+    def authenticate(self, authorization: str | None, common_name: str | None) -> Caller:
+        """The caller, from the header `authorization` and the name in a certificate. Raises Unauthenticated."""
+        if not self.enabled:
+            return NOBODY
+        if authorization is not None:
+            if authorization[: len(BEARER)].lower() != BEARER.lower():
+                raise Unauthenticated("the header 'authorization' is not 'Bearer TOKEN': send a token")
+            return self._of_token(authorization[len(BEARER) :].strip())
+        if common_name is not None and self._certificates:
+            try:
+                return Caller(check_principal(common_name))
+            except ValueError as error:
+                raise Unauthenticated(f"the certificate names no possible principal: {error}") from None
+        ways = ["a token"] * bool(self.files) + ["a client certificate"] * self._certificates
+        raise Unauthenticated(f"this service must know who you are: connect with {' or '.join(ways)}")
+
+    def check_valid(self, caller: Caller) -> None:
+        """Raises Unauthenticated if the token of a connected caller has expired or was revoked."""
+        if caller.token is not None and (self._tokens is None or caller.token not in self._tokens.value.tokens):
+            raise Unauthenticated(f"token {caller.token} was revoked: get a new one")
+        if caller.expires is not None and self._now() >= caller.expires:
+            raise Unauthenticated("the token has expired: get a new one")
+
+    def _of_token(self, text: str) -> Caller:
+        if self._tokens is not None and is_issued(text):
+            token = self._tokens.value.find(text)
+            if token is None:
+                raise Unauthenticated("the token is unknown, or was revoked: get a new one")
+            caller = Caller(token.principal, token.id, token.expires)
+            self.check_valid(caller)
+            return caller
+        if self._verifier is None:
+            raise Unauthenticated("this service has not issued the token: get one with `txnbuf token create`")
+        digest = hashlib.sha256(text.encode(errors="replace")).digest()
+        bearer = self._verified.get(digest)
+        if bearer is None or (bearer.expires is not None and self._now() >= bearer.expires):
+            bearer = self._verifier.value.verify(text, self._now())
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[digest] = bearer
+        return Caller(bearer.principal, None, bearer.expires)
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000
+
+
+def _token_file(data: bytes, path: str) -> TokenFile:
+    try:
+        return parse_tokens(data.decode(), path)
+    except UnicodeDecodeError:
+        raise InvalidTokenFile(f"{path} is no file of tokens: create one with `txnbuf token create`") from None
