@@ -1,4 +1,4 @@
-"""The table of what principals may do, generated from a policy, and how each cell of it is tried over gRPC."""
+"""The table of what principals may do, generated from a policy, and how each cell is tried over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
+
+from http_answers import ask
 
 from broker_io import open_broker
 from broker_io.errors import CallerError, NotAuthorized
@@ -98,6 +100,20 @@ class GrpcAttempts:
 
     async def _operate_group(self, group: str) -> None:
         await self.ask("ForgetGroup", group=group)
+
+
+class HttpAttempts(GrpcAttempts):
+    """As GrpcAttempts; requests of operators go to an HTTP port."""
+
+    def __init__(self, port: int, address: str, token: str, client: PendingConnection) -> None:
+        super().__init__(address, token, client)
+        self._port = port
+
+    async def ask(self, request: str, **arguments: Any) -> Any:
+        answer = await asyncio.to_thread(ask, self._port, f"/admin/{request}", arguments, token=self._token)
+        if answer.status == 403:
+            raise NotAuthorized(answer.json["message"])
+        return answer.json
 
 
 async def wrong_cells(cells: Iterable[Cell], attempts: Callable[[str], GrpcAttempts]) -> list[str]:

@@ -16,7 +16,9 @@ from txnbuffer.service.access import Access
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.replication import Replication
+from txnbuffer.service.tls import ServerTls, WatchedTls
 
 POLICY = """
 [[allow]]
@@ -82,10 +84,11 @@ class Tokens:
 
 
 class AccessedService:
-    """A service on an engine in this process; `log` has the lines that it logged."""
+    """A service on an engine in this process, over gRPC and HTTP; `log` has the lines that it logged."""
 
     def __init__(self, engine: Engine, server: GrpcServer, access: Access, tokens: Tokens, policy: Path) -> None:
         self.engine, self.server, self.access, self.tokens, self.policy = engine, server, access, tokens, policy
+        self.http = HttpServer(admin=server.admin, access=access, names=["txn.example.org"])
         self.address = f"txnbuf://127.0.0.1:{server.port}"
         self.log: list[Mapping[str, Any]] = []
 
@@ -100,7 +103,9 @@ class AccessedService:
 
 
 @asynccontextmanager
-async def accessed(engine: Engine, directory: Path, policy: str = POLICY) -> AsyncIterator[AccessedService]:
+async def accessed(
+    engine: Engine, directory: Path, policy: str = POLICY, *, tls: ServerTls | None = None
+) -> AsyncIterator[AccessedService]:
     """Serve an engine with a policy, and a token for each of PRINCIPALS."""
     tokens, path = Tokens(directory, PRINCIPALS), directory / "policy.toml"
     path.write_text(policy)
@@ -110,14 +115,17 @@ async def accessed(engine: Engine, directory: Path, policy: str = POLICY) -> Asy
     def log(event: str, **facts: Any) -> None:
         lines.append({"event": event, **facts})
 
-    access = Access(AccessConfig(policy=str(path), tokens=str(tokens.path)), log)
+    config = AccessConfig(policy=str(path), tokens=str(tokens.path), client_ca=tls.client_ca if tls else "")
+    access = Access(config, log, tls=None if tls is None else WatchedTls(tls))
     server = GrpcServer(engine.limits, max_clients=100, methods=Replication().methods(), access=access)
     access.on_change(server.recheck)
-    await server.start("127.0.0.1:0")
+    await server.start("127.0.0.1:0", tls)
     await server.serve(engine, ServiceAdmin(engine))
     service = AccessedService(engine, server, access, tokens, path)
-    service.log = lines
+    service.log, service.http.engine = lines, engine
+    await service.http.start("127.0.0.1:0")
     try:
         yield service
     finally:
+        await service.http.stop()
         await server.stop()

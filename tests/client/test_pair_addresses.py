@@ -18,6 +18,7 @@ from broker_io.environment import current
 from broker_io.errors import InvalidAddress, NotLive, VersionMismatch
 from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets, split_address
+from broker_io.rpc.credentials import NO_CREDENTIALS
 from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.client import connection
@@ -251,7 +252,7 @@ def test_a_connection_for_requests_of_operators_is_one_to_the_live_service() -> 
 
     async def test(two: Services) -> None:
         await two.move()
-        addresses = Endpoint.each(service_targets(two.address), None)
+        addresses = Endpoint.each(service_targets(two.address), NO_CREDENTIALS)
         link = await ServiceConnectors.to_addresses(addresses, 20.0, LogIdentity()).admin()
         assert (await link.ask("Status", {}))["shards"] == 1
         await link.close()

@@ -1,10 +1,10 @@
-"""Each cell of principal × action × resource, over gRPC, on an embedded log."""
+"""Each cell of principal × action × resource, over gRPC and HTTP, on an embedded log."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from access_table import GrpcAttempts, table, wrong_cells
+from access_table import OF_SERVICE, GrpcAttempts, HttpAttempts, table, wrong_cells
 from access_world import POLICY, PRINCIPALS, accessed
 from service_setup import engine_on, on_a_loop
 
@@ -20,7 +20,7 @@ NAMES = {
 
 
 @on_a_loop
-async def test_each_cell_of_the_policy_holds_over_grpc(tmp_path: Path) -> None:
+async def test_each_cell_of_the_policy_holds_over_grpc_and_http(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client:
             for topic in NAMES[ResourceKind.TOPIC]:
@@ -34,3 +34,12 @@ async def test_each_cell_of_the_policy_holds_over_grpc(tmp_path: Path) -> None:
         assert len(cells) == 5 * 17
         assert sum(cell.allowed for cell in cells) == 32
         assert await wrong_cells(cells, attempts) == []
+
+        def over_http(principal: str) -> HttpAttempts:
+            token = service.tokens.text[principal]
+            return HttpAttempts(service.http.port, service.address, token, connect(service.address, token=token))
+
+        # Nothing is read, written or joined over HTTP.
+        cells = [cell for cell in cells if cell.action in OF_SERVICE]
+        assert (len(cells), sum(cell.allowed for cell in cells)) == (5 * 7, 14)
+        assert await wrong_cells(cells, over_http) == []

@@ -174,7 +174,7 @@ def test_a_request_under_way_ends_with_the_engine_that_would_answer_it() -> None
             asked.set()
             await asyncio.Event().wait()
 
-        service.service._listeners.grpc._methods["List"] = hang
+        service.service._listeners.grpc.admin._methods["List"] = hang
         answer = asyncio.ensure_future(service.ask("List"))
         await asked.wait()
         await both.move_to(1)
@@ -188,7 +188,7 @@ def test_a_standby_names_the_service_that_serves() -> None:
     async def test(both: RunningPair) -> None:
         address = f"127.0.0.1:{both.services[0].port}"
         standby = both.services[1].service._listeners.grpc
-        await eventually(lambda: address in standby.waits_for)
+        await eventually(lambda: address in standby.admin.waits_for)
         with pytest.raises(ServiceUnavailable, match=f"standing by: the service at {address} serves"):
             await connect(f"txnbuf://127.0.0.1:{both.services[1].port}", max_unavailable=0.0).open()
 
@@ -362,7 +362,7 @@ def test_a_new_live_without_its_backup_says_why_it_serves_nothing_and_stops_at_o
         second = both.services[1]
         both.pair.strict, both.pair.in_sync = True, False
         both.pair.move(1)
-        await eventually(lambda: "min_in_sync is 2" in second.service._listeners.grpc.waits_for)
+        await eventually(lambda: "min_in_sync is 2" in second.service._listeners.grpc.admin.waits_for)
         status, text = await second.get("/ready")
         assert (status, "can't answer readers either" in text) == (503, True)
         with pytest.raises(ServiceUnavailable, match="min_in_sync is 2"):

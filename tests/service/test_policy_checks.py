@@ -15,7 +15,7 @@ from txnbuffer.errors import NotVisible
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.http_server import exposition
+from txnbuffer.service.http_server import exposition, metrics
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_a_policy_that_is_set_later_is_reported_while_it_lasts():
             (told,) = await ServiceAdmin(engine).list_topics({})
             assert "after a second" in told["problem"]
             assert list((await ServiceAdmin(engine).status({}))["policy_problems"]) == ["a"]
-            assert b"topics_endangered 1" in exposition(engine)
+            assert b"topics_endangered 1" in exposition(metrics(engine))
             broker.danger = None
             await eventually(lambda: not engine.policy_checks.dangers)
             assert not engine.ended.done()

@@ -91,11 +91,12 @@ OF_A_PAIR = ["--listen", "127.0.0.1:0", "--http", "", "--pair-listen", "127.0.0.
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--listen", "0.0.0.0:0"], 2, "give --tls-cert and --tls-key"),
-        (["--http", "0.0.0.0:0"], 2, "without TLS"),
+        (["--listen", "0.0.0.0:0"], 2, "configure TLS (--tls-cert and --tls-key) and authentication"),
+        (["--http", "0.0.0.0:0"], 2, "without protection"),
         (["--tls-cert", "some.pem"], 2, "both a certificate and its key"),
-        (["--tls-cert", __file__, "--tls-key", __file__], 5, "is not a PEM certificate (service.tls_cert"),
+        (["--tls-cert", __file__, "--tls-key", __file__], 5, "the private key"),
         ([*OF_A_PAIR, "--pair-lock", "etcd://127.0.0.1:1/p?user=u&password-file=/none"], 5, "/none (password-file of"),
+        (["--tls-cert", __file__, "--tls-key", "none"], 5, "cannot read the private key none"),
         (["--set", "service.listne=x"], 2, "did you mean 'listen'"),
         (["--set", "transactions.timeout=0"], 2, "must be more than 0 seconds"),
         (["--set", "service.create_topics=perhaps"], 2, "must be true or false"),

@@ -8,6 +8,8 @@ from pair_of_brokers import Pair
 from service_setup import engine_on, on_a_loop
 
 from broker_io.memory import MemoryBroker
+from txnbuffer.config import AccessConfig
+from txnbuffer.service.access import Access
 from txnbuffer.service.http_server import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
@@ -15,9 +17,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 
 @on_a_loop
 async def test_the_page_lists_the_metrics() -> None:
+    access = Access(AccessConfig(), log=print)
     async with engine_on(MemoryBroker()) as engine:
         lines = {
             f"| `txnbuffer_{name}{'_total' if kind == 'counter' else ''}` | {kind} | {text.rstrip('.')} |"
-            for name, text, _, kind in metrics(engine, pair=Pair().members[0].status())
+            for name, text, _, kind, _ in metrics(engine, pair=Pair().members[0].status(), access=access)
         }
     assert lines <= set(PAGE.read_text().splitlines())

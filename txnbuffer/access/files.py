@@ -43,12 +43,12 @@ class WatchedFile(Generic[T]):
         self._what = what
         self._parse = parse
         self._secret = secret
-        self._seen = _identity(path)
+        self._seen = file_identity(path)
         self.value = self._read()
 
     def refresh(self) -> bool:
         """Read the file again if it has changed; whether `value` is another one now."""
-        seen = _identity(self.path)
+        seen = file_identity(self.path)
         if seen == self._seen:
             return False
         self._seen = seen
@@ -69,8 +69,8 @@ def _may(loose: int) -> str:
     return "read and change" if reads and writes else "change" if writes else "read"
 
 
-def _identity(path: str) -> tuple[int, ...] | None:
-    """What changes with a file and its permissions; None if it is not there."""
+def file_identity(path: str) -> tuple[int, ...] | None:
+    """A value that changes with a file and with its permissions; None if it is not there."""
     disk = current().disk
     try:
         return (*disk.identity(path), disk.permissions(path))

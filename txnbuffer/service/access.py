@@ -1,7 +1,7 @@
 """Access control of a running service: authenticates callers, decides by the policy, counts and logs what it denies
 
-The policy, the tokens and the keys are read again when their files change. A connection whose token has expired or was
-revoked ends then; what a policy no longer allows is denied from the next request on.
+The policy, the tokens, the keys and the certificates are read again when their files change. A connection whose token
+has expired or was revoked ends then; what a policy no longer allows is denied from the next request on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from txnbuffer.access.policy import ALLOWED, EVERYTHING, Action, Policy, Resourc
 from txnbuffer.config import AccessConfig
 from txnbuffer.coordinator.transaction import TAG_BEGIN, TAG_SIZE
 from txnbuffer.errors import Error, InvalidConfiguration, InvalidPolicy, NotAuthorized, Unauthenticated
+from txnbuffer.service.tls import WatchedTls
 
 MAX_REMEMBERED = 10_000
 """Answers that a connection remembers."""
@@ -104,8 +105,11 @@ PERMISSIONS: ContextVar[Permissions] = ContextVar("permissions", default=EVERYTH
 class Access:
     """`denied` counts denials by the name of their error; `generation` grows when permissions may have changed."""
 
-    def __init__(self, config: AccessConfig, log: Log, *, insecure: bool = False) -> None:
+    def __init__(
+        self, config: AccessConfig, log: Log, *, insecure: bool = False, tls: WatchedTls | None = None
+    ) -> None:
         self.insecure = insecure
+        self.tls = tls
         self.denied: Counter[str] = Counter()
         self.generation = 0
         self._log = log
@@ -137,7 +141,8 @@ class Access:
     @property
     def problems(self) -> list[Error]:
         """Why files that have changed are not in use."""
-        return [file.problem for file in self._files() if file.problem is not None]
+        watched: list[WatchedFile[Any] | WatchedTls] = [*self._files(), *([] if self.tls is None else [self.tls])]
+        return [one.problem for one in watched if one.problem is not None]
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Call something when permissions may have changed, and each time that tokens may have expired."""
@@ -191,6 +196,8 @@ class Access:
         if changed:
             self.generation += 1
             self._log("access changed")
+        if self.tls is not None and self.tls.refresh():
+            self._log("certificate changed")
         for error in self.problems:
             if str(error) not in before:
                 self._log("access file not used", error=str(error))

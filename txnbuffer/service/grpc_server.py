@@ -17,7 +17,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from broker_io import serve_broker
@@ -31,7 +30,6 @@ from broker_io.errors import (
 )
 from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection, split_address
 from broker_io.rpc.encoding import serialize
-from broker_io.waits import long_waits
 from snapshots.format import is_internal
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.rpc.admin_encoding import ADMIN_SERVICE, decode_admin_request
@@ -50,10 +48,11 @@ from txnbuffer.rpc.streams_encoding import (
     encode_stream_server_frame,
 )
 from txnbuffer.service.access import PERMISSIONS, Access, Permissions
-from txnbuffer.service.admin import METHODS, ServiceAdmin
+from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.admin_calls import NO_METHODS, AdminCalls, Method
 from txnbuffer.service.connection import MIB, Limits, SessionConnection
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.needs import check_admin, check_log, may_list, visible
+from txnbuffer.service.needs import check_log, may_list
 from txnbuffer.service.streams import StreamConnection
 from txnbuffer.service.tls import ServerTls
 
@@ -85,23 +84,15 @@ def check_change(engine: Engine, topic: str, change: str) -> None:
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
 
-ANSWER = 10.0
-"""Seconds within which admin requests that query the cluster are answered."""
-OF_TOPICS = ("List", "Describe")
-"""Admin requests that query the cluster."""
 PREFIX = "/txnbuffer.v1."
 """What the paths of the methods begin with; others, such as health checks, need no handshake."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
-
-Method = Callable[[dict[str, Any]], Awaitable[Any]]
-NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 
 class GrpcServer:
     """Listens from `start` on, at `port`, and serves an engine from `serve` on.
 
-    `waits_for`: what the service waits for until then; errors of earlier calls quote it. `methods` are the requests of
-    operators that it answers without an engine too.
+    `admin` answers the requests of operators, `methods` without an engine too.
     """
 
     def __init__(
@@ -113,17 +104,14 @@ class GrpcServer:
         access: Access | None = None,
     ) -> None:
         self.port = 0
-        self.waits_for = "the service is starting"
+        self.admin = AdminCalls(methods)
         self._limits = limits
         self._max_clients = max_clients
         self._access = access
         self._engine: Engine | None = None
-        self._always = methods
-        self._methods = {**methods}
         self._server: Any = None
         self._health: Any = None
         self._log: Any = None
-        self._asked: dict[asyncio.Future[Any], None] = {}
 
     async def start(self, address: str, tls: ServerTls | None = None) -> None:
         """Listen at HOST:PORT, with TLS if it is given. Raises EnvironmentFault."""
@@ -159,7 +147,7 @@ class GrpcServer:
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
             identity=engine.log,
         )
-        self._methods = {**self._always, **admin.methods()}
+        self.admin.serve(engine, admin)
         self._engine = engine
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -190,9 +178,8 @@ class GrpcServer:
     async def unserve(self) -> None:
         """Reject all calls again, until another `serve`; the connections of the engine end with it."""
         await self.drain()
-        self._engine, self._methods = None, {**self._always}
-        for asked in [*self._asked]:
-            asked.cancel()
+        self._engine = None
+        self.admin.unserve()
         log, self._log = self._log, None
         if log is not None:
             await log.close()
@@ -214,7 +201,7 @@ class GrpcServer:
             f"/{SESSION_SERVICE}/{SESSION_METHOD}": stream(self._talk),
             f"/{STREAMS_SERVICE}/{STREAMS_METHOD}": stream(self._stream),
         }
-        for name in (*METHODS, *self._always):
+        for name in self.admin.names:
             methods[f"/{ADMIN_SERVICE}/{name}"] = grpc.unary_unary_rpc_method_handler(self._answering(name))
 
         class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -264,7 +251,7 @@ class GrpcServer:
     async def _not_yet(self, _: Any, context: Any) -> None:
         import grpc
 
-        await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.waits_for}")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.admin.waits_for}")
 
     async def _talk(self, _: Any, context: Any) -> None:
         engine = self._engine
@@ -308,43 +295,14 @@ class GrpcServer:
 
     def _answering(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def answer(request: bytes, context: Any) -> bytes:
-            engine = self._engine
             try:
-                asked, permissions = decode_admin_request(request), PERMISSIONS.get()
-                check_admin(permissions, name, asked)
-                method = self._methods.get(name)
-                if method is None:
-                    waits = map(str, long_waits())
-                    raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *waits]))
-                async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
-                    found = await self._ask(method, asked, ends=name not in self._always)
-                    if engine is not None and name not in self._always:
-                        engine.check_answer()
-                    return serialize(AdminAnswer(json=json.dumps(visible(permissions, name, found))))
-            except TimeoutError:
-                why = "; ".join(map(str, long_waits())) or "the cluster does not answer"
-                await end_call(context, ServiceUnavailable(f"the service runs but can't answer now: {why}"))
-                raise
+                found = await self.admin.answer(name, decode_admin_request(request), PERMISSIONS.get())
+                return serialize(AdminAnswer(json=json.dumps(found)))
             except Error as error:
                 await end_call(context, error)
                 raise
 
         return answer
-
-    async def _ask(self, method: Callable[[Any], Awaitable[Any]], request: Any, *, ends: bool) -> Any:
-        """The answer of a method, which `ends` with the engine. Raises ServiceUnavailable then."""
-        asked = asyncio.ensure_future(method(request))
-        if ends:
-            self._asked[asked] = None
-        try:
-            return await asked
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is not None and caller.cancelling():
-                raise
-            raise ServiceUnavailable("this machine serves no more: ask the other one of the pair") from None
-        finally:
-            self._asked.pop(asked, None)
 
 
 async def _read(context: Any, connection: SessionConnection | StreamConnection, decode: Callable[[bytes], Any]) -> None:

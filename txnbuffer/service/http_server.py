@@ -1,6 +1,12 @@
-"""The HTTP server: metrics for Prometheus (`/metrics`), liveness (`/health`) and readiness (`/ready`, else 503).
+"""The HTTP server: liveness, readiness, metrics, and the requests of operators.
 
-Metrics are in base units and read from the engine on each request; `docs/service.md` lists them. The server answers
+- `GET /health`, and `GET /ready` (else 503), are public; with authentication, only known principals see details.
+- `GET /metrics` for Prometheus, for each principal that a rule of the policy names. Metrics are in base units and read
+  from the engine on each request; `docs/service.md` lists them.
+- `POST /admin/REQUEST`: the requests of the admin service of gRPC, with the same rights. Body and answer are JSON.
+
+A client is known by `Authorization: Bearer TOKEN`, or by its certificate, which TLS asks for but does not require
+here, for the probes of `/health`. `txnbuffer.service.http_guard` says which requests are refused. The server answers
 before there is an engine too: then `/ready` says what the service waits for.
 """
 
@@ -8,20 +14,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
 from broker_io.rpc.channel import split_address
+from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
+from txnbuffer.errors import Error, InvalidRequest, NotAuthorized, Unauthenticated
+from txnbuffer.rpc.admin_encoding import decode_admin_request, encode_admin_request
+from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
+from txnbuffer.service.admin_calls import AdminCalls
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.http_guard import JSON, HttpGuard, error_body, peer_of, status_of
 from txnbuffer.service.warm_topics import NO_LAG, StandbyLag
 
 if TYPE_CHECKING:
     import socket
+
+    from starlette.responses import Response
 
 
 LIVE_ROLES = ("live", "switching")
@@ -35,18 +51,25 @@ class Metric(NamedTuple):
     help: str
     value: float
     kind: str = "gauge"
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 NO_PAIR: Mapping[str, Any] = MappingProxyType({})
 
 
-def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, Any] = NO_PAIR) -> Iterator[Metric]:
+def metrics(
+    engine: Engine | None,
+    lag: StandbyLag = NO_LAG,
+    pair: Mapping[str, Any] = NO_PAIR,
+    access: Access | None = None,
+) -> Iterator[Metric]:
     """All current metrics; a process without an engine has only the first ones. `pair`: facts of its pair, if any."""
     yield Metric("serving", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
     yield Metric("waits", "Waits for the cluster or another service that have lasted at least 3 s.", len(waits))
     longest = max((wait.seconds for wait in waits), default=0.0)
     yield Metric("longest_wait_seconds", "Seconds since the longest of these waits began.", longest)
+    yield from _of_access(access)
     yield from _of_standby(lag)
     yield from _of_pair(pair)
     if engine is None:
@@ -58,7 +81,7 @@ def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, 
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
-    coordinator, effects, requests = engine.coordinator, engine.effects, engine.requests
+    coordinator, requests = engine.coordinator, engine.requests
     stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("epoch", "Epoch of this owner.", coordinator.epoch)
     yield Metric("shard", "Number of the shard that this process owns.", coordinator.shard)
@@ -83,6 +106,14 @@ def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, 
     yield Metric("aborts", "Aborted transactions in the buffers, counted per topic.", aborts)
     yield Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", requests.unsettled_bytes)
     yield Metric("waiting_bytes", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
+    yield from _of_work(engine)
+    yield from _of_compaction(engine)
+    yield from _of_groups(engine)
+    yield from _of_streams(engine)
+
+
+def _of_work(engine: Engine) -> Iterator[Metric]:
+    effects, requests = engine.effects, engine.requests
     yield Metric("records", "Client records appended.", requests.records, "counter")
     yield Metric("ends_committed", "Commits applied, counted per topic.", effects.committed, "counter")
     yield Metric("ends_aborted", "Aborts applied, counted per topic.", effects.aborted, "counter")
@@ -95,9 +126,17 @@ def metrics(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, 
     shards = engine.effects.shard_messages
     yield Metric("letters_sent", "Inter-shard messages written to other shards.", shards.sent, "counter")
     yield Metric("letters_received", "Inter-shard messages read from other shards.", shards.received, "counter")
-    yield from _of_compaction(engine)
-    yield from _of_groups(engine)
-    yield from _of_streams(engine)
+
+
+def _of_access(access: Access | None) -> Iterator[Metric]:
+    if access is None:
+        return
+    yield Metric("insecure", "1 if other machines reach the service without protection.", access.insecure)
+    problems = "Changed files of policy, tokens, keys and certificates that can't be used."
+    yield Metric("access_problems", problems, len(access.problems))
+    denied = "Requests denied, by the name of the error."
+    for error in sorted({*access.denied, *DENIALS}):
+        yield Metric("denied", denied, access.denied[error], "counter", (("error", error),))
 
 
 def _of_standby(lag: StandbyLag) -> Iterator[Metric]:
@@ -110,6 +149,8 @@ def _of_standby(lag: StandbyLag) -> Iterator[Metric]:
     yield Metric("standby_restarts", restarted, lag.restarted, "counter")
 
 
+DENIALS = (NotAuthorized.__name__, Unauthenticated.__name__)
+"""Errors whose count is always shown."""
 PAIR_GAUGES = {
     "epoch": ("pair_epoch", "Greatest epoch of the pair that this machine knows."),
     "partial": ("pair_partial", "1 while the log of this machine lacks parts, so that it can't become live."),
@@ -201,16 +242,21 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_backfilled", "Mutations read from the log.", streams.backfills.items, "counter")
 
 
-def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[str, Any] = NO_PAIR) -> bytes:
-    """The text that Prometheus reads, with the metrics of the process."""
+def exposition(found: Iterable[Metric]) -> bytes:
+    """The text that Prometheus reads: these metrics and those of the process."""
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     class Collector:
         def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-            for name, text, value, kind in metrics(engine, lag, pair):
-                family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
-                yield family(f"txnbuffer_{name}", text, value=value)
+            for (name, text, kind), group in groupby(found, lambda metric: (metric.name, metric.help, metric.kind)):
+                rows = [*group]
+                family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(
+                    f"txnbuffer_{name}", text, labels=[label for label, _ in rows[0].labels]
+                )
+                for row in rows:
+                    family.add_metric([value for _, value in row.labels], row.value)
+                yield family
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())
@@ -222,20 +268,29 @@ def exposition(engine: Engine | None, lag: StandbyLag = NO_LAG, pair: Mapping[st
 class HttpServer:
     """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby.
 
-    `replication` returns facts about the pair, if there is one.
+    `replication` returns facts about the pair, if there is one. `names`: names of the service in requests, besides its
+    addresses.
     """
 
-    def __init__(self, replication: Callable[[], Mapping[str, Any]] = lambda: NO_PAIR) -> None:
+    def __init__(
+        self,
+        replication: Callable[[], Mapping[str, Any]] = lambda: NO_PAIR,
+        admin: AdminCalls | None = None,
+        access: Access | None = None,
+        names: Iterable[str] = (),
+    ) -> None:
         self._replication = replication
+        self._admin = AdminCalls() if admin is None else admin
+        self._access = access
+        self._names = frozenset(names)
         self.port = 0
         self.engine: Engine | None = None
         self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
-        self.waits_for = "the service is starting"
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> None:
-        """Listen at HOST:PORT. Raises EnvironmentFault if that fails."""
+        """Listen at HOST:PORT, with the TLS of the service if it has one. Raises EnvironmentFault if that fails."""
         import uvicorn
 
         class Quiet(uvicorn.Server):
@@ -247,7 +302,19 @@ class HttpServer:
 
         listening = _listen(address)
         self.port = listening.getsockname()[1]
-        config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", ws="none")
+        config = uvicorn.Config(
+            HttpGuard(self._app(), self._names, self._refused),
+            http=_protocol(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # the client is the one that is connected
+            lifespan="off",
+            ws="none",
+        )
+        config.load()
+        if self._access is not None and self._access.tls is not None:
+            config.ssl = self._access.tls.server_context()
         server = self._server = Quiet(config)
         self._serving = asyncio.ensure_future(server.serve([listening]))
         while not server.started and not self._serving.done():
@@ -258,35 +325,97 @@ class HttpServer:
             self._server.should_exit = self._server.force_exit = True
             await self._serving
 
+    def _refused(self, error: NotAuthorized, peer: str) -> None:
+        if self._access is not None:
+            self._access.deny(error, peer=peer)
+
+    def _permissions(self, request: Any) -> Permissions:
+        """What the caller of a request may do. Raises Unauthenticated, and NotAuthorized for one that no rule names."""
+        access = self._access
+        if access is None or not access.enabled:
+            return EVERYTHING_ALLOWED
+        name = request.scope["state"].get(COMMON_NAME)
+        return Permissions(
+            access, access.authenticate(request.headers.get("authorization"), name, peer_of(request.scope))
+        )
+
+    def _sees_details(self, request: Any) -> bool:
+        """Whether the caller of a public request is known; a probe is not, and that is no denial."""
+        if self._access is None or not self._access.enabled:
+            return True
+        if "authorization" not in request.headers and request.scope["state"].get(COMMON_NAME) is None:
+            return False
+        with contextlib.suppress(NotAuthorized):
+            self._permissions(request)
+            return True
+        return False
+
     def _app(self) -> Any:
         from starlette.applications import Starlette
-        from starlette.responses import JSONResponse, Response
+        from starlette.exceptions import HTTPException
+        from starlette.responses import Response
         from starlette.routing import Route
 
-        async def metrics(_: Any) -> Response:
-            text = exposition(self.engine, self.lag(), self._replication())
-            return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        async def metrics_of(request: Any) -> Response:
+            self._permissions(request)
+            found = metrics(self.engine, self.lag(), self._replication(), self._access)
+            return Response(exposition(found), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-        async def health(_: Any) -> Response:
-            damaged = [] if self.engine is None else sorted(self.engine.verification.damages)
+        async def health(request: Any) -> Response:
             ended = self.engine is not None and self.engine.ended.done()
-            waits = [wait._asdict() for wait in long_waits()]
-            found = {"status": "running", "damaged": damaged, "waits": waits}
-            standby = {"standby": self.lag()._asdict()} if self.engine is None else {}
-            pair = {"replication": facts} if (facts := self._replication()) else {}
-            return JSONResponse(found | standby | pair, 503 if ended else 200)
+            found: dict[str, Any] = {"status": "running", "insecure": self._is_insecure}
+            return _json(found | (self._health() if self._sees_details(request) else {}), 503 if ended else 200)
 
-        async def ready(_: Any) -> Response:
+        async def ready(request: Any) -> Response:
             waits = self._why_not_ready()
-            state = {"ready": not waits, "waits_for": waits, "waits": [*map(str, long_waits())]}
-            return JSONResponse(state, 503 if waits else 200)
+            details = {"waits_for": waits, "waits": [*map(str, long_waits())]}
+            return _json({"ready": not waits} | (details if self._sees_details(request) else {}), 503 if waits else 200)
 
-        return Starlette(routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)])
+        async def admin(request: Any) -> Response:
+            permissions, name = self._permissions(request), request.path_params["name"]
+            if name not in self._admin.names:
+                raise HTTPException(404)
+            arguments = _arguments(await request.body())
+            return _json(await self._admin.answer(name, arguments, permissions))
+
+        def failed(_: Any, error: Any) -> Response:
+            headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else None
+            return Response(error_body(error), status_of(error), headers, JSON)
+
+        def unknown(_: Any, error: Any) -> Response:
+            text = {404: "there is nothing at this path", 405: "this path does not take the method"}
+            problem = InvalidRequest(f"{text.get(error.status_code, error.detail)}: see docs/service.md")
+            return Response(error_body(problem), error.status_code, error.headers, JSON)
+
+        routes = [
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", metrics_of),
+            Route("/admin/{name}", admin, methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={Error: failed, HTTPException: unknown})
+
+    @property
+    def _is_insecure(self) -> bool:
+        return self._access is not None and self._access.insecure
+
+    def _health(self) -> dict[str, Any]:
+        """What only callers see that are known."""
+        found: dict[str, Any] = {
+            "damaged": [] if self.engine is None else sorted(self.engine.verification.damages),
+            "waits": [wait._asdict() for wait in long_waits()],
+            "access": [] if self._access is None else [*map(str, self._access.problems)],
+        }
+        if self.engine is None:
+            found["standby"] = self.lag()._asdict()
+        if facts := self._replication():
+            found["replication"] = facts
+        return found
 
     def _why_not_ready(self) -> list[str]:
         engine = self.engine
         if engine is None:
-            return [self.waits_for]
+            return [self._admin.waits_for]
         waits = []
         if engine.ended.done():
             waits.append("the engine has stopped")
@@ -297,6 +426,43 @@ class HttpServer:
         if not engine.coordinator.ready:
             waits.append("the predecessor's transactions are being taken over")
         return waits
+
+
+COMMON_NAME = "common_name"
+"""Where the state of a request has the name in its client's certificate."""
+
+
+def _protocol() -> Any:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        """Keeps the name in the certificate of the client."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            certificate = transport.get_extra_info("peercert") or {}
+            names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+            if names:
+                self.app_state = {**self.app_state, COMMON_NAME: names[0]}
+
+    return Protocol
+
+
+def _arguments(body: bytes) -> dict[str, Any]:
+    """The arguments of a request, as its message of gRPC would have them. Raises InvalidRequest."""
+    try:
+        given = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest("the body is no JSON object: send one with the arguments of the request, or {}")
+    return decode_admin_request(serialize(encode_admin_request(given)))
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    from starlette.responses import Response
+
+    return Response(json.dumps(value), status, media_type=JSON)
 
 
 def _listen(address: str) -> socket.socket:

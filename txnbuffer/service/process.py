@@ -33,10 +33,11 @@ from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
+from txnbuffer.service.http_guard import host_of
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
-from txnbuffer.service.tls import ServerTls
+from txnbuffer.service.tls import ServerTls, WatchedTls
 from txnbuffer.service.topics import Topics
 from txnbuffer.service.warm_topics import NO_LAG, WarmTopics
 
@@ -49,19 +50,19 @@ class Listeners:
     def __init__(self, service: ServiceConfig, limits: Limits, replication: Replication, access: Access) -> None:
         self.engine: Engine | None = None
         self.grpc = GrpcServer(limits, max_clients=service.max_clients, methods=replication.methods(), access=access)
-        self.http = HttpServer(replication.facts)
+        self.http = HttpServer(replication.facts, self.grpc.admin, access, _names(service))
         self._service = service
         self._stopped = False
 
-    async def start(self, tls: ServerTls | None) -> None:
+    async def start(self, tls: WatchedTls | None) -> None:
         """Start to listen. Raises EnvironmentFault if a port is not available."""
-        await self.grpc.start(self._service.listen, tls)
+        await self.grpc.start(self._service.listen, None if tls is None else tls.files)
         if self._service.http:
             await self.http.start(self._service.http)
 
     def waits_for(self, what: str) -> None:
         """Set what the service waits for; answers before `serve` quote it."""
-        self.grpc.waits_for = self.http.waits_for = what
+        self.grpc.admin.waits_for = what
 
     async def serve(self, engine: Engine) -> None:
         """Start to serve an engine."""
@@ -92,6 +93,11 @@ def advertised(service: ServiceConfig, port: int) -> str:
     if not service.advertise and host in ALL_HOSTS:
         host = current().network.host_name()
     return f"{f'[{host}]' if ':' in host else host}:{port if wanted == '0' or not service.advertise else wanted}"
+
+
+def _names(service: ServiceConfig) -> set[str]:
+    """Names of this service in requests over HTTP."""
+    return {host_of(address) for address in (service.listen, service.http, advertised(service, 0))}
 
 
 T = TypeVar("T")
@@ -240,7 +246,9 @@ class _Service:
         self._cluster_mode = cluster_mode
         self._signals = Signals(shutdown)
         self._replication = Replication(config.pair.lease_seconds, configured=bool(config.pair.lock))
-        self._access = Access(config.access, log, insecure=config.service.insecure)
+        files = server_tls(config)
+        tls = None if files is None else WatchedTls(files)
+        self._access = Access(config.access, log, insecure=config.service.insecure, tls=tls)
         self._listeners = Listeners(config.service, limits(config), self._replication, self._access)
         self._access.on_change(self._listeners.grpc.recheck)
         self._started = current().clock.monotonic()
@@ -258,7 +266,7 @@ class _Service:
         )
         broker: Broker | None = None
         try:
-            await self._listeners.start(server_tls(self._config))
+            await self._listeners.start(self._access.tls)
             broker = await self._open(open_broker)
             return None if broker is None else await self._serve(broker)
         finally:

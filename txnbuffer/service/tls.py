@@ -1,17 +1,18 @@
 """TLS of the service: its certificate, and the authority of its clients' certificates
 
-The files are read again for each connection, so that certificates and keys are replaced without a restart. While one
-of them can't be used, connections get the last ones that could.
+Certificates and keys are replaced without a restart: gRPC reads the files again for each connection, and other servers
+when they have changed. While one of them can't be used, connections get the last ones that could.
 """
 
 from __future__ import annotations
 
+import ssl
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
-from txnbuffer.access.files import read_checked
-from txnbuffer.errors import Error
+from txnbuffer.access.files import file_identity, read_checked
+from txnbuffer.errors import Error, InvalidConfiguration
 
 
 class ServerTls(NamedTuple):
@@ -30,8 +31,25 @@ class ServerTls(NamedTuple):
         if self.client_ca:
             check_authority(CredentialFile(self.client_ca, "access.client_ca"))
 
+    def context(self) -> ssl.SSLContext:
+        """A context for a server that asks for client certificates, but does not require them.
+
+        Raises InvalidConfiguration.
+        """
+        self.check()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=b"")
+            if self.client_ca:
+                context.load_verify_locations(cafile=self.client_ca)
+                context.verify_mode = ssl.CERT_OPTIONAL
+        except OSError as error:  # replaced since the check
+            raise InvalidConfiguration(f"cannot read the files of TLS: {error.strerror}") from error
+        return context
+
     def credentials(self) -> Any:
-        """Credentials for a gRPC server."""
+        """Credentials for a gRPC server, which requires client certificates if there is a `client_ca`."""
         import grpc
 
         def configuration() -> Any:
@@ -55,3 +73,43 @@ class ServerTls(NamedTuple):
         if self.client_ca:
             authority = read_checked(self.client_ca, "the CA of client certificates", secret=False)
         return certificate, key, authority
+
+
+class WatchedTls:
+    """The TLS of a running service. `problem`: why files that have changed are not in use.
+
+    Raises InvalidConfiguration.
+    """
+
+    def __init__(self, files: ServerTls) -> None:
+        self.files = files
+        self.problem: Error | None = None
+        self._seen = self._identity()
+        self._context = files.context()
+
+    def refresh(self) -> bool:
+        """Read the files again if one has changed; whether others are in use now."""
+        seen = self._identity()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        try:
+            self._context = self.files.context()
+        except Error as error:
+            self.problem = error
+            return False
+        self.problem = None
+        return True
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for a server, of which each new connection uses the files that are in use then."""
+        context = self.files.context()
+
+        def newest(connection: ssl.SSLObject, *_: object) -> None:
+            connection.context = self._context
+
+        context.sni_callback = newest
+        return context
+
+    def _identity(self) -> tuple[object, ...]:
+        return tuple(file_identity(path) for path in self.files if path)
