@@ -34,10 +34,10 @@
     standby = false             # cluster mode: if a service is active, wait until it has ended
     standby_bytes = 268435456   # approximate memory of a standby for topics that it keeps warm; 0: none
     fence = false               # cluster mode: replace an active service that hangs; it then ends
-    http = "127.0.0.1:7712"     # address for metrics and health; "": none
-    tls_cert = ""               # PEM files; required for gRPC on other addresses than loopback
+    http = "127.0.0.1:7712"     # address for health, metrics and requests of operators; "": none
+    tls_cert = ""               # PEM files; required on other addresses than loopback, with the section [access]
     tls_key = ""
-    insecure = false            # allow other addresses than loopback without TLS
+    insecure = false            # allow other addresses than loopback without TLS and authentication
     create_topics = true        # create topics at the first write; also applies to clients of a cluster
     drain_seconds = 10.0        # how long open transactions may continue after SIGTERM
     max_clients = 1000          # concurrent connections

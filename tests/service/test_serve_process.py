@@ -145,6 +145,18 @@ def test_a_log_that_another_service_owns_is_refused(tmp_path):
         assert "Traceback" not in done.stderr
 
 
+def test_a_service_without_protection_says_so(tmp_path):
+    with ServiceProcess(tmp_path, "--listen", "0.0.0.0:0", "--insecure") as service:
+        event = service.event("insecure")
+        assert event is not None
+        assert event["listen"] == "0.0.0.0:0"
+        assert json.loads(get(service.http, "/health")[1])["insecure"] is True
+        assert "txnbuffer_insecure 1.0" in get(service.http, "/metrics")[1]
+    with ServiceProcess(tmp_path) as service:
+        assert service.event("insecure") is None
+        assert json.loads(get(service.http, "/health")[1])["insecure"] is False
+
+
 def test_operators_reach_a_service_with_tls(tmp_path):
     cert, key = self_signed(tmp_path)
     with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:

@@ -146,6 +146,7 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
+INSECURE = "--insecure is given: who reaches these addresses may be able to read and write everything"
 NO_ANSWER = "no answer yet"
 WATCH = 1.0
 """Seconds between two looks of a standby at who serves."""
@@ -258,6 +259,8 @@ class _Service:
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
         log = self._log
+        if self._service.insecure:
+            log("insecure", listen=self._service.listen, http=self._service.http, text=INSECURE)
         watching = asyncio.ensure_future(self._access.watch())
         if not self._is_standby:
             log("recovering")
