@@ -257,3 +257,51 @@ async def test_admin_requests_need_their_role(tmp_path: Path) -> None:
         assert '"b"' not in listed.stdout
         assert '"b"' in (await command("root", "list", "--output", "json")).stdout
         await eventually(lambda: service.access.denied["NotAuthorized"] >= 2)
+
+
+JOB_POLICY = """
+[[allow]]
+principals = ["processor"]
+roles = ["process"]
+topics = ["in"]
+groups = ["job"]
+
+[[allow]]
+principals = ["processor"]
+roles = ["write"]
+topics = ["out"]
+
+[[allow]]
+principals = ["root"]
+roles = ["read", "write", "process", "operate"]
+topics = ["*"]
+groups = ["*"]
+producers = ["*"]
+"""
+
+
+@on_a_loop
+async def test_job_needs_to_process_its_input_and_to_write_its_output(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path, JOB_POLICY) as service:
+        await write_as(service, "root", "in")
+
+        async def handle(txn: Any, record: Any) -> None:
+            await txn.send("out", record.value)
+
+        async with service.connect("processor") as client:
+            assert (await client.process("in", "job", handle, idle_timeout=0.5)).records == 1
+            with pytest.raises(NotAuthorized, match="'processor' may not join group 'other'"):
+                await client.process("in", "other", handle)
+        assert await asyncio.to_thread(read_as, service, "root", "out") == 1
+
+
+@on_a_loop
+async def test_reader_moves_its_durable_cursor_with_the_right_to_its_name(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("processor") as client:
+            async with client.stream("a", to="now", cursor="g-1") as stream:
+                assert sum([len(batch) async for batch in stream]) == 1
+            with pytest.raises(NotAuthorized):
+                async with client.stream("a", to="now", cursor="x") as stream:
+                    [batch async for batch in stream]
