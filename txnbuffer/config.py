@@ -96,7 +96,8 @@
     max_cursors = 64            # durable cursors of one topic
     cursor_bytes = 17179869184  # a durable cursor that retains more bytes is dropped; 0: never
 
-The environment variable of a key is `TXNBUFFER_LOG_SEGMENT_BYTES`, the flag `--set log.segment_bytes=…`.
+The environment variable of a key is `TXNBUFFER_LOG_SEGMENT_BYTES`, the flag `--set log.segment_bytes=…`. No flag sets
+a secret, because other users of the machine see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -115,6 +117,12 @@ from txnbuffer.errors import InvalidConfiguration
 
 PREFIX = "TXNBUFFER_"
 OAUTH2 = "oauth2_"
+SECRET = "secret"  # noqa: S105 - the name of a key
+"""Key of the metadata of settings that are secrets, or are if they begin with its value."""
+HIDDEN = "(hidden)"
+"""Shown instead of a secret."""
+USER_INFO = re.compile("//[^/]*@")
+"""User and password in a URL."""
 
 NO_SETTINGS = {
     *(PREFIX + name for name in ("SERVICE", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")),
@@ -158,13 +166,18 @@ class SnapshotConfig:
     recovery_target: float = 1.0
 
 
+def _secret(begin: str = "") -> Any:
+    """A setting whose value is a secret if it begins so, and not shown then."""
+    return field(default="", repr=False, metadata={SECRET: begin})
+
+
 @dataclass(frozen=True, slots=True)
 class PulsarConfig:
     admin_url: str = ""
-    token: str = field(default="", repr=False)
+    token: str = _secret()
     token_file: str = ""
     oauth2_issuer_url: str = ""
-    oauth2_private_key: str = ""
+    oauth2_private_key: str = _secret("data:")
     oauth2_audience: str = ""
     oauth2_scope: str = ""
     tls_cert: str = ""
@@ -333,7 +346,32 @@ def _from_flags(flags: Iterable[str], option: str) -> Iterator[_Setting]:
         section, dot, key = name.partition(".")
         if not (equals and dot):
             raise InvalidConfiguration(f"{option} {flag}: write SECTION.KEY=VALUE")
-        yield _Setting(section, key, value, f"{option} {flag}")
+        if option == "--set" and _is_secret(section, key, value):
+            raise InvalidConfiguration(
+                f"{option} {name}: other users of this machine see the arguments of a process: set the environment "
+                f"variable {PREFIX}{section.upper()}_{key.upper()}, or name a file that has it"
+            )
+        yield _Setting(section, key, value, f"{option} {name}")
+
+
+def _is_secret(section: str, key: str, value: Any) -> bool:
+    known = {item.name: item for item in dataclasses.fields(getattr(Config(), section, Config()))}
+    begin = known[key].metadata.get(SECRET) if key in known else None
+    return begin is not None and bool(value) and str(value).startswith(begin)
+
+
+def shown(config: Config) -> dict[str, dict[str, Any]]:
+    """All settings by section, to be shown: without secrets."""
+
+    def text(section: str, key: str, value: Any) -> Any:
+        if _is_secret(section, key, value):
+            return HIDDEN
+        return USER_INFO.sub(f"//{HIDDEN}@", value) if isinstance(value, str) else value
+
+    return {
+        section: {key: text(section, key, value) for key, value in values.items()}
+        for section, values in dataclasses.asdict(config).items()
+    }
 
 
 def _sections() -> str:

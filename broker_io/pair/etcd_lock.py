@@ -19,6 +19,7 @@ needs anyway.
 from __future__ import annotations
 
 import math
+import re
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class EtcdAddress(NamedTuple):
 
         Raises InvalidAddress.
         """
+        shown = re.sub(r"//[^/]*@", "//", address.partition("?")[0])  # the rest may be a secret in the wrong place
         scheme, _, rest = address.partition("://")
         place, _, query = rest.partition("?")
         hosts, _, name = place.partition("/")
@@ -77,12 +79,12 @@ class EtcdAddress(NamedTuple):
         whole = len(options) == len(fields) and options.keys() <= known and all(options.values())
         if scheme != "etcd" or not name.strip("/") or not all(map(is_target, targets)) or not whole:
             raise InvalidAddress(
-                f"{address!r} is not the address of a lock in etcd: write etcd://HOST:PORT,HOST:PORT/NAME, then if "
+                f"{shown!r} is not the address of a lock in etcd: write etcd://HOST:PORT,HOST:PORT/NAME, then if "
                 "needed ?ca=FILE&cert=FILE&key=FILE&user=USER&password-file=FILE"
             )
         found = cls(targets, name.strip("/"), **options)
         if bool(found.cert) != bool(found.key) or bool(found.user) != bool(found.password_file):
-            raise InvalidAddress(f"{address!r}: give cert and key together, and user and password-file together")
+            raise InvalidAddress(f"{shown!r}: give cert and key together, and user and password-file together")
         return found
 
     def file(self, option: str) -> CredentialFile:
@@ -317,7 +319,8 @@ class _EtcdMembers:
             target = address.targets[self._next % len(address.targets)]
             if address.ca:
                 files = [
-                    address.file(each).read() if getattr(address, each) else None for each in ("ca", "key", "cert")
+                    address.file(each).read(secret=each == "key") if getattr(address, each) else None
+                    for each in ("ca", "key", "cert")
                 ]
                 self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), OPTIONS)
             else:

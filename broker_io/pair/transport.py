@@ -77,7 +77,7 @@ class LinkFiles(NamedTuple):
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Their contents. Raises EnvironmentFault."""
-        return self.authority.read(), self.key.read(), self.certificate.read()
+        return self.authority.read(), self.key.read(secret=True), self.certificate.read()
 
 
 class LinkSettings(NamedTuple):

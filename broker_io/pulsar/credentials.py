@@ -12,6 +12,7 @@ import pulsar
 
 from broker_io.environment import current
 from broker_io.errors import CallerError, NotAuthorized, ServiceUnavailable
+from broker_io.permissions import read_checked
 
 OAUTH2_SECONDS = 20.0
 RENEW_EARLY = 30.0
@@ -54,11 +55,11 @@ class Credentials:
         if self.token_file is None:
             return None if self.token is None else _check_token(self.token, "token")
         try:
-            text = current().disk.read(self.token_file).decode("ascii")
+            text = read_checked(self.token_file, secret=True).decode("ascii")
         except UnicodeError:  # its text would show a part of the token
             raise CallerError(f"the token file {self.token_file} has other characters than ASCII") from None
         except OSError as error:
-            raise CallerError(f"the token file {self.token_file} can't be read ({error})") from None
+            raise CallerError(f"the token file {self.token_file} can't be read ({error.strerror})") from None
         return _check_token(text, f"token file {self.token_file}")
 
     def for_client(self) -> pulsar.Authentication | None:
@@ -76,10 +77,13 @@ class Credentials:
         """Raises CallerError for files that can't be read."""
         try:
             context = ssl.create_default_context(cafile=self.tls_trust)
-            if self.tls_cert is not None:
+            if self.tls_cert is not None and self.tls_key is not None:
+                read_checked(self.tls_key, secret=True)
                 context.load_cert_chain(self.tls_cert, self.tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise CallerError(f"the TLS files {self.tls_trust}, {self.tls_cert} can't be used ({error})") from None
+            raise CallerError(
+                f"the TLS files {self.tls_trust}, {self.tls_cert} can't be used ({error.strerror})"
+            ) from None
         return context
 
 
@@ -167,8 +171,8 @@ def _content(place: str) -> bytes:
     try:
         if place.startswith("data:"):
             return base64.b64decode(place.partition(",")[2], validate=True)
-        return current().disk.read(place.removeprefix("file://").removeprefix("file:"))
+        return read_checked(place.removeprefix("file://").removeprefix("file:"), secret=True)
     except ValueError:
         raise CallerError("private_key of oauth2 is no valid data: URL: write data:application/json;base64,…") from None
     except OSError as error:
-        raise CallerError(f"private_key of oauth2 can't be read ({error})") from None
+        raise CallerError(f"private_key of oauth2 can't be read ({error.strerror})") from None

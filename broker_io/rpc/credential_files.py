@@ -9,8 +9,8 @@ from __future__ import annotations
 import ssl
 from typing import NamedTuple
 
-from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
+from broker_io.permissions import read_checked
 
 
 class CredentialFile(NamedTuple):
@@ -19,17 +19,17 @@ class CredentialFile(NamedTuple):
     path: str
     setting: str
 
-    def read(self) -> bytes:
-        """The content. Raises EnvironmentFault."""
+    def read(self, *, secret: bool = False) -> bytes:
+        """The content. Raises EnvironmentFault, also for loose permissions."""
         try:
-            return current().disk.read(self.path)
+            return read_checked(self.path, secret=secret)
         except OSError as error:
             raise EnvironmentFault(f"can't read {self.path} ({self.setting}): {error.strerror}") from error
 
     def read_password(self) -> str:
         """The password in the file, without white space around it. Raises EnvironmentFault."""
         try:
-            password = self.read().decode().strip()
+            password = self.read(secret=True).decode().strip()
         except UnicodeDecodeError:
             password = ""
         if not password:
@@ -50,7 +50,7 @@ def check_authority(authority: CredentialFile) -> None:
 
 def check_certificate(certificate: CredentialFile, key: CredentialFile) -> None:
     """Raises EnvironmentFault for files that can't be read, and for a key that is not that of the certificate."""
-    key.read()
+    key.read(secret=True)
     check_authority(certificate)
     try:
         # Without a password OpenSSL would ask for one on the terminal.

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, InvalidAddress
+from broker_io.permissions import read_checked
 
 AUTHORIZATION = "authorization"
 
@@ -27,6 +27,11 @@ class ClientCredentials(NamedTuple):
     key: bytes | None = None
     token: str | Callable[[], str] | None = None
     optional: bool = False
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        given = [name for name, value in self._asdict().items() if value]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def channel_credentials(self) -> Any:
         """The credentials of gRPC for a channel; None for one without TLS."""
@@ -59,7 +64,7 @@ def token_of_file(path: str | os.PathLike[str]) -> Callable[[], str]:
 
     def read() -> str:
         try:
-            text = current().disk.read(name).decode().strip()
+            text = read_checked(name, secret=True).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
             raise EnvironmentFault(f"can't read the token in {name}: {why}") from None

@@ -276,7 +276,7 @@ def test_password_comes_from_a_file(tmp_path: Path) -> None:
         server.control("user", "add", "root:secret")
         server.control("user", "grant-role", "root", "root")
         server.control("auth", "enable")
-        password = tmp_path / "password"
+        (password := tmp_path / "password").touch(0o600)
         address = f"etcd://{server.address}/pair?user=root&password-file={password}"
         password.write_text("wrong\n")
         with EtcdLock(EtcdAddress.parse(address)) as lock:
@@ -284,6 +284,9 @@ def test_password_comes_from_a_file(tmp_path: Path) -> None:
             with pytest.raises(LockUnavailable, match="No such file"):
                 lock.read()
             password.write_text("wrong\n")
+            with pytest.raises(LockUnavailable, match="other users may read it: chmod"):
+                lock.read()
+            password.chmod(0o600)
             with pytest.raises(LockUnavailable, match="authentication failed"):
                 lock.read()
             password.write_text("secret\n")
@@ -304,6 +307,7 @@ def test_files_that_can_not_be_used_are_named_at_once(tmp_path: Path) -> None:
     certificate, key = authority.sign("node")
     _, other = authority.sign("other")
     empty, missing = tmp_path / "empty", tmp_path / "missing"
+    empty.touch(0o600)
     empty.write_text("\n")
     cases = (
         (f"user=u&password-file={missing}", f"can't read {missing} (password-file of pair.lock): No such file"),
@@ -348,12 +352,13 @@ def test_address_is_read() -> None:
     [
         "etcd://a:1", "etcd://a:1/", "etcd:///orders", "etcd://a/orders", "etcd://a:1,/orders", "file:/tmp/lock",
         "etcd://a:1/orders?password=secret", "etcd://a:1/orders?cert=/c", "etcd://a:1/orders?user=u",
-        "etcd://a:1/orders?ca=", "etcd://a:1/orders?ca=/a&ca=/b", "etcd://a:1/orders?name=x", "etcd://u@a:1/orders",
+        "etcd://a:1/orders?ca=", "etcd://a:1/orders?ca=/a&ca=/b", "etcd://a:1/orders?name=x", "etcd://u:secret@a:1/orders",
     ],
 )  # fmt: skip
 def test_wrong_address_says_how_to_write_one(address: str) -> None:
-    with pytest.raises(InvalidAddress, match=r"etcd://HOST:PORT|together"):
+    with pytest.raises(InvalidAddress, match=r"etcd://HOST:PORT|together") as error:
         EtcdAddress.parse(address)
+    assert "secret" not in str(error.value)
 
 
 def test_comparison_with_a_missing_key_is_sent() -> None:

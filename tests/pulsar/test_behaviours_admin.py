@@ -258,7 +258,7 @@ def test_wrong_credentials_are_a_caller_error(
 def test_token_is_read_from_its_file_each_time(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
-    file = tmp_path / "token"
+    (file := tmp_path / "token").touch(0o600)
     asked = admin(Credentials(token_file=str(file)))
     for token in ("one", "two"):
         file.write_text(token + "\n")
@@ -273,7 +273,7 @@ def test_token_is_read_from_its_file_each_time(
 def test_oauth2_token_is_fetched_and_reused(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
-    secret = tmp_path / "key.json"
+    (secret := tmp_path / "key.json").touch(0o600)
     secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
     oauth2 = {"issuer_url": interface.url, "private_key": f"file://{secret}", "audience": "pulsar"}
     interface.will_answer(200, {"token_endpoint": f"{interface.url}/token"})
@@ -296,7 +296,7 @@ def test_oauth2_token_is_fetched_and_reused(
 def test_errors_of_an_oauth2_issuer_say_whether_to_retry(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
-    secret = tmp_path / "key.json"
+    (secret := tmp_path / "key.json").touch(0o600)
     secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
 
     def asked(url: str = interface.url) -> None:
@@ -381,7 +381,8 @@ def test_a_token_that_no_header_can_have_is_one_error_without_it(tmp_path: Path,
     with pytest.raises(CallerError, match=r"^the token has ") as error:
         Credentials(token=token)
     assert "hush" not in str(error.value)
-    (file := tmp_path / "file").write_text(token)
+    (file := tmp_path / "file").touch(0o600)
+    file.write_text(token)
     with pytest.raises(CallerError, match=r"^the token file .* has ") as error:
         Credentials(token_file=str(file)).current_token()
     assert "hush" not in str(error.value)
@@ -396,7 +397,8 @@ def test_a_private_key_that_is_no_data_is_one_error(tmp_path: Path) -> None:
 def test_redirects_of_an_issuer_without_end_are_not_retried(
     interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
-    (secret := tmp_path / "key.json").write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
+    (secret := tmp_path / "key.json").touch(0o600)
+    secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
     for _ in range(21):
         interface.will_answer(302, None, Location=f"{interface.url}/again")
     with pytest.raises(NotAuthorized, match="check the parameters of oauth2"):

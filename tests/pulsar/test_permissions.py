@@ -111,6 +111,7 @@ def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         grant(broker)
         address, tls_address = f"{broker.url}/{NAMESPACE}", f"{broker.tls_url}/{NAMESPACE}"
         config = directory / "service.toml"
+        (directory / "token").touch(0o600)
         (directory / "token").write_text(token("service"))
         settings = {"admin_url": broker.tls_admin, "token_file": str(directory / "token"), "tls_trust": trust}
         config.write_text("\n".join(["[pulsar]", *(f"{name} = {json.dumps(text)}" for name, text in settings.items())]))
@@ -199,7 +200,7 @@ def test_applications_cannot_remove_the_subscription(place: Place) -> None:
 
 
 def test_a_service_has_to_be_an_administrator_of_the_tenant(place: Place, tmp_path: Path) -> None:
-    file = tmp_path / "token"
+    (file := tmp_path / "token").touch(0o600)
     file.write_text(token("app"))
     process = ServiceProcess(place.address, "--admin-url", place.admin, "--token-file", str(file))
     assert process.finish(SECONDS) == NotAuthorized("").exit_code
@@ -245,6 +246,7 @@ def test_cluster_with_an_untrusted_certificate_is_rejected(place: Place) -> None
 def test_tasks_of_queries_and_jobs_authenticate(place: Place, spark: Any, tmp_path: Path) -> None:
     """Writes authenticate by certificate, reads by a token file."""
     certificate, key = place.client
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(token("reader"))
     common = {"pulsar.admin_url": place.tls_admin, "pulsar.tls_trust": place.trust}
     writer = {**common, "pulsar.tls_cert": certificate, "pulsar.tls_key": key}
@@ -297,6 +299,7 @@ def issuer() -> Iterator[str]:
 def test_oauth2_issuer(place: Place, issuer: str, tmp_path: Path) -> None:
     """The client library and the REST client each fetch a token."""
     secret = {"client_id": "me", "client_secret": "right", "issuer_url": issuer, "type": "client_credentials"}
+    (tmp_path / "secret.json").touch(0o600)
     (tmp_path / "secret.json").write_text(json.dumps(secret))
     oauth2 = {"issuer_url": issuer, "private_key": f"file://{tmp_path}/secret.json", "audience": "cluster"}
     options = place.over_tls(oauth2=oauth2)

@@ -154,7 +154,7 @@ async def test_revoked_token_ends_its_connections(tmp_path: Path) -> None:
 @on_a_loop
 async def test_renewed_token_is_used_without_an_error(tmp_path: Path) -> None:
     async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
-        path = tmp_path / "token"
+        (path := tmp_path / "token").touch(0o600)
         path.write_text(service.tokens.text["writer"] + "\n")
         async with connect(service.address, token_file=str(path)) as client:
             await send(client, "a")

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from broker_io import permissions
 from broker_io.environment import current
 from txnbuffer.errors import EnvironmentFault, Error
 
 T = TypeVar("T")
 
-LOOSE = stat.S_IWGRP | stat.S_IWOTH
-"""Permissions that no file may have: others could change it."""
-LOOSE_SECRET = LOOSE | stat.S_IRWXO
-"""Permissions that no secret may have: all users of the machine could read it."""
-
 
 def read_checked(path: str, what: str, *, secret: bool) -> bytes:
     """The bytes of a file that `what` describes. Raises EnvironmentFault, also for loose permissions."""
     try:
-        loose = current().disk.permissions(path) & (LOOSE_SECRET if secret else LOOSE)
-        if loose:
-            remedy = "chmod o-rwx,g-w" if secret else "chmod go-w"
-            raise EnvironmentFault(f"{what} {path}: other users may {_may(loose)} it: {remedy} {path}")
-        return current().disk.read(path)
+        return permissions.read_checked(path, secret=secret)
+    except PermissionError as error:
+        raise EnvironmentFault(f"{what} {path}: {error.strerror}") from error
     except OSError as error:
         raise EnvironmentFault(f"cannot read {what} {path}: {error.strerror}") from error
 
@@ -62,11 +55,6 @@ class WatchedFile(Generic[T]):
 
     def _read(self) -> T:
         return self._parse(read_checked(self.path, self._what, secret=self._secret), self.path)
-
-
-def _may(loose: int) -> str:
-    reads, writes = loose & stat.S_IROTH, loose & LOOSE
-    return "read and change" if reads and writes else "change" if writes else "read"
 
 
 def file_identity(path: str) -> tuple[int, ...] | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import replace
 
 import click
 from click.shell_completion import get_completion_class
@@ -12,10 +10,7 @@ from click.shell_completion import get_completion_class
 from broker_io.errors import MissingDependency
 from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import output_option, show_record, show_rows
-from txnbuffer.config import PREFIX, Config
-
-HIDDEN = "(given)"
-"""Shown instead of a secret."""
+from txnbuffer.config import PREFIX, Config, shown
 
 
 @click.group("config")
@@ -28,14 +23,13 @@ def config_command() -> None:
 @output_option
 def show_config(config: Config, output: str) -> None:
     """Show every setting with its value and its environment variable."""
-    if config.pulsar.token:
-        config = replace(config, pulsar=replace(config.pulsar, token=HIDDEN))
+    settings = shown(config)
     if output == "json":
-        show_record(dataclasses.asdict(config), output)
+        show_record(settings, output)
         return
     rows = [
         {"setting": f"{section}.{key}", "value": str(value), "environment": f"{PREFIX}{section}_{key}".upper()}
-        for section, values in dataclasses.asdict(config).items()
+        for section, values in settings.items()
         for key, value in values.items()
     ]
     show_rows(rows, output, title="configuration")

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
@@ -59,7 +59,7 @@ class ReadOptions:
     """
 
     broker: str
-    broker_options: Mapping[str, Any]
+    broker_options: Mapping[str, Any] = field(repr=False)  # may have a token
     topics: tuple[str, ...]
     pattern: str | None
     isolation: str
@@ -332,7 +332,7 @@ class WriteOptions:
     batching: Literal["messages", "records"]
     service: str | None
     access: ServiceAccess
-    cluster: Mapping[str, Any] | None
+    cluster: Mapping[str, Any] | None = field(repr=False)  # may have a token
 
     def producer(self, name: str) -> str:
         """The producer name of a query or job: its name, with the option `topic` if given."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker_io.environment import current
 from broker_io.rpc.credentials import ClientCredentials, token_of_file
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest
+from txnbuffer.access.files import read_checked
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.discovery import read_ca_file
 
 
@@ -46,7 +46,13 @@ class ServiceAccess:
         if optional and cluster is not None:
             token = _source(cluster.get("token") or None, cluster.get("token_file") or None)
         ca = None if self.tls_ca is None else read_ca_file(self.tls_ca)
-        certificate, key = (None if path is None else _read(path) for path in (self.tls_cert, self.tls_key))
+        certificate, key = (
+            None if path is None else read_checked(os.fspath(path), what, secret=secret)
+            for path, what, secret in (
+                (self.tls_cert, "the client certificate", False),
+                (self.tls_key, "the private key", True),
+            )
+        )
         return ClientCredentials(ca, certificate, key, token, optional)
 
 
@@ -62,10 +68,3 @@ def broker_options_of(credentials: ClientCredentials) -> dict[str, Any]:
 
 
 NO_ACCESS = ServiceAccess()
-
-
-def _read(path: str) -> bytes:
-    try:
-        return current().disk.read(os.fspath(path))
-    except OSError as error:
-        raise InvalidConfiguration(f"cannot read {path}: {error.strerror}") from error

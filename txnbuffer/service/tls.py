@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
 from txnbuffer.access.files import file_identity, read_checked
-from txnbuffer.errors import Error, InvalidConfiguration
+from txnbuffer.errors import EnvironmentFault, Error
 
 
 class ServerTls(NamedTuple):
@@ -23,7 +23,7 @@ class ServerTls(NamedTuple):
     client_ca: str = ""
 
     def check(self) -> None:
-        """Raises InvalidConfiguration and EnvironmentFault, naming the file, for one that can't be used."""
+        """Raises EnvironmentFault, naming the file, for one that can't be used."""
         self._read()
         check_certificate(
             CredentialFile(self.certificate, "service.tls_cert"), CredentialFile(self.key, "service.tls_key")
@@ -34,7 +34,7 @@ class ServerTls(NamedTuple):
     def context(self) -> ssl.SSLContext:
         """A context for a server that asks for client certificates, but does not require them.
 
-        Raises InvalidConfiguration.
+        Raises EnvironmentFault.
         """
         self.check()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -45,7 +45,7 @@ class ServerTls(NamedTuple):
                 context.load_verify_locations(cafile=self.client_ca)
                 context.verify_mode = ssl.CERT_OPTIONAL
         except OSError as error:  # replaced since the check
-            raise InvalidConfiguration(f"cannot read the files of TLS: {error.strerror}") from error
+            raise EnvironmentFault(f"cannot read the files of TLS: {error.strerror}") from error
         return context
 
     def credentials(self) -> Any:
@@ -78,7 +78,7 @@ class ServerTls(NamedTuple):
 class WatchedTls:
     """The TLS of a running service. `problem`: why files that have changed are not in use.
 
-    Raises InvalidConfiguration.
+    Raises EnvironmentFault.
     """
 
     def __init__(self, files: ServerTls) -> None:

@@ -1,0 +1,24 @@
+"""The permissions that files must have whose content others must not change, or not even read"""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+from broker_io.environment import current
+
+LOOSE = stat.S_IWGRP | stat.S_IWOTH
+"""Permissions that no such file may have: others could change it."""
+LOOSE_SECRET = LOOSE | stat.S_IRWXO
+"""Permissions that no secret may have: all users of the machine could read it."""
+
+
+def read_checked(path: str, *, secret: bool) -> bytes:
+    """The content of a file. Raises PermissionError, which says what to do, for loose permissions; other OSErrors."""
+    loose = current().disk.permissions(path) & (LOOSE_SECRET if secret else LOOSE)
+    if loose:
+        reads, writes = loose & stat.S_IROTH, loose & LOOSE
+        may = "read and change" if reads and writes else "change" if writes else "read"
+        remedy = "chmod o-rwx,g-w" if secret else "chmod go-w"
+        raise PermissionError(errno.EACCES, f"other users may {may} it: {remedy} {path}", path)
+    return current().disk.read(path)
