@@ -1,4 +1,4 @@
-"""The guide's snippets, run in order in an empty directory, print what the guide shows."""
+"""The snippets of some pages, run in order in an empty directory, print what the page shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service_process import kept_port
 from source_tree import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PORT = "7711"
+PORTS = ("7711", "7712")
 
 
 class Guide:
@@ -85,18 +85,27 @@ def expect(printed: str, shown: str, what: str) -> None:
     assert len(found) == len(wanted), f"{what}\nprinted:\n{printed}"
     for line, pattern in zip(found, wanted, strict=True):
         escaped = re.sub(r"([\[\]?*])", r"[\1]", pattern).replace("...", "*")
-        assert fnmatch.fnmatchcase(line, escaped), f"{what}\nprinted: {line}\nguide:   {pattern}"
+        assert fnmatch.fnmatchcase(line, escaped), f"{what}\nprinted: {line}\npage:    {pattern}"
 
 
-def test_snippets_print_what_the_guide_shows(guide: Guide) -> None:
-    text = (ROOT / "docs" / "guide.md").read_text().replace(PORT, str(kept_port()))
+KINDS = {"guide.md": {"python", "text", "console"}, "security.md": {"python", "text", "console", "toml"}}
+"""The pages whose snippets are run, and the kinds of their blocks. The first line of a file is its name: `# FILE`."""
+
+
+@pytest.mark.parametrize("page", KINDS)
+def test_snippets_print_what_the_page_shows(guide: Guide, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for port in PORTS:
+        text = text.replace(port, str(kept_port()))
     printed, source = "", ""
     blocks = BLOCK.findall(text)
-    assert {"python", "text", "console"} == {kind for kind, _ in blocks}
+    assert KINDS[page] == {kind for kind, _ in blocks}
     for kind, content in blocks:
         if kind != "text":
-            assert printed == "", f"the guide does not show what this prints:\n{source}"
-        if kind == "python":
+            assert printed == "", f"the page does not show what this prints:\n{source}"
+        if kind == "toml":
+            (guide.directory / content.partition("\n")[0].removeprefix("# ")).write_text(content)
+        elif kind == "python":
             printed, source = guide.python(content), content
         elif kind == "text":
             expect(printed, content, source)

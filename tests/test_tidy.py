@@ -47,7 +47,14 @@ SHELLS = (
 ORDER = (
     ("broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
     ("broker_io.batch", "broker_io.environment", "broker_io.key_digest", "broker_io.partitions"),
-    ("broker_io.block", "broker_io.compaction", "broker_io.port", "broker_io.replication", "broker_io.waits"),
+    (
+        "broker_io.block",
+        "broker_io.compaction",
+        "broker_io.permissions",
+        "broker_io.port",
+        "broker_io.replication",
+        "broker_io.waits",
+    ),
     ("broker_io.compacted", "broker_io.memory", "broker_io.pulsar", "broker_io.rpc", "broker_io.testing"),
     ("broker_io.file", "broker_io.remote"),
     ("broker_io.pair",),

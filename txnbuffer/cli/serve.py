@@ -27,9 +27,7 @@ SHUTDOWN_TIMED_OUT = 3
 @click.argument("address", metavar="[ADDRESS]", required=False)
 @click.option("--broker", metavar="ADDRESS", help="The same as ADDRESS.")
 @click.option("--listen", metavar="HOST:PORT", help="Address for gRPC (127.0.0.1:7711); port 0 takes a free port.")
-@click.option(
-    "--http", metavar="HOST:PORT", help='Address for HTTP: health, metrics, admin (127.0.0.1:7712); "" for none.'
-)
+@click.option("--http", metavar="HOST:PORT", help='HTTP: health, metrics, admin (127.0.0.1:7712); "" for none.')
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain of the service (PEM).")
 @click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM).")
 @click.option("--insecure", is_flag=True, help="Allow any address without TLS and authentication.")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker_io.rpc.credential_files import CredentialFile
 from broker_io.rpc.credentials import ClientCredentials, token_of_file
-from txnbuffer.access.files import read_checked
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.rpc.discovery import read_ca_file
 
@@ -39,7 +39,7 @@ class ServiceAccess:
     def load(self, cluster: Mapping[str, Any] | None = None) -> ClientCredentials:
         """Read the files. `cluster`: options of `open_broker` whose token is used if none is given.
 
-        Raises InvalidConfiguration for a file that can't be used.
+        Raises InvalidConfiguration and EnvironmentFault for a file that can't be used.
         """
         token = _source(self.token, self.token_file)
         optional = token is None and cluster is not None
@@ -47,11 +47,8 @@ class ServiceAccess:
             token = _source(cluster.get("token") or None, cluster.get("token_file") or None)
         ca = None if self.tls_ca is None else read_ca_file(self.tls_ca)
         certificate, key = (
-            None if path is None else read_checked(os.fspath(path), what, secret=secret)
-            for path, what, secret in (
-                (self.tls_cert, "the client certificate", False),
-                (self.tls_key, "the private key", True),
-            )
+            None if path is None else CredentialFile(os.fspath(path), setting).read(secret=setting == "tls_key")
+            for path, setting in ((self.tls_cert, "tls_cert"), (self.tls_key, "tls_key"))
         )
         return ClientCredentials(ca, certificate, key, token, optional)
 
