@@ -33,7 +33,7 @@ PURE = (
 )  # fmt: skip
 PORTS = (
     "broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel",
-    "broker_io.rpc.credentials",
+    "broker_io.rpc.credential_files", "broker_io.rpc.credentials",
 )  # fmt: skip
 LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""

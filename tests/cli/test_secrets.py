@@ -71,7 +71,9 @@ def test_configuration_hides_secrets(tmp_path: Path) -> None:
     assert (settings["oauth2_private_key"], settings["token"]) == ("/path", "")
 
 
-@pytest.mark.parametrize("setting", [f"pulsar.token={CANARY}", f"pulsar.oauth2_private_key={DATA}"])
+@pytest.mark.parametrize(
+    "setting", [f"pulsar.token={CANARY}", f"pulsar.oauth2_private_key={DATA}"], ids=["token", "oauth2"]
+)
 def test_no_flag_sets_a_secret(setting: str) -> None:
     name = setting.partition("=")[0]
     done = txnbuf("config", "show", "--set", setting)
