@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz soak soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, O
 
 mutants: $(STAMP) ## plant each known bug and check that a test fails; SECONDS=3000 for a slice, PARALLEL=1, ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(PARALLEL),--parallel $(PARALLEL)) $(if $(ONLY),"$(ONLY)")
+
+foreign-page: $(STAMP) ## try with a foreign web page in Chromium to use the HTTP port of a service; CHROMIUM=path
+	PYTHONPATH=tests $(BIN)/python tests/foreign_page.py $(CHROMIUM)
 
 soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAULTS=300 SEED=1
 	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))
