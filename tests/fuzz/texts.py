@@ -9,6 +9,8 @@ from typing import Any
 import click
 from fuzz.stored import golden
 from fuzz.target import Target
+from joserfc.jwk import ECKey
+from joserfc.jwt import encode
 
 from broker_io import check_address
 from broker_io.environment import Environment, use
@@ -20,6 +22,9 @@ from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
 from broker_io.rpc.channel import is_target
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
+from txnbuffer.access.jwt import Verifier
+from txnbuffer.access.policy import parse_policy as parse_access_policy
+from txnbuffer.access.tokens import TokenFile, issue, parse_tokens
 from txnbuffer.cli.compact import parse_policy
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.produce import _send
@@ -28,7 +33,15 @@ from txnbuffer.client.send_columns import AvroSerializer, JsonSerializer
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.config import load_config
 from txnbuffer.coordinator.decisions import decode_owner_address
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest, RelayTargetTaken, UnreadableToken
+from txnbuffer.errors import (
+    InvalidConfiguration,
+    InvalidPolicy,
+    InvalidRequest,
+    InvalidTokenFile,
+    RelayTargetTaken,
+    Unauthenticated,
+    UnreadableToken,
+)
 from txnbuffer.model import TxnId
 from txnbuffer.pipeline.exports import ExportRun, UnreadableExport
 from txnbuffer.pipeline.offsets import Offset
@@ -36,6 +49,7 @@ from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.audit import LogDigest
 from txnbuffer.service.admin import _cursor_position
 from txnbuffer.service.grpc_server import check_listening
+from txnbuffer.service.http_server import _arguments
 from txnbuffer.sinks.relay_targets import RelayMark
 from txnbuffer.streams.failover import ResumeToken
 
@@ -102,6 +116,24 @@ def _line(data: bytes) -> None:
     for as_json, separator in ((False, None), (True, None)):
         _send(_Txn(), "orders", data, 1, as_json, separator)  # type: ignore[arg-type]  # it takes anything
 
+
+POLICY = b"""
+[[allow]]
+principals = ["orders", "team-*"]
+roles = ["write"]
+topics = ["orders-*"]
+producers = ["*"]
+[[limit]]
+principals = ["team-*"]
+sessions = 5
+"""
+_KEY = ECKey.import_key({
+    "kty": "EC", "crv": "P-256", "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU",
+    "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0", "d": "jpsQnnGQmL-YBIffH1136cspYG6-0iY7X1fCE9-E9LI",
+})  # fmt: skip
+"""The key of an example of RFC 7515."""
+VERIFIER = Verifier(_KEY.as_pem(private=False), "key.pem")
+SIGNED = encode({"alg": "ES256"}, {"sub": "orders", "exp": 1_764_000_100}, _KEY, algorithms=["ES256"]).encode()
 
 CONFIGURATION = b"""
 [log]
@@ -266,6 +298,34 @@ TEXTS = (
         ("broker_io.rpc.channel.is_target", "txnbuffer.coordinator.decisions.decode_owner_address"),
         (),
         lambda: [b"localhost:7711", b"[::1]:7711", b"7 localhost:7711 no-topics"],
+    ),
+    Target(
+        "access-policy",
+        _text(lambda text: parse_access_policy(text, "policy.toml")),
+        ("txnbuffer.access.policy.parse_policy",),
+        (InvalidPolicy,),
+        lambda: [POLICY],
+    ),
+    Target(
+        "issued-tokens",
+        _text(lambda text: parse_tokens(text, "tokens")),
+        ("txnbuffer.access.tokens.parse_tokens", "txnbuffer.access.tokens._parse"),
+        (InvalidTokenFile,),
+        lambda: [TokenFile({token.id: token for _, token in [issue("orders", bytes(38), 0, 5)]}).format().encode()],
+    ),
+    Target(
+        "signed-token",
+        _replaced(lambda text: VERIFIER.verify(text, 1_764_000_000)),
+        ("txnbuffer.access.jwt.Verifier.verify",),
+        (Unauthenticated,),
+        lambda: [SIGNED],
+    ),
+    Target(
+        "http-body",
+        lambda data: _arguments(data),
+        ("txnbuffer.service.http_server._arguments",),
+        (InvalidRequest,),
+        lambda: [b"{}", b'{"topic": "orders", "at": 5}'],
     ),
     Target(
         "listen-address",
