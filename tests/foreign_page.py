@@ -73,13 +73,13 @@ class Foreign(BaseHTTPRequestHandler):
     """Serves the page; `server.results` has what it could do."""
 
     def do_GET(self) -> None:
-        self.answer(self.server.page.encode())  # type: ignore[attr-defined]
+        self.answer(self.server.page.encode())  # type: ignore[attr-defined]  # of the server of this page
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.results.update(json.loads(body))  # type: ignore[attr-defined]
+        self.server.results.update(json.loads(body))  # type: ignore[attr-defined]  # of the server of this page
         self.answer(b"")
-        self.server.reported.set()  # type: ignore[attr-defined]
+        self.server.reported.set()  # type: ignore[attr-defined]  # of the server of this page
 
     def answer(self, body: bytes) -> None:
         self.send_response(200)
