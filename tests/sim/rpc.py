@@ -286,6 +286,9 @@ class AioCall:
     async def details(self) -> str:
         return (await self._status()).details
 
+    async def trailing_metadata(self) -> Metadata:
+        return (await self._status()).trailing
+
     async def _status(self) -> Status:
         try:
             state = await self._call()
