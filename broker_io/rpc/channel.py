@@ -252,7 +252,10 @@ class Channel:
         await self._channel.close()
 
     async def _metadata(self) -> Metadata:
-        return (*await self._log.metadata(), *await asyncio.to_thread(self._address.metadata))
+        log, address = await self._log.metadata(), self._address
+        if not callable(address.credentials.token):
+            return (*log, *address.metadata())
+        return (*log, *await asyncio.to_thread(address.metadata))  # it may read a file, or ask somebody
 
     async def _call(self, path: str, timeout: float) -> Any:
         """Start a call with streams; its service serves the right log."""

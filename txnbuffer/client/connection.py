@@ -418,6 +418,8 @@ class PendingConnection:
 
     async def _credentials(self, cluster: Mapping[str, Any] | None = None) -> ClientCredentials:
         """Those for the service: the given ones, or the token for the cluster if it is encrypted."""
+        if not self.access.has_files:
+            return self.access.load(cluster)
         return await asyncio.to_thread(self.access.load, cluster)
 
     async def _open_remote(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:

@@ -36,6 +36,11 @@ class ServiceAccess:
         if isinstance(self.token, str) and not (self.token.isascii() and self.token.isprintable() and self.token):
             raise InvalidRequest("token must be printable ASCII without line ends, got other text")
 
+    @property
+    def has_files(self) -> bool:
+        """Whether `load` reads files."""
+        return any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
+
     def load(self, cluster: Mapping[str, Any] | None = None) -> ClientCredentials:
         """Read the files. `cluster`: options of `open_broker` whose token is used if none is given.
 
