@@ -49,7 +49,8 @@ are closed. Appends in the journal extend the last one.
 records were known to be committed), structures (the number of the last structure operation that the manifest has),
 forks (for each forced promotion its epoch and the mark to which it cut the log), and prepared (for each file that a
 compaction has written and not yet put in its place: number of the operation, topic, ledger, generation, bytes, and
-digest in hexadecimal).
+digest in hexadecimal). It has id (hexadecimal), the random id that the founder of the pair drew and all copies have,
+unless the store has no copy yet.
 
 Version 1 had one journal, also of version 1 (journal_v1.py), and neither last, mark, pair nor operations.
 """
@@ -370,7 +371,7 @@ class PairEntry(NamedTuple):
     """The membership of a directory in a pair: its store, and what the pair needs to know of its log.
 
     `committed`: the lsn up to which records were known to be committed; `structures`: the number of the last structure
-    operation that the manifest has.
+    operation that the manifest has; `id`: that of the pair, empty for a log that was not copied yet.
     """
 
     store: Store
@@ -379,6 +380,7 @@ class PairEntry(NamedTuple):
     structures: int = 0
     forks: tuple[Fork, ...] = ()
     prepared: tuple[PreparedFile, ...] = ()
+    id: bytes = b""
 
 
 class Manifest(NamedTuple):
@@ -436,11 +438,15 @@ def _mark_document(mark: Mark) -> list[Any]:
 
 
 def _pair_document(pair: PairEntry) -> dict[str, Any]:
-    return pair._asdict() | {
+    document = pair._asdict() | {
         "store": pair.store.hex(),
         "forks": [[fork.epoch, _mark_document(fork.before)] for fork in pair.forks],
         "prepared": [list(file) for file in pair.prepared],
+        "id": pair.id.hex(),
     }
+    if not pair.id:
+        del document["id"]
+    return document
 
 
 def _topic_document(topic: TopicEntry) -> dict[str, Any]:
@@ -517,7 +523,8 @@ def _read_mark(document: list[Any]) -> Mark:
 def _read_pair(document: dict[str, Any]) -> PairEntry:
     forks = tuple([Fork(epoch, _read_mark(before)) for epoch, before in document["forks"]])
     prepared = tuple([PreparedFile(*file) for file in document["prepared"]])
-    return PairEntry(**document)._replace(store=bytes.fromhex(document["store"]), forks=forks, prepared=prepared)
+    store, pair = bytes.fromhex(document["store"]), bytes.fromhex(document.get("id", ""))
+    return PairEntry(**document)._replace(store=store, forks=forks, prepared=prepared, id=pair)
 
 
 def _read_topic(document: dict[str, Any]) -> TopicEntry:

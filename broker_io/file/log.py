@@ -67,7 +67,7 @@ from broker_io.file.segment import Segment
 from broker_io.port import check_batch
 from broker_io.position import Positions
 from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
-from broker_io.replication.records import START, Mark, Store
+from broker_io.replication.records import FOUNDED_EMPTY, START, Mark, Store
 
 FLUSH_BYTES = 16 * MIB
 """Bytes of appends in one flush, at most, approximately."""
@@ -390,12 +390,16 @@ class FileLog:
 
     # --- members of a pair ---
 
-    def found(self, store: Store) -> None:
-        """Make this log the first store of a pair, durably.
+    def found(self, store: Store, pair: bytes) -> None:
+        """Make this log the first store of a pair with an id, durably.
 
-        The mark of its journal is a random one, so that another store gets all of it, or nothing.
+        The mark of its journal is a random one, so that another store gets all of it, or nothing. Its lsn says whether
+        the log is empty: topics need no records.
         """
-        self._restart_journal(self._random_mark(), PairEntry(store))
+        mark = self._random_mark()
+        if self.names():
+            mark = mark._replace(lsn=mark.lsn + FOUNDED_EMPTY)
+        self._restart_journal(mark, PairEntry(store, id=pair))
 
     def follow(self, store: Store) -> None:
         """Make this log, which is empty, a store of a pair that others have founded, durably."""

@@ -8,6 +8,7 @@ A lock's record is stored as a JSON object, in UTF-8:
     in_sync   the ids of all stores in sync, hex; empty once the pair was dissolved
     reached   [epoch, lsn, chain] of the mark which they all had
     forced    null, or such a mark
+    pair      the id of the pair, hex; missing if its founder had none
     session   the session whose swap made this record; the lease of the live is that of this session
 
 A lock that can end no session by itself stores all of its state: the object has in addition
@@ -45,6 +46,7 @@ def decode_record(data: bytes, where: str) -> tuple[LockRecord, int]:
 
 
 def _plain(record: LockRecord, session: int) -> dict[str, Any]:
+    pair = {"pair": record.pair.hex()} if record.pair else {}
     return {
         "format": FORMAT,
         "version": record.version,
@@ -53,6 +55,7 @@ def _plain(record: LockRecord, session: int) -> dict[str, Any]:
         "in_sync": [store.hex() for store in record.in_sync],
         "reached": record.reached,
         "forced": record.forced,
+        **pair,
         "session": session,
     }
 
@@ -89,6 +92,7 @@ class _LockDecoder:
             tuple([self._store(each) for each in self._list("in_sync")]),
             self._mark(self._fields.get("reached")),
             None if forced is None else self._mark(forced),
+            self._store(self._fields.get("pair", "")),
         )
         return record, self._number("session")
 

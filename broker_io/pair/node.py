@@ -281,7 +281,7 @@ class PairNode:
             self._signal.set()
 
     def _stop(self, effect: m.Stop) -> None:
-        self.failure = self.failure or DiskFailed(f"the node of the pair has stopped: {effect.reason}")
+        self.failure = self.failure or effect.error or DiskFailed(f"the node of the pair has stopped: {effect.reason}")
         if not self.live:
             self._changes.put(False)
         self._retire("the node has stopped")

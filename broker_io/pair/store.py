@@ -29,6 +29,7 @@ from broker_io.replication.messages import BuildEpoch, RewriteFinished
 from broker_io.replication.records import START, Fork, LogRecord, Mark, Store, StoreLog
 
 STORE_BYTES = 16
+PAIR_BYTES = 16
 SPACE_SECONDS = 1.0
 """Seconds between looks at the free space while there is too little."""
 
@@ -97,7 +98,9 @@ class DirectoryStore(Resource):
             records, noted = (found.records, found.noted) if found is not None else ([], 0)
             pair, noted = log.pair, max(noted, log.pair.committed)
             opened = StoreLog.open(
-                pair.store, log.applied, log.journal.base, records, noted, pair.forks, partial=pair.partial
+                *(pair.store, log.applied, log.journal.base, records, noted, pair.forks),
+                partial=pair.partial,
+                pair=pair.id,
             )
         except BaseException:
             log.close()
@@ -111,7 +114,7 @@ class DirectoryStore(Resource):
         """Make an ordinary log that of a member."""
         log, store = self.log, self._environment.randomness.token(STORE_BYTES)
         if self._founder:
-            log.found(store)
+            log.found(store, self._environment.randomness.token(PAIR_BYTES))
         elif log.names() or log.applied.lsn:
             raise CallerError(
                 f"{self.directory} has a log that is not of this pair: found the pair with it, or name an empty "

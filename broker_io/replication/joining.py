@@ -54,6 +54,7 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     if (record.live, record.epoch) != (joining.store, joining.epoch) or member.store in record.in_sync:
         member.break_link()
         return
+    joining.pair = record.pair
     joining.step, member.busy, member.log.partial = Step.MARK, True, True
     member.do(MarkPartial(True))
 
@@ -145,7 +146,9 @@ def on_copied(member: PairMember, event: Copied) -> None:
     if joining is None or joining.step is not Step.COPY or event.at != joining.copy_at:
         return
     at = event.at
-    member.log = StoreLog(member.store, Index(at), at.lsn, at.lsn, at.lsn, at, partial=True, forks=joining.forks)
+    member.log = StoreLog(
+        member.store, Index(at), at.lsn, at.lsn, at.lsn, at, partial=True, forks=joining.forks, pair=joining.pair
+    )
     member.applying, member.noted, member.lacking = at.lsn, at.lsn, False
     _unmark(member, joining)
 

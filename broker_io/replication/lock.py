@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker_io.errors import CallerError
 from broker_io.replication.lease import LockLease
 from broker_io.replication.records import START, Mark, Store, StoreLog
 
@@ -27,7 +28,8 @@ from broker_io.replication.records import START, Mark, Store, StoreLog
 class LockRecord(NamedTuple):
     """The record of a lock: `reached` is the log's mark which every store in `in_sync` had at the last swap.
 
-    `forced` is the mark to which a forced promotion cuts the log, until its epoch record is durable.
+    `forced` is the mark to which a forced promotion cuts the log, until its epoch record is durable. `pair` is the id
+    of the pair, which its founder drew.
     """
 
     version: int
@@ -36,6 +38,7 @@ class LockRecord(NamedTuple):
     in_sync: tuple[Store, ...]
     reached: Mark
     forced: Mark | None
+    pair: bytes = b""
 
     @property
     def dissolved(self) -> bool:
@@ -72,6 +75,19 @@ def accepts(view: LockView, swap: Swap, *, session_alive: bool) -> bool:
     lease = view.lease
     free = lease is None or lease == swap.over or lease.session == swap.session
     return session_alive and free and view.record.version == swap.record.version - 1
+
+
+def foreign(record: LockRecord, log: StoreLog) -> CallerError | None:
+    """The error of a store whose log is not that of the lock's pair, so that it must neither join nor be live.
+
+    A log without anything in it may join any pair: the copy brings the id.
+    """
+    if record.pair == log.pair or not (record.pair and log.pair) or log.is_new:
+        return None
+    return CallerError(
+        "this directory is the store of another pair than the one of this lock: name the lock of its own pair, or name "
+        "an empty directory here"
+    )
 
 
 def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:

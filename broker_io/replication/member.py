@@ -104,6 +104,7 @@ class Joining:
     replace: bool = False
     copy_at: Mark | None = None
     forks: tuple[Fork, ...] = ()
+    pair: bytes = b""
 
 
 @dataclass
@@ -307,6 +308,6 @@ class PairMember:
         self.end_session()
         self.keep_session()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, error: Error | None = None) -> None:
         self.role = Role.STOPPED
-        self.do(Stop(reason))
+        self.do(Stop(reason, error))

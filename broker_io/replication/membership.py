@@ -109,7 +109,8 @@ def _swap(member: PairMember, in_sync: tuple[Store, ...]) -> None:
     membership = leading.membership
     record = membership.record
     reached = log.mark_at(log.commit)
-    swap = Swap(LockRecord(record.version + 1, record.epoch, log.store, in_sync, reached, None), session, None)
+    wanted = record._replace(version=record.version + 1, in_sync=in_sync, reached=reached, forced=None)
+    swap = Swap(wanted, session, None)
     request = member.request()
     membership.send(request, swap, member.now)
     member.do(SwapLock(request, swap))

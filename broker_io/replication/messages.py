@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple, TypeAlias
 
+from broker_io.errors import Error
 from broker_io.replication.lock import LockView, Swap
 from broker_io.replication.records import Fork, LogRecord, Mark, Store
 
@@ -389,9 +390,10 @@ class StepDown(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End the process."""
+    """End the process, with the error if there is one."""
 
     reason: str
+    error: Error | None = None
 
 
 Effect: TypeAlias = (

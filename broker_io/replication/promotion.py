@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from broker_io.errors import NotPromotable
 from broker_io.replication import following, joining
-from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, ineligible
+from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, foreign, ineligible
 from broker_io.replication.member import Claim, Leading, PairMember, Role
 from broker_io.replication.messages import (
     Applied,
@@ -61,6 +61,9 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     first = not member.informed
     if not member.take_read(event.request, event.view):
         return
+    if (error := foreign(event.view.record, member.log)) is not None:
+        member.stop(str(error), error)
+        return
     if first:
         following.greet(member)
     force = member.now < member.force_until
@@ -87,7 +90,8 @@ def _claim(member: PairMember, view: LockView, *, forced: bool) -> None:
     cut = log.mark_at(log.commit) if forced else _unfinished(member, record)
     # The log may be in a later epoch than the lock if the record of the lock was lost.
     epoch = max(record.epoch, log.index.end.epoch, log.manifest.epoch) + 1
-    wanted = LockRecord(record.version + 1, epoch, log.store, (log.store,), cut or log.index.end, cut)
+    in_sync, pair = (log.store,), record.pair or log.pair
+    wanted = LockRecord(record.version + 1, epoch, log.store, in_sync, cut or log.index.end, cut, pair)
     member.break_link()
     member.role = Role.CLAIMING
     member.claimed = Claim(Swap(wanted, session, view.lease), (), 0)

@@ -46,6 +46,8 @@ class Mark(NamedTuple):
 
 
 START = Mark(0, 0, 0)
+FOUNDED_EMPTY = 1
+"""The lsn of the mark at which the log of a pair begins if it was founded without a topic; else it is greater."""
 
 
 class Kind(enum.IntEnum):
@@ -193,6 +195,8 @@ class StoreLog:
     forks: tuple[Fork, ...] = ()
     named: int = 0
     """The largest commit index in the records, which a restart would find."""
+    pair: bytes = b""
+    """The id of the pair; empty for a log that was not copied yet."""
 
     @classmethod
     def open(
@@ -205,17 +209,24 @@ class StoreLog:
         forks: Iterable[Fork] = (),
         *,
         partial: bool = False,
+        pair: bytes = b"",
     ) -> StoreLog:
         """The log of a store as it was found: everything in its journal is durable once it was opened.
 
         `base` is the mark before the first record of its journal, `noted` the commit index that was noted by itself,
-        `forks` are those of the manifest. Raises StorageError if the records are no chain.
+        `forks` and `pair` are those of the manifest. Raises StorageError if the records are no chain.
         """
-        log, found = cls(store, Index(base), 0, 0, manifest.lsn, manifest, partial, tuple(forks)), list(records)
+        log = cls(store, Index(base), 0, 0, manifest.lsn, manifest, partial, tuple(forks), pair=pair)
+        found = list(records)
         for record in found:
             log.append(record)
         log.durable, log.commit = log.index.end.lsn, shown_end(manifest, found, noted)
         return log
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was ever written to this log, but for the mark with which a pair is founded."""
+        return self.index.end.epoch == 0 and self.index.end.lsn <= FOUNDED_EMPTY
 
     def append(self, record: LogRecord) -> None:
         """Add the next record. Raises StorageError if it is not the next one."""

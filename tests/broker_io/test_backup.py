@@ -171,7 +171,7 @@ def test_a_restored_log_belongs_to_no_pair() -> None:
     """A second copy of a store could become live with it, in place of what the store has now."""
     world = World()
     member = open_log(world.environment, DIRECTORY, Options(), member=True).log
-    member.found(b"store of a pair")
+    member.found(b"store of a pair", b"pair")
     manifest = member.begin_backup()
     assert manifest.pair is not None
     write_backup(world.disk, DIRECTORY, manifest, FILE, silent)

@@ -82,6 +82,12 @@ def test_golden_of_a_member_of_a_pair() -> None:
     assert decode_manifest(data, "manifest") == PAIRED
 
 
+def test_golden_of_a_member_with_the_id_of_its_pair() -> None:
+    manifest = PAIRED._replace(pair=PairEntry(b"\x01store\xff", id=b"\x02pair\xfe"))
+    data = committed("broker_io/manifest-pair-id.txt", encode_manifest(manifest))
+    assert decode_manifest(data, "manifest") == manifest
+
+
 def test_version_1_is_read() -> None:
     """It has no place in a log of records."""
     found = decode_manifest((GOLDEN / "broker_io/manifest-v1.txt").read_bytes(), "manifest")

@@ -60,6 +60,12 @@ def test_golden_record_in_etcd() -> None:
     assert decode_record(data, "here") == (record, 2**62 + 1)
 
 
+def test_golden_record_with_the_id_of_its_pair() -> None:
+    record = LockRecord(7, 3, A, (A, B), MARKS[1], None, b"\x02pair\xfe")
+    data = committed("pair/lock-record-pair.json", encode_record(record, 5))
+    assert decode_record(data, "here") == (record, 5)
+
+
 def test_lease_ends_after_its_time_and_no_sooner(server: EtcdServer) -> None:
     with open_etcd(server.address) as lock:
         session = lock.renew(A, None, 1.0)
