@@ -20,6 +20,7 @@ from broker_io.errors import (
     AppendUnknown,
     Error,
     Fenced,
+    LockUnavailable,
     NotLive,
     StillHeld,
     StorageError,
@@ -318,10 +319,16 @@ class PairBroker(FileBroker):
         return self._node.wait_live(seconds)
 
     def leave(self) -> Store:
-        """End the part that this member, which is live, takes in its pair; the log stays open. Its store."""
+        """End the part that this member, which is live, takes in its pair; the log stays open. Its store.
+
+        A checkpoint then has everything. Raises LockUnavailable if this member has to be live once more for that.
+        """
         self._node.close()
-        self._store.log.check()
-        return self._store.log.pair.store
+        log = self._store.log
+        log.checkpoint()
+        if log.applied != log.journal.end:
+            raise LockUnavailable("the last record of this member is not committed: try again")
+        return log.pair.store
 
     def _check_live(self) -> None:
         """Raises NotLive, or what has stopped the node."""

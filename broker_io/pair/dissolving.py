@@ -1,9 +1,9 @@
 """Ending a pair: the store of one member becomes a log without a pair, and the other store can never be live again
 
 The member becomes live by the rules of the pair, alone. So it has every acknowledged record, unless it was promoted by
-force, and everything in its log is committed and applied. Then the record of the lock gets an empty `in_sync`, after
-which no store is promoted. The directory leaves the pair last. If something interrupts this, it is done again, and
-continues where it was.
+force, and everything in its log is committed and applied. It writes a checkpoint, so that its directory can leave the
+pair without being live again. Then the record of the lock gets an empty `in_sync`, after which no store is promoted.
+The directory leaves the pair last. If something interrupts this, it is done again, and continues where it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker_io.file.recovery import open_log
 from broker_io.pair import open_lock
 from broker_io.pair.broker import PairBroker, PairOptions
 from broker_io.pair.port import LinkEvents, PairLock, Transport
-from broker_io.replication.lock import Swap
+from broker_io.replication.lock import NO_RECORD, Swap, foreign
 from broker_io.replication.records import Store
 
 LEASES = 3
@@ -55,6 +55,13 @@ def dissolve(directory: str, pair: PairOptions, *, force: bool = False) -> None:
     store = manifest.pair.store
     with closing(open_lock(pair.lock)) as lock:
         record = lock.read().record
+        if record == NO_RECORD:
+            raise NotPromotable(
+                f"the lock {pair.lock} has no record of a pair: check its name. If the record is lost, start and stop "
+                "the service of the machine that was live last with --found, then repeat this"
+            )
+        if (error := foreign(record, manifest.pair.id)) is not None:
+            raise error
         if not record.dissolved:
             _end_as_live(directory, pair, lock, force=force)
         elif record.live != store:
@@ -65,7 +72,7 @@ def dissolve(directory: str, pair: PairOptions, *, force: bool = False) -> None:
 
 def _end_as_live(directory: str, pair: PairOptions, lock: PairLock, *, force: bool) -> None:
     """Become live, and let no other store be live after that."""
-    settings = pair.settings()._replace(min_in_sync=1, founder=force)
+    settings = pair.settings()._replace(min_in_sync=1, founder=False)
     with PairBroker(current(), directory, Options(), settings, open_lock(pair.lock), NoLink()) as broker:
         if force:
             broker.promote()

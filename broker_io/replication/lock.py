@@ -77,17 +77,24 @@ def accepts(view: LockView, swap: Swap, *, session_alive: bool) -> bool:
     return session_alive and free and view.record.version == swap.record.version - 1
 
 
-def foreign(record: LockRecord, log: StoreLog) -> CallerError | None:
-    """The error of a store whose log is not that of the lock's pair, so that it must neither join nor be live.
+def foreign(record: LockRecord, pair: bytes) -> CallerError | None:
+    """The error of a store of another pair than the lock's, which must neither join nor be live.
 
-    A log without anything in it may join any pair: the copy brings the id.
+    A log that was not copied yet has no id.
     """
-    if record.pair == log.pair or not (record.pair and log.pair) or log.is_new:
+    if record.pair == pair or not (record.pair and pair):
         return None
     return CallerError(
         "this directory is the store of another pair than the one of this lock: name the lock of its own pair, or name "
         "an empty directory here"
     )
+
+
+def dissolved_by(record: LockRecord, store: Store) -> str:
+    """What a store has to know of the end of its pair."""
+    if record.live == store:
+        return "the pair was dissolved, and this store has the log: repeat `txnbuf replication dissolve` to complete it"
+    return "the pair was dissolved: the other store has the log, so remove this one"
 
 
 def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:
@@ -97,7 +104,7 @@ def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:
     if record == NO_RECORD:
         return "" if founder else "no pair was founded yet"
     if record.dissolved:
-        return "the pair was dissolved"
+        return dissolved_by(record, log.store)
     if log.store not in record.in_sync:
         return "it is not in sync"
     reached, index = record.reached, log.index

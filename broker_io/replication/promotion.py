@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from broker_io.errors import NotPromotable
 from broker_io.replication import following, joining
-from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, foreign, ineligible
+from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, dissolved_by, foreign, ineligible
 from broker_io.replication.member import Claim, Leading, PairMember, Role
 from broker_io.replication.messages import (
     Applied,
@@ -48,7 +48,7 @@ def on_force(member: PairMember, _event: Event) -> None:
     Raises NotPromotable for a store that lacks a part of its own log, or has none yet, or whose pair was dissolved.
     """
     if member.known is not None and member.known.record.dissolved:
-        raise NotPromotable("the pair was dissolved: the other store has the log, so remove this one")
+        raise NotPromotable(dissolved_by(member.known.record, member.store))
     if member.log.partial:
         raise NotPromotable("this store is an incomplete copy: force the other one, or restore a backup")
     if member.log.index.end.epoch == 0:  # a founder that was emptied has a mark, but no record of an epoch
@@ -61,7 +61,8 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     first = not member.informed
     if not member.take_read(event.request, event.view):
         return
-    if (error := foreign(event.view.record, member.log)) is not None:
+    pair = b"" if member.log.is_new else member.log.pair
+    if (error := foreign(event.view.record, pair)) is not None:
         member.stop(str(error), error)
         return
     if first:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,47 @@ def test_interrupted_end_of_a_pair_is_done_again(
             dissolve(machines.directories[0], machines.options())
     dissolve(machines.directories[0], machines.options())
     assert machines.alone(0) == ["both", "alone"]
+
+
+def test_process_that_is_killed_after_the_lock_was_changed_is_repeated(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The directory is that of the moment: nothing was closed."""
+    machines.begin()
+    machines.stop(1)
+    until(lambda: len(machines.open[0].status()["in_sync"]) == 1)
+    put(machines.open[0], "orders", "first only")
+    machines.stop(0)
+    mark = dissolving._mark
+
+    def mark_and_copy(*arguments: Any) -> None:
+        mark(*arguments)
+        for copy in ("killed", "killed as well"):
+            shutil.copytree(machines.directories[0], tmp_path / copy)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dissolving, "_mark", mark_and_copy)
+        dissolve(machines.directories[0], machines.options())
+    machines.directories[0] = str(tmp_path / "killed")
+    member = machines.start(0)
+    until(lambda: "this store has the log: repeat" in member.status()["waits_for"])
+    with pytest.raises(NotPromotable, match="this store has the log: repeat"):
+        member.promote()
+    machines.stop(0)
+    machines.directories[0] = str(tmp_path / "killed as well")
+    dissolve(machines.directories[0], machines.options())
+    assert machines.alone(0) == ["both", "first only", "alone"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_lock_without_a_record_is_refused_and_stays_so(machines: Machines, tmp_path: Path, force: bool) -> None:
+    machines.begin()
+    machines.stop(1, 0)
+    wrong = machines.options()._replace(lock=f"file:{tmp_path / 'wrong'}")
+    with pytest.raises(NotPromotable, match="has no record of a pair: check its name"):
+        dissolve(machines.directories[0], wrong, force=force)
+    assert not (tmp_path / "wrong").exists()
+    dissolve(machines.directories[0], machines.options())
 
 
 def test_directory_without_a_pair_is_refused(tmp_path: Path) -> None:
