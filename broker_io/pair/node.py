@@ -641,10 +641,10 @@ class PairNode:
         with self._mutex:
             self._lag.applied(self._member)
             found = status_of(self._member, self._lag, self._now())
-            why_not = not_promotable(self._member)
+            lost, why_not = self._member.record_lost, not_promotable(self._member)
         link = {} if found["linked"] else {"link": self._transport.problem}
         problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
-        problems += [f"this member can't become live: {why_not}"] if why_not else []
+        problems += [f"lock: {why_not}" if lost else f"this member can't become live: {why_not}"] if why_not else []
         problem = str(self.failure) if self.failure is not None else "; ".join(problems)
         lock = self._problems.get("lock")
         if lock and not found["linked"] and found["waits_for"]:

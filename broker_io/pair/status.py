@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from broker_io.replication.lock import ineligible
+from broker_io.replication.lock import RECORD_LOST, ineligible
 from broker_io.replication.member import PairMember, PeerStage, Role
 from broker_io.replication.records import LogRecord
 from broker_io.replication.serving import lacks_backup
@@ -84,6 +84,8 @@ def _applied_there(member: PairMember) -> int:
 
 def not_promotable(member: PairMember) -> str:
     """Why a backup without a live that it follows does not become live; empty if it may, or that is not known."""
+    if member.record_lost:
+        return RECORD_LOST
     if member.role is not Role.BACKUP or member.followed is not None or member.known is None:
         return ""
     return ineligible(member.known.record, member.log, founder=member.settings.founder)
@@ -104,6 +106,8 @@ def waits_for(member: PairMember) -> str:
         return "the other member is live"
     if known is None:
         return "it is not known who is live: the lock has not answered yet"
+    if member.record_lost:
+        return f"nobody can become live: {RECORD_LOST}"
     if known.lease is not None and known.lease.store != member.store:
         return "the other member has the lease of the live, which has to end, and there is no link to it"
     why = not_promotable(member)
@@ -132,7 +136,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
         "store": log.store.hex(),
         "partial": log.partial,
         "live": record.live.hex() if record is not None else "",
-        "in_sync": [store.hex() for store in record.in_sync] if record is not None else [],
+        "in_sync": [store.hex() for store in record.in_sync] if record is not None and not member.record_lost else [],
         "end": end,
         "durable": log.durable,
         "commit": log.commit,

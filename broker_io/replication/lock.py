@@ -45,6 +45,14 @@ class LockRecord(NamedTuple):
         return self.version > 0 and not self.in_sync
 
 
+NOT_FOUNDED = (
+    "no pair was founded yet: start the machine that has the log with --found, once; if there is a pair, check the "
+    "name of the lock"
+)
+RECORD_LOST = (
+    "the lock has no record of this pair any more, so no other machine can become live: check the name of the lock; if "
+    "the record is lost, stop both services, and start the machine that was live last with --found, once"
+)
 NO_RECORD = LockRecord(0, 0, b"", (), START, None)
 """What a lock shows before a pair was founded."""
 
@@ -102,7 +110,7 @@ def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:
     if log.partial:
         return "its copy of the log is incomplete"
     if record == NO_RECORD:
-        return "" if founder else "no pair was founded yet"
+        return "" if founder else NOT_FOUNDED if log.is_new else RECORD_LOST
     if record.dissolved:
         return dissolved_by(record, log.store)
     if log.store not in record.in_sync:

@@ -170,6 +170,7 @@ class PairMember:
 
     - `known`: the newest record of the lock that it read, with its lease; `reading`: the request of the present read,
       since `read_since`; `informed`: the lock was read since the session began.
+    - `record_lost`: the lock has shown a record to this process, and has none any more.
     - `busy`: the store is being marked, cut, copied or replaced; nothing else may begin.
     - `lacking`: what is to be applied needs a file that can't be had any more.
     - `force_until`: how long the request of a forced promotion is valid. `deferred_until`: after a switch the other one
@@ -190,6 +191,7 @@ class PairMember:
     reading: int | None = None
     read_since: int = 0
     informed: bool = False
+    record_lost: bool = False
     busy: bool = False
     full: bool = False
     lacking: bool = False
@@ -255,6 +257,7 @@ class PairMember:
 
     def see(self, view: LockView) -> None:
         """Remember the newest record that the lock has shown."""
+        self.record_lost = view.record.version == 0 and self.known is not None and self.known.record.version > 0
         if self.known is None or view.record.version >= self.known.record.version:
             self.known = view
 
@@ -285,14 +288,16 @@ class PairMember:
             self.applying = lsn
             self.do(Apply(lsn))
 
-    def keep_session(self) -> None:
-        """Renew the session three times in its life, or begin one."""
+    def keep_session(self) -> bool:
+        """Renew the session three times in its life, or begin one; whether it does that now."""
         session, terms = self.session, self.settings.terms
         if session.renewing_since is not None and self.now < session.renewing_since + self.settings.answer_timeout:
-            return
-        if session.number is None or self.now >= session.sent + terms.ttl // 3:
+            return False
+        due = session.number is None or self.now >= session.sent + terms.ttl // 3
+        if due:
             session.renewing_since = self.now
             self.do(Renew(session.number, self.now))
+        return due
 
     def end_session(self) -> None:
         """Give the session up; a lease that it had is never used again, and what was read in it may be over."""

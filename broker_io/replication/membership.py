@@ -18,11 +18,15 @@ from broker_io.replication.records import Store
 
 
 def on_tick(member: PairMember, _event: Tick) -> None:
-    """Stop if the lease has lapsed; else renew it and show the backup that this live is there."""
+    """Stop if the lease has lapsed; else renew it and show the backup that this live is there.
+
+    A renewal does not show whether the lock still has its record, without which no backup can take over.
+    """
     if not member.session.holds_at(member.now, member.settings.terms):
         member.step_down("the lease lapsed")
         return
-    member.keep_session()
+    if member.keep_session():
+        member.read_lock()
     serving.beat(member)
 
 

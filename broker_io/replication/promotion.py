@@ -76,7 +76,8 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
         return
     if not member.session.holds_at(member.now, terms):
         return
-    reason = ineligible(record, log, founder=member.settings.founder)
+    # A founder whose record is lost does not know whether the other store was live meanwhile.
+    reason = ineligible(record, log, founder=member.settings.founder and not member.record_lost)
     if not reason or (force and not log.partial and not record.dissolved):
         _claim(member, event.view, forced=bool(reason))
 

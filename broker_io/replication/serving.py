@@ -14,6 +14,7 @@ import enum
 
 from broker_io.errors import DiskWatermark, Error, NotInSync, NotLive
 from broker_io.replication import following
+from broker_io.replication.lock import RECORD_LOST
 from broker_io.replication.member import PairMember, Peer, PeerStage, Role
 from broker_io.replication.messages import (
     AnswerClients,
@@ -234,6 +235,8 @@ def beat(member: PairMember) -> None:
 def on_switch(member: PairMember, _event: SwitchRequested) -> None:
     """Take no more appends, until the backup has everything. Raises NotInSync if it is not in sync."""
     peer, membership = member.peer, member.leading.membership
+    if member.record_lost:
+        raise NotInSync(RECORD_LOST)
     if peer is None or peer.durable is None or peer.store not in membership.record.in_sync or membership.pending:
         raise NotInSync("the backup is not in sync: wait until it is, then switch")
     member.role = Role.SWITCHING

@@ -17,8 +17,9 @@ from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, Loc
 from broker_io.pair.port import CopyChunk
 from broker_io.pair.sender import PeerSender
 from broker_io.replication.lease import Terms
+from broker_io.replication.lock import NO_RECORD
 from broker_io.replication.member import Settings
-from broker_io.replication.messages import Records, SendMessage, SendStored
+from broker_io.replication.messages import Records, SendMessage, SendStored, SessionEnded
 from broker_io.replication.records import LogRecord, Mark, make_record
 from broker_io.testing.contract.base import eventually as until
 
@@ -407,16 +408,22 @@ def test_status_of_both(pair: Pair) -> None:
     json.dumps([of_live, of_backup])
 
 
-def test_status_says_who_is_live_or_what_is_waited_for(pair: Pair) -> None:
-    def waits(member: Member) -> str:
-        found: str = member.node.status()["waits_for"]
-        return found
+def waits(member: Member) -> str:
+    found: str = member.node.status()["waits_for"]
+    return found
 
+
+def problem(member: Member) -> str:
+    found: str = member.node.status()["problem"]
+    return found
+
+
+def test_status_says_who_is_live_or_what_is_waited_for(pair: Pair) -> None:
     pair.b.lock.down = True
     pair.b.start()
     until(lambda: waits(pair.b).startswith("it is not known who is live: ") and "is down" in waits(pair.b))
     pair.b.lock.down = False
-    until(lambda: waits(pair.b) == "nobody is live: this member can't become live, because no pair was founded yet")
+    until(lambda: "this member can't become live, because no pair was founded yet: start" in waits(pair.b))
     pair.a.start()
     live(pair.a)
     until(lambda: waits(pair.b) == "the other member is live" and pair.in_sync())
@@ -427,6 +434,36 @@ def test_status_says_who_is_live_or_what_is_waited_for(pair: Pair) -> None:
     until(lambda: waits(pair.b).startswith("the other member has the lease of the live"))
     pair.a.stop()
     until(lambda: waits(pair.b) == "nobody is live: this member can't become live, because it is not in sync")
+
+
+def test_record_that_is_lost_is_a_problem_of_both_and_founded_by_nobody(pair: Pair) -> None:
+    """The first member was started as the founder."""
+    begun(pair)
+    pair.server.record, pair.server.lease = NO_RECORD, None
+    until(lambda: all("lock: the lock has no record" in problem(member) for member in (pair.a, pair.b)))
+    assert [member.node.status()["in_sync"] for member in (pair.a, pair.b)] == [[], []]
+    pair.a.engine.append(b"x")  # both are there still
+    with pytest.raises(NotInSync, match="no record of this pair any more"):
+        pair.a.node.switch()
+    pair.net.cut = True
+    pair.net.break_links()
+    pair.a.stop()
+    until(lambda: waits(pair.b).startswith("nobody can become live: the lock has no record"))
+    assert pair.server.record == NO_RECORD
+
+
+def test_former_live_that_was_the_founder_makes_no_record(pair: Pair) -> None:
+    begun(pair)
+    pair.a.node.switch()
+    until(lambda: pair.b.node.live and pair.in_sync())
+    pair.b.node.switch()
+    until(lambda: pair.a.node.live and pair.in_sync())
+    pair.server.record, pair.server.lease = NO_RECORD, None
+    pair.a.node._post(SessionEnded(pair.a.node._member.session.number or 0))
+    until(lambda: pair.server.record != NO_RECORD or "no record of this pair any more" in problem(pair.a))
+    time.sleep(2 * TTL / 1e9)
+    assert pair.server.record == NO_RECORD
+    assert not pair.a.node.live
 
 
 def test_times_of_the_status_are_rounded(pair: Pair) -> None:

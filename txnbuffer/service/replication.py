@@ -199,8 +199,9 @@ class Replication:
         broker = await self._broker_of(request)
         if not broker.live:
             raise NotLive("this machine is not live: ask the other one to switch")
+        why = f" ({problem})" if (problem := self.problem) else ""
         if not self.can_switch:
-            raise NotInSync("the backup is not in sync: wait until it is, then switch")
+            raise NotInSync(f"the backup is not in sync: wait until it is, then switch{why}")
         self._requested = requested = self._requested or asyncio.get_running_loop().create_future()
         self.switch_requested.set()
         if (error := await asyncio.shield(requested)) is not None:
