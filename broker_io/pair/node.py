@@ -45,6 +45,10 @@ BEAT_SECONDS = 0.05
 RETRY_SECONDS = 0.25
 SEEN_SECONDS = 0.02
 """How often a former live looks whether the other one has taken its role."""
+LACKS_BACKUP = (
+    "nothing can be written, because pair.min_in_sync is 2 and the backup is not in sync; a machine that became live "
+    "without it serves nobody"
+)
 JOURNAL_EFFECTS = (m.WriteRecords, m.Cut, m.MarkPartial, m.Replace, m.DropJournal, m.RemoveFiles)
 LOCK_EFFECTS = (m.ReadLock, m.SwapLock, m.Renew, m.EndSession)
 SEND_EFFECTS = (m.SendMessage, m.SendStored, m.SendCopy)
@@ -645,6 +649,7 @@ class PairNode:
         link = {} if found["linked"] else {"link": self._transport.problem}
         problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
         problems += [f"lock: {why_not}" if lost else f"this member can't become live: {why_not}"] if why_not else []
+        problems += [LACKS_BACKUP] if found["waits_for_backup"] else []
         problem = str(self.failure) if self.failure is not None else "; ".join(problems)
         lock = self._problems.get("lock")
         if lock and not found["linked"] and found["waits_for"]:

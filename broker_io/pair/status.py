@@ -75,11 +75,13 @@ class BackupLag:
 
 
 def _applied_there(member: PairMember) -> int:
-    """The last record that the backup is known to have applied; of a live without one everything that is committed."""
+    """The last record that the backup is known to have applied; what is committed if it has not said that to a live."""
     if not member.serves:
         return member.log.applied
     peer = member.peer
-    return peer.applied if peer is not None and peer.stage is PeerStage.FOLLOWING else member.log.commit
+    if peer is None or peer.stage is not PeerStage.FOLLOWING or peer.durable is None:
+        return member.log.commit
+    return peer.applied
 
 
 def not_promotable(member: PairMember) -> str:

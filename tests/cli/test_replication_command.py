@@ -137,6 +137,16 @@ def test_a_promotion_has_to_be_forced_and_names_one_machine() -> None:
     on_a_pair(test)
 
 
+def test_a_backup_in_sync_is_not_forced_but_switched_to() -> None:
+    async def test(both: RunningPair) -> None:
+        second = f"127.0.0.1:{both.services[1].port}"
+        done = await command("replication", "promote", "--force", "--service", second)
+        assert (done.returncode, both.pair.live) == (2, 0)
+        assert "use `txnbuf replication switch`" in done.stderr
+
+    on_a_pair(test)
+
+
 def test_other_commands_ask_the_live_machine() -> None:
     async def test(both: RunningPair) -> None:
         async with connect(both.address) as client:

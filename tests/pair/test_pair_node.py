@@ -16,9 +16,10 @@ from broker_io.environment import current
 from broker_io.errors import AppendUnknown, CallerError, Closed, DiskFailed, LockUnavailable, NotInSync, NotLive
 from broker_io.pair.port import CopyChunk
 from broker_io.pair.sender import PeerSender
+from broker_io.pair.status import status_of
 from broker_io.replication.lease import Terms
 from broker_io.replication.lock import NO_RECORD
-from broker_io.replication.member import Settings
+from broker_io.replication.member import Peer, PeerStage, Settings
 from broker_io.replication.messages import Records, SendMessage, SendStored, SessionEnded
 from broker_io.replication.records import LogRecord, Mark, make_record
 from broker_io.testing.contract.base import eventually as until
@@ -464,6 +465,27 @@ def test_former_live_that_was_the_founder_makes_no_record(pair: Pair) -> None:
     time.sleep(2 * TTL / 1e9)
     assert pair.server.record == NO_RECORD
     assert not pair.a.node.live
+
+
+def test_backup_that_has_not_said_what_it_has_is_not_behind_by_the_whole_log(pair: Pair) -> None:
+    begun(pair)
+    pair.a.engine.append(b"x")
+    until(lambda: pair.a.node.status()["lag_records"] == 0)
+    with pair.a.node._mutex:
+        member = pair.a.node._member
+        peer, member.peer = member.peer, Peer(b"b", PeerStage.FOLLOWING)
+        lag = status_of(member, pair.a.node._lag, pair.a.node._now())["lag_records"]
+        member.peer = peer
+    assert lag == 0
+
+
+def test_live_that_lacks_its_backup_says_so_as_its_problem() -> None:
+    pair = Pair(SETTINGS._replace(min_in_sync=2))
+    begun(pair)
+    assert problem(pair.a) == ""
+    pair.b.stop()
+    until(lambda: "pair.min_in_sync is 2 and the backup is not in sync" in problem(pair.a))
+    pair.a.stop()
 
 
 def test_times_of_the_status_are_rounded(pair: Pair) -> None:

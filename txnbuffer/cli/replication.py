@@ -93,8 +93,8 @@ def switch_command(timeout: float, service: ServiceAddress, output: str) -> None
             _show(rows, output)
             return
     raise ServiceUnavailable(
-        f"{former['service']} is no longer live, and no other machine became live within {timeout:g} s: see `txnbuf "
-        "replication status`, and give --timeout to wait longer"
+        f"{former['service']} is no longer live, and no other machine became live within {timeout:g} s: the switch may "
+        "still happen, see `txnbuf replication status`"
     )
 
 
@@ -105,6 +105,8 @@ def _ask_to_switch(service: ServiceAddress, until: float) -> dict[str, Any]:
         try:
             state: dict[str, Any] = call(one, "SwitchOver", timeout=max(until - time.monotonic(), POLL))
         except (NotLive, ServiceUnavailable) as error:
+            if time.monotonic() >= until and not isinstance(error, NotLive):
+                error = ServiceUnavailable(f"{error}; the time is up, and the switch may still happen")
             refused = error if refused is None or isinstance(refused, NotLive) else refused
         else:
             return {"service": one.address} | state

@@ -213,6 +213,9 @@ class Replication:
         broker = await self._broker_of(request)
         if broker.live:
             raise InvalidRequest("this machine is live already")
+        facts = self.facts()
+        if facts["linked"] and facts["store"] in facts["in_sync"]:
+            raise InvalidRequest("the other machine is live, and this one is in sync: use `txnbuf replication switch`")
         await asyncio.to_thread(broker.promote)
         return self.facts()
 
