@@ -460,6 +460,7 @@ class LogService:
                     ask = messages.decode_ask(data)
                     self._check(opening.topic, "read")
                     answer = await run(self._waits, _answer, reading, ask, on_cancel=reading.stop)
+                    self._check(opening.topic, "read")  # again: this may have changed while it waited
                     self._gate()
                     await context.write(answer)
             finally:

@@ -25,7 +25,7 @@ from txnbuffer.access.policy import (
 from txnbuffer.errors import InvalidPolicy
 
 NAMES = ["a", "ab", "abc", "b", "ba", "a-partition-0"]
-PATTERNS = st.lists(st.sampled_from([*NAMES, "a*", "ab*", "b*", "*"]), min_size=1, max_size=3, unique=True)
+PATTERNS = st.lists(st.sampled_from([*NAMES[:-1], "a*", "ab*", "b*", "*"]), min_size=1, max_size=3, unique=True)
 ROLES = st.lists(st.sampled_from([role.value for role in AccessRole]), min_size=1, max_size=4, unique=True)
 RULES = st.fixed_dictionaries(
     {"principals": PATTERNS, "roles": ROLES, "topics": PATTERNS, "producers": PATTERNS, "groups": PATTERNS}
@@ -135,6 +135,10 @@ GOOD = 'principals = ["a"]\nroles = ["write"]\ntopics = ["a"]\n'
         ("[[allow]]\nprincipals = [1]\nroles = ['read']\ntopics = ['a']", "principals must be a list"),
         ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a*b']", "topics: 'a*b' is no pattern"),
         ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['']", "topics: '' is no pattern"),
+        (
+            "[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a-partition-*']",
+            "topics: 'a-partition-*': partitions have the rights of their topic: name that",
+        ),
         (
             "[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a']\ngroups = ['g']",
             "groups have no effect without the role 'process' or 'operate': add it, or remove groups",

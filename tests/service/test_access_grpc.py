@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from txnbuffer import connect
 from txnbuffer.client.client import Client
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.errors import ForeignTransaction
 
 ROW = Batch.of([Message(b"k", b"v")])
 
@@ -305,3 +307,60 @@ async def test_reader_moves_its_durable_cursor_with_the_right_to_its_name(tmp_pa
             with pytest.raises(NotAuthorized):
                 async with client.stream("a", to="now", cursor="x") as stream:
                     [batch async for batch in stream]
+
+
+@on_a_loop
+async def test_state_of_another_principals_transaction_is_not_shown(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("root") as root, service.connect("writer") as writer, root.transaction() as txn:
+            await txn.send("a", b"v")
+            with pytest.raises(ForeignTransaction, match="belongs to another principal"):
+                await writer.outcome(txn.id)
+            assert service.access.denied["ForeignTransaction"] == 1
+
+
+@on_a_loop
+async def test_principal_that_was_removed_from_the_policy_is_disconnected(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+        async with service.connect("writer") as client:
+            await send(client, "a")
+            service.policy.write_text(service.policy.read_text().replace('["writer"]', '["other"]'))
+            service.access.refresh()
+            with pytest.raises(NotAuthorized, match="no rule of the policy names 'writer'"):
+                await send(client, "a")
+
+
+@on_a_loop
+async def test_long_names_are_cut_in_denials(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        async with service.connect("writer") as client:
+            with pytest.raises(NotAuthorized) as raised:
+                await client.send("b" * 350, b"v")
+        assert len(str(raised.value)) < 250
+        assert max(len(str(line)) for line in service.log) < 600
+
+
+@on_a_loop
+async def test_read_that_waits_delivers_nothing_after_revocation(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        await write_as(service, "root", "a")
+
+        def wait_for_more() -> object:
+            options = {"token": service.tokens.text["reader"], "max_unavailable": 1.0}
+            with open_broker(service.address, **options) as remote, remote.reader("a") as reader:
+                while reader.read(timeout=0.2) is not None:
+                    pass
+                reading.set()
+                return reader.read(timeout=20.0)
+
+        reading = threading.Event()
+        waiting = asyncio.create_task(asyncio.to_thread(wait_for_more))
+        await asyncio.to_thread(reading.wait, 20.0)
+        await asyncio.sleep(0.5)
+        service.tokens.revoke("reader")
+        service.access.refresh()
+        await write_as(service, "root", "a")
+        with pytest.raises(Unauthenticated):
+            await waiting

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -123,3 +125,25 @@ async def test_replaced_certificates_and_authorities_are_used_without_a_restart(
         with pytest.raises(ServiceUnavailable):
             await service.write(*writer)
         await service.write(*new.sign("writer"))
+
+
+def test_sessions_of_tls_are_not_resumed_over_http(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("service")
+    server = ServerTls(str(certificate), str(key), str(authority.trust)).context()
+    client = ssl.create_default_context(cafile=str(authority.trust))
+    client.load_cert_chain(*map(str, authority.sign("writer")))
+    session = None
+    for _ in range(2):
+        pairs = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ours = client.wrap_bio(*pairs, server_hostname="localhost", session=session)
+        theirs = server.wrap_bio(*pairs[::-1], server_side=True)
+        for _ in range(4):
+            for one in (ours, theirs):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    one.do_handshake()
+        theirs.write(b"x")
+        assert ours.read(1) == b"x"
+        session = ours.session
+        assert not ours.session_reused
+    assert theirs.getpeercert()

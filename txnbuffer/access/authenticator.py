@@ -24,11 +24,15 @@ MAX_VERIFIED = 10_000
 
 
 class Caller(NamedTuple):
-    """Who makes a call. `token`: the id of an issued token; `expires`: seconds since 1970, or None."""
+    """Who makes a call. `token`: the id of an issued token; `expires`: seconds since 1970, or None.
+
+    `keys`: the number of the version of the public keys that have verified a token of somebody else, or None.
+    """
 
     principal: str
     token: str | None = None
     expires: int | None = None
+    keys: int | None = None
 
 
 NOBODY = Caller(ANONYMOUS)
@@ -45,10 +49,11 @@ class Authenticator:
     def __init__(self, config: AccessConfig, clock: Clock) -> None:
         self._clock = clock
         self.enabled = authenticates(config)
-        self._certificates = bool(config.client_ca)
+        self.takes_certificates = bool(config.client_ca)
         self._tokens: WatchedFile[TokenFile] | None = None
         self._verifier: WatchedFile[Verifier] | None = None
         self._verified: dict[bytes, TokenBearer] = {}
+        self._keys = 0
         if config.tokens:
             self._tokens = WatchedFile(config.tokens, "the file of tokens", _token_file, secret=True)
         if config.jwt_key:
@@ -68,6 +73,8 @@ class Authenticator:
     def refresh(self) -> bool:
         """Read the files again that have changed; whether one has."""
         changed = [file.refresh() for file in self.files]
+        if self._verifier is not None and changed[-1]:
+            self._keys += 1
         if any(changed):
             self._verified.clear()
         return any(changed)
@@ -80,12 +87,12 @@ class Authenticator:
             if authorization[: len(BEARER)].lower() != BEARER.lower():
                 raise Unauthenticated("the header 'authorization' is not 'Bearer TOKEN': send a token")
             return self._of_token(authorization[len(BEARER) :].strip())
-        if common_name is not None and self._certificates:
+        if common_name is not None and self.takes_certificates:
             try:
                 return Caller(check_principal(common_name))
             except ValueError as error:
                 raise Unauthenticated(f"the certificate names no possible principal: {error}") from None
-        ways = ["a token"] * bool(self.files) + ["a client certificate"] * self._certificates
+        ways = ["a token"] * bool(self.files) + ["a client certificate"] * self.takes_certificates
         raise Unauthenticated(f"this service must know who you are: connect with {' or '.join(ways)}")
 
     def check_valid(self, caller: Caller) -> None:
@@ -94,6 +101,8 @@ class Authenticator:
             raise Unauthenticated(f"token {caller.token} was revoked: get a new one")
         if caller.expires is not None and self._now() >= caller.expires:
             raise Unauthenticated("the token has expired: get a new one")
+        if caller.keys not in (None, self._keys):
+            raise Unauthenticated("the keys that verify tokens have changed: get a token of a new one")
 
     def _of_token(self, text: str) -> Caller:
         if self._tokens is not None and is_issued(text):
@@ -112,7 +121,7 @@ class Authenticator:
             if len(self._verified) >= MAX_VERIFIED:
                 self._verified.clear()
             self._verified[digest] = bearer
-        return Caller(bearer.principal, None, bearer.expires)
+        return Caller(bearer.principal, None, bearer.expires, self._keys)
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000

@@ -29,7 +29,7 @@ _PEM = re.compile(rb"-----BEGIN [A-Z ]+-----.*?-----END [A-Z ]+-----", re.DOTALL
 
 
 class TokenBearer(NamedTuple):
-    """`expires`: seconds since 1970, or None."""
+    """`expires`: seconds since 1970 when it is no longer accepted, or None."""
 
     principal: str
     expires: int | None
@@ -65,7 +65,7 @@ class Verifier:
         if not isinstance(name, str):
             raise Unauthenticated(f"the token has no claim {self._claim!r} that names its bearer")
         try:
-            return TokenBearer(check_principal(name), None if expires is None else expires)
+            return TokenBearer(check_principal(name), None if expires is None else expires + LEEWAY)
         except ValueError as error:
             raise Unauthenticated(f"the token names no possible principal: {error}") from None
 
@@ -76,7 +76,7 @@ class Verifier:
         for key in self._keys.keys:
             try:
                 claims = jwt.decode(text, key, algorithms=list(ALGORITHMS[key.key_type])).claims
-            except (JoseError, ValueError, TypeError, KeyError):
+            except (JoseError, ValueError, TypeError, KeyError, RecursionError):
                 continue
             if isinstance(claims, dict):
                 return claims

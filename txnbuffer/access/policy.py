@@ -43,6 +43,8 @@ from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.errors import InvalidPolicy
 
 ALL = "*"
+MAX_SHOWN = 100
+"""Characters of a name that errors show."""
 MAX_NAME = 200
 """Bytes of the name of a principal."""
 
@@ -79,7 +81,8 @@ class ResourceName(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        return "the service" if self.kind is ResourceKind.SERVICE else f"{self.kind.value} {self.name!r}"
+        shown = self.name if len(self.name) <= MAX_SHOWN else self.name[:MAX_SHOWN] + "…"
+        return "the service" if self.kind is ResourceKind.SERVICE else f"{self.kind.value} {shown!r}"
 
 
 SERVICE = ResourceName(ResourceKind.SERVICE)
@@ -248,6 +251,8 @@ def _names(where: str, table: Mapping[str, Any], key: str, *, needed: bool = Tru
     patterns = _texts(where, table, key)
     for pattern in patterns:
         bad = not pattern or not pattern.isprintable() or ALL in pattern[:-1]
+        if key == "topics" and "-partition-" in pattern:
+            raise InvalidPolicy(f"{where}: topics: {pattern!r}: partitions have the rights of their topic: name that")
         if bad:
             raise InvalidPolicy(f"{where}: {key}: {pattern!r} is no pattern: write a name, a prefix and *, or *")
     return Names.of(patterns)

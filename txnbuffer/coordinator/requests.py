@@ -282,6 +282,10 @@ def _same_principal(one: Session | None, other: Session | None) -> bool:
     return one is None or other is None or principal_tag(one.name) == principal_tag(other.name)
 
 
+def _of_another_principal(txn: TxnId) -> ForeignTransaction:
+    return ForeignTransaction(f"transaction {txn} belongs to another principal: ask with its own credentials")
+
+
 def link(parent: TransactionState, branch: TransactionState) -> None:
     """Make one transaction a branch of another, with which it ends."""
     if branch.parent is None:
@@ -373,7 +377,10 @@ class TransactionRequests:
         if txn.most != core.shard:
             core.answer(name, request, core.wrong_coordinator(txn))
         elif transaction is not None:
-            if transaction.state in TERMINAL:
+            owner = transaction.session
+            if owner is not None and principal_tag(owner.name) != principal_tag(name):
+                core.answer(name, request, _of_another_principal(txn))
+            elif transaction.state in TERMINAL:
                 transaction.wait(name, request, commit=False)
                 self._completion.answer_if_due(transaction)
             else:
@@ -382,8 +389,9 @@ class TransactionRequests:
             core.answer_ended((name, request, False), txn)
         elif self._sessions.retirement(least) is not None:
             core.answer(name, request, State.ABORTING)
-        elif self._sessions.locate(least) is not None:
-            core.answer(name, request, State.OPEN)
+        elif (block := self._sessions.locate(least)) is not None:
+            other = principal_tag(block.session.name) != principal_tag(name)
+            core.answer(name, request, _of_another_principal(txn) if other else State.OPEN)
         else:
             core.answer(name, request, never_leased(txn))
 
@@ -396,6 +404,8 @@ class TransactionRequests:
         if txn.most != core.shard or (transaction is None and block is None and not ended):
             return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
         if transaction is not None:
+            if not _same_principal(transaction.session, session):
+                return _of_another_principal(txn)
             return transaction.state
         if core.progress.has_ended(txn.least):
             outcome = core.outcomes.find(txn.least)

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from broker_io.environment import current
 from txnbuffer.access.authenticator import NOBODY, Authenticator, Caller
@@ -29,6 +29,7 @@ LINES_PER_SECOND = 10
 """Lines in the log about denials; what is left out is counted in a later line."""
 
 Log = Callable[..., Any]
+E = TypeVar("E", bound=Error)
 
 
 class Permissions:
@@ -89,7 +90,7 @@ class Permissions:
         if self._access is not None:
             self._access.check_valid(self._caller)
 
-    def denied(self, error: NotAuthorized) -> NotAuthorized:
+    def denied(self, error: E) -> E:
         """Count and log an error that something else than the policy is the reason of; returns it."""
         if self._access is not None:
             self._access.deny(error, principal=self.principal)
@@ -156,18 +157,33 @@ class Access:
             self.deny(error, peer=peer)
             raise
         if not self.policy.rules_of(caller.principal):
-            unnamed = NotAuthorized(f"no rule of the policy names {caller.principal!r}: ask for one")
-            self.deny(unnamed, peer=peer, principal=caller.principal)
-            raise unnamed
+            raise self._unnamed(caller, peer=peer)
         return caller
 
+    def refuses(self, authorization: str | None) -> bool:
+        """Whether a call can be refused before its message is read, by its token alone; nothing is logged."""
+        if not self.enabled or (authorization is None and self._authenticator.takes_certificates):
+            return False
+        try:
+            self._authenticator.authenticate(authorization, None)
+        except Unauthenticated:
+            return True
+        return False
+
+    def _unnamed(self, caller: Caller, **facts: str) -> NotAuthorized:
+        error = NotAuthorized(f"no rule of the policy names {caller.principal!r}: ask for one")
+        self.deny(error, principal=caller.principal, **facts)
+        return error
+
     def check_valid(self, caller: Caller) -> None:
-        """Raises Unauthenticated if a connected caller has to authenticate again."""
+        """Raises Unauthenticated if a connected caller has to authenticate again, NotAuthorized if no rule names it."""
         try:
             self._authenticator.check_valid(caller)
         except Unauthenticated as error:
             self.deny(error, principal=caller.principal)
             raise
+        if not self.policy.rules_of(caller.principal):
+            raise self._unnamed(caller)
 
     def allows(self, caller: Caller, action: Action, resource: ResourceName) -> bool:
         return self.policy.allows(caller.principal, action, resource)
@@ -209,7 +225,7 @@ class Access:
         if self._policy is not None:
             yield self._policy
 
-    def deny(self, error: NotAuthorized, **facts: str) -> None:
+    def deny(self, error: Error, **facts: str) -> None:
         """Count and log a denial."""
         self.denied[type(error).__name__] += 1
         now = self._clock.monotonic()

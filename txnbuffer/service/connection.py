@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.coordinator.messages import Result
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, ForeignTransaction
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
@@ -129,6 +129,9 @@ class SessionConnection:
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
         self._answers += answers
+        for _, result in answers:
+            if type(result) is ForeignTransaction:
+                self.permissions.denied(result)
         self._wakeup.set()
 
     def settle(self, send: int, size: int) -> None:
@@ -144,6 +147,8 @@ class SessionConnection:
     def fail(self, send: int, error: Error, txn: TxnId | None = None) -> None:
         """Report records of a send that were not appended; the caller settles the send."""
         self._failures.append(Failure(send, error, txn))
+        if type(error) is ForeignTransaction:
+            self.permissions.denied(error)
 
     def allow(self, allowed: int) -> None:
         self._credits = allowed

@@ -81,6 +81,8 @@ def check_change(engine: Engine, topic: str, change: str) -> None:
         )
 
 
+CERTIFICATE_SECONDS = 300
+"""Seconds after which clients with certificates connect again, which verifies them again; streams end after twice."""
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
 
@@ -118,7 +120,11 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._limits))
+        options = _options(self._limits)
+        if tls is not None and tls.client_ca:
+            options.append(("grpc.max_connection_age_ms", CERTIFICATE_SECONDS * 1000))
+            options.append(("grpc.max_connection_age_grace_ms", CERTIFICATE_SECONDS * 1000))
+        server = self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_generic_rpc_handlers((self._handler(),))
@@ -208,8 +214,11 @@ class GrpcServer:
             def service(self, details: Any) -> Any:
                 if not details.method.startswith(PREFIX):
                     return None
-                engine = outer._engine
-                error = rejection(dict(details.invocation_metadata), None if engine is None else engine.log)
+                engine, metadata = outer._engine, dict(details.invocation_metadata)
+                error = rejection(metadata, None if engine is None else engine.log)
+                access, authorization = outer._access, metadata.get("authorization")
+                if error is None and access is not None and access.refuses(authorization):
+                    return outer._authenticated(not_yet)  # which does not read the message
                 if error is not None:
 
                     async def refuse(_: Any, context: Any) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from types import MappingProxyType
@@ -313,6 +314,7 @@ class HttpServer:
             ws="none",
         )
         config.load()
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # or bytes that are no request fill the log
         if self._access is not None and self._access.tls is not None:
             config.ssl = self._access.tls.server_context()
         server = self._server = Quiet(config)
@@ -428,6 +430,8 @@ class HttpServer:
         return waits
 
 
+HEADER_SECONDS = 10.0
+"""Seconds in which the headers of the first request of a connection must arrive."""
 COMMON_NAME = "common_name"
 """Where the state of a request has the name in its client's certificate."""
 
@@ -436,14 +440,20 @@ def _protocol() -> Any:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
-        """Keeps the name in the certificate of the client."""
+        """Keeps the name in the certificate of the client, and ends connections that begin no request."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.loop.call_later(HEADER_SECONDS, self._end_idle)
             certificate = transport.get_extra_info("peercert") or {}
             names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
             if names:
                 self.app_state = {**self.app_state, COMMON_NAME: names[0]}
+
+        def _end_idle(self) -> None:
+            begun: Any = self.cycle
+            if begun is None and not self.transport.is_closing():
+                self.transport.close()
 
     return Protocol
 

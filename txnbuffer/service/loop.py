@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from broker_io.environment import current
 from broker_io.errors import Error
 from txnbuffer.coordinator.messages import Result, SessionResults
 
@@ -63,3 +64,22 @@ class Loop(ABC):
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+
+
+LOOP_ERRORS = 1.0
+"""Least seconds between two lines about the same error."""
+
+
+class LoopErrors:
+    """Logs the errors that asyncio reports, such as a connection that can't be accepted, at a bounded rate."""
+
+    def __init__(self, log: Callable[..., Any]) -> None:
+        self._log = log
+        self._last: dict[str, float] = {}
+
+    def handle(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log one error, unless one of its kind was just logged."""
+        now, error, what = current().clock.monotonic(), context.get("exception"), str(context.get("message", ""))
+        if now - self._last.get(what, -LOOP_ERRORS) >= LOOP_ERRORS:
+            self._last[what] = now
+            self._log("problem", what=what, error="" if error is None else repr(error))

@@ -53,6 +53,7 @@ def _of_commits(rows: Sequence[Commit]) -> Iterator[Need]:
 def _of_members(rows: Sequence[GroupHeartbeat]) -> Iterator[Need]:
     yield from _of(Action.JOIN, ResourceKind.GROUP, (row.group for row in rows))
     yield from _of(Action.READ, ResourceKind.TOPIC, chain.from_iterable(map(_TOPICS, rows)))
+    yield from _of(Action.READ, ResourceKind.TOPIC, chain.from_iterable(row.partitions for row in rows))
 
 
 def _of_aborts(rows: Sequence[Abort]) -> Iterator[Need]:

@@ -35,6 +35,7 @@ from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_guard import host_of
 from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.loop import LoopErrors
 from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.tls import ServerTls, WatchedTls
@@ -259,6 +260,7 @@ class _Service:
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
         """Open the log, serve, and close it."""
         log = self._log
+        asyncio.get_running_loop().set_exception_handler(LoopErrors(log).handle)
         if self._service.insecure:
             log("insecure", listen=self._service.listen, http=self._service.http, text=INSECURE)
         watching = asyncio.ensure_future(self._access.watch())

@@ -39,6 +39,9 @@ class ServerTls(NamedTuple):
         self.check()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A resumed session would not verify the certificate of the client again, which may have expired since.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
         try:
             context.load_cert_chain(self.certificate, self.key, password=b"")
             if self.client_ca:
