@@ -112,11 +112,29 @@ class ProtectedTopic(CallerError):
     grpc_status = "PERMISSION_DENIED"
 
 
-class TooManyStreams(CallerError):
-    """The service has reached its limit of open readers or writers."""
+class LimitExceeded(CallerError):
+    """A limit refuses a request, of which nothing was done: retry it after `retry_after` seconds.
+
+    `limit`: the setting, such as "limits.sessions", or "overload" while the service has more to do than it can.
+    """
 
     retryable = True
     grpc_status = "RESOURCE_EXHAUSTED"
+    DEFAULT_RETRY = 1.0
+
+    def __init__(self, message: str, limit: str = "", retry_after: float = DEFAULT_RETRY) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_ms = max(round(retry_after * 1000), 1)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds after which a retry can succeed."""
+        return float(vars(self).get("retry_after_ms", 1000 * self.DEFAULT_RETRY)) / 1000
+
+
+class TooManyStreams(LimitExceeded):
+    """The service has reached its limit of open readers, writers or change streams."""
 
 
 class VersionMismatch(CallerError):

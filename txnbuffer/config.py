@@ -54,6 +54,16 @@
     client_ca = ""              # require client certificates that this CA has signed (PEM)
     check_seconds = 1.0         # how often the files are checked, and the tokens of connected clients
 
+    [limits]                    # of each principal, unless the policy says otherwise; 0: no limit
+    sessions = 0                # connected sessions; without authentication all clients are one principal
+    open_transactions = 0       # leased and open transaction ids
+    bytes_in_flight = 0         # unacknowledged bytes of records; clients wait
+    streams = 0                 # change streams
+    requests_per_second = 0.0   # transactions, ordinary sends, and requests of operators
+    topics_created = 0          # since the service has started
+    overload_ms = 20            # refuse work above fair shares while the queue delay is above this and three times
+                                # the usual delay; 0: never
+
     [pair]                      # txnbuf serve of file:DIR as one of two machines that have all data
     lock = ""                   # etcd://HOST:PORT,…/NAME, or file:PATH for tests on one machine
     listen = ""                 # address for the other machine
@@ -226,6 +236,17 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    sessions: int = 0
+    open_transactions: int = 0
+    bytes_in_flight: int = 0
+    streams: int = 0
+    requests_per_second: float = 0.0
+    topics_created: int = 0
+    overload_ms: int = 20
+
+
+@dataclass(frozen=True, slots=True)
 class PairConfig:
     lock: str = ""
     listen: str = ""
@@ -285,6 +306,7 @@ class Config:
     pulsar: PulsarConfig = field(default_factory=PulsarConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     pair: PairConfig = field(default_factory=PairConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

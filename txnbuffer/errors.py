@@ -14,6 +14,7 @@ from broker_io.errors import EnvironmentFault as EnvironmentFault
 from broker_io.errors import Error as Error
 from broker_io.errors import Fault as Fault
 from broker_io.errors import Fenced as Fenced
+from broker_io.errors import LimitExceeded as LimitExceeded
 from broker_io.errors import NotAuthorized as NotAuthorized
 from broker_io.errors import PeerError as PeerError
 from broker_io.errors import ServiceUnavailable as ServiceUnavailable
@@ -26,6 +27,11 @@ from txnbuffer.model import TxnId
 
 TIME_UP = "its time was up"
 """The reason of an abort by timeout."""
+
+
+def retry_pause(error: Error | None, pause: float) -> float:
+    """Seconds before a retry after an error: `pause`, or what a limit demands if that is more."""
+    return max(pause, error.retry_after) if isinstance(error, LimitExceeded) else pause
 
 
 # The caller: requests and configuration
@@ -96,11 +102,8 @@ class OutcomeForgotten(CallerError):
         self.txn = txn
 
 
-class TooManyTransactions(CallerError):
-    """The session or the service has reached its limit of open transactions."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
+class TooManyTransactions(LimitExceeded):
+    """The session, its principal or the service has reached its limit of open transactions."""
 
 
 class UnknownTransaction(CallerError):
@@ -207,11 +210,8 @@ class StreamExists(CallerError):
     grpc_status = "ALREADY_EXISTS"
 
 
-class StreamMemoryExhausted(CallerError):
+class StreamMemoryExhausted(LimitExceeded):
     """The service has no memory for another stream at the moment."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class StreamTooSlow(CallerError):
@@ -233,10 +233,10 @@ class UnknownCursor(CallerError):
     grpc_status = "NOT_FOUND"
 
 
-class TooManyCursors(CallerError):
-    """The topic has reached its limit of durable cursors."""
+class TooManyCursors(LimitExceeded):
+    """The topic has reached its limit of durable cursors: remove one before a retry."""
 
-    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = False
 
 
 # The caller: relays and sinks

@@ -489,7 +489,7 @@ class LogService:
     @asynccontextmanager
     async def _slot(self, kind: str, most: int) -> AsyncIterator[None]:
         if self._streams[kind] >= most:
-            raise TooManyStreams(f"the service has reached its limit of {most} open {kind}: close some")
+            raise TooManyStreams(f"the service has reached its limit of {most} open {kind}: close some", kind)
         self._streams[kind] += 1
         try:
             yield

@@ -20,7 +20,7 @@ from broker_io.rpc import channel
 from broker_io.rpc.channel import VERSION, VERSION_KEY
 from txnbuffer import connect
 from txnbuffer.cli.admin_client import ServiceAddress, call
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest, LimitExceeded, MalformedFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, SessionHello
 from txnbuffer.service import engine as engine_module
@@ -148,7 +148,8 @@ async def test_too_many_clients_get_an_error(monkeypatch):
         late = RawSession(OverGrpc(server.port))
         with pytest.raises(EOFError):
             await late.hello()
-        assert isinstance(late.goodbye, ServiceUnavailable)
+        assert isinstance(late.goodbye, LimitExceeded)
+        assert late.goodbye.limit == "service.max_clients"
         assert len(await session.lease(1)) == 1
         await session.link.cut()
         await late.link.cut()

@@ -44,7 +44,7 @@ from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import Joined
-from txnbuffer.errors import InvalidRequest, TransactionAborted
+from txnbuffer.errors import InvalidRequest, LimitExceeded, TransactionAborted, retry_pause
 from txnbuffer.rpc.frames import Deletion, NamedRequest
 from txnbuffer.streams.failover import ResumeToken
 
@@ -117,12 +117,13 @@ class Client(BaseClient):
     ) -> Result:
         """Call `await work(txn)` with a new transaction, commit it, and return the result of `work`.
 
-        After TransactionAborted, call `work` again with a new transaction, up to `attempts` calls in total, with
-        pauses that double from 10 ms. An exception of `work` aborts the transaction; it is raised unless it is
-        TransactionAborted. The other arguments are those of `transaction`.
+        After TransactionAborted and LimitExceeded, call `work` again with a new transaction, up to `attempts` calls in
+        total, with pauses that double from 10 ms, and last at least the `retry_after` of LimitExceeded. An exception of
+        `work` aborts the transaction; it is raised unless it is one of these. The other arguments are those of
+        `transaction`.
 
-        Raises TransactionAborted after the last attempt, InvalidHandler if `work` returns nothing to await, and the
-        other errors of `Transaction.commit`.
+        Raises TransactionAborted or LimitExceeded after the last attempt, InvalidHandler if `work` returns nothing to
+        await, and the other errors of `Transaction.commit`.
         """
         check_callable(work)
         pause = FIRST_PAUSE
@@ -130,10 +131,10 @@ class Client(BaseClient):
             try:
                 async with self.transaction(name=name, number=number, timeout=timeout) as txn:
                     result = await check_awaitable(work(txn))
-            except TransactionAborted:
-                if attempt == attempts:
+            except (TransactionAborted, LimitExceeded) as error:
+                if attempt == attempts or (isinstance(error, LimitExceeded) and not error.retryable):
                     raise
-                await asyncio.sleep(pause)
+                await asyncio.sleep(retry_pause(error, pause))
                 pause *= 2
             else:
                 return result

@@ -34,9 +34,11 @@ from txnbuffer.errors import (
     Fenced,
     HandlerTooSlow,
     InvalidHandler,
+    LimitExceeded,
     OutcomeUnknown,
     StaleGeneration,
     TransactionAborted,
+    retry_pause,
 )
 from txnbuffer.model import Outcome, Position
 
@@ -245,8 +247,9 @@ class HandlerRunner:
                     end = records.take(slice(count)).positions.last
                     txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
                     await txn.commit()
-        except TransactionAborted as aborted:
-            if aborted.timed_out and clock() - done <= max(done - began, COMMIT_TIME):
+        except (TransactionAborted, LimitExceeded) as aborted:
+            timed_out = isinstance(aborted, TransactionAborted) and aborted.timed_out
+            if timed_out and clock() - done <= max(done - began, COMMIT_TIME):
                 self._took_too_long(records, done - began, done, TIMED_OUT)
                 await asyncio.sleep(PAUSE)
             else:
@@ -330,7 +333,7 @@ class HandlerRunner:
         while not await self._commit(records, work):
             pass
 
-    async def _pause(self, aborted: TransactionAborted) -> None:
+    async def _pause(self, aborted: TransactionAborted | LimitExceeded) -> None:
         """Wait before the retry of a transaction that aborted for another reason than a slow handler.
 
         Raises the error after MAX_ABORTS in a row.
@@ -342,7 +345,7 @@ class HandlerRunner:
             LOG.warning(
                 "group %r retries a transaction on %r: %s", self._member.group, self._assignment.partition, aborted
             )
-        await asyncio.sleep(self._backoff.after(self._aborts))
+        await asyncio.sleep(retry_pause(aborted, self._backoff.after(self._aborts)))
 
     def _took_too_long(self, records: RecordBatch, seconds: float, done: float, why: str) -> None:
         """Reduce the batch size, because handling these records took too long; `done`: when the last one was done."""
@@ -378,4 +381,6 @@ def _is_fault_of_record(error: Error, txn: Transaction) -> bool:
     """Return whether an error of this package would occur again in a retry of the same record."""
     if isinstance(error, TransactionAborted):
         return error.txn != txn.id  # of another transaction, which the handler created
+    if isinstance(error, LimitExceeded):
+        return False
     return isinstance(error, CallerError) and not isinstance(error, Fenced)

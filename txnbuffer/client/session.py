@@ -20,7 +20,16 @@ from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
 from txnbuffer.client.session_core import REQUESTS, Field, SessionCore
-from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable, UntrustedService
+from txnbuffer.errors import (
+    CallerError,
+    ClientBroken,
+    Error,
+    InvalidRequest,
+    LimitExceeded,
+    ServiceUnavailable,
+    UntrustedService,
+    retry_pause,
+)
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
@@ -214,7 +223,7 @@ class ClientSession:
                 self._deliver()
             if self._closing:
                 return
-            if isinstance(error, CallerError):
+            if isinstance(error, CallerError) and not isinstance(error, LimitExceeded):
                 self._give_up(error)
                 return
             if was_welcomed:
@@ -222,7 +231,7 @@ class ClientSession:
             self._wait.failed(error or ENDED)
             failures = 1 if was_welcomed else failures + 1
             self._report_unavailable_later(error)
-            await asyncio.sleep(backoff.after(failures))
+            await asyncio.sleep(retry_pause(error, backoff.after(failures)))
 
     async def _talk(self, link: Link) -> None:
         """Use a connection until it ends. Raises the error that ended it."""
@@ -335,6 +344,9 @@ class ClientSession:
             self._unavailable_timer = self._loop.call_later(max(left, 0.0), self._report_unavailable)
 
     def _report_unavailable(self) -> None:
+        if isinstance(self._reason, LimitExceeded):
+            self._give_up(self._reason)
+            return
         text = f"no service{self._of_shard()} for {self.max_unavailable:g} s: {self._reason or ENDED}"
         self._give_up(ServiceUnavailable(text))
 

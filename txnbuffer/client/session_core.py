@@ -47,9 +47,11 @@ from txnbuffer.errors import (
     Error,
     Fenced,
     ForeignTransaction,
+    LimitExceeded,
     NotVisible,
     OutcomeUnknown,
     SendUnknown,
+    TooManyTransactions,
     TransactionAborted,
     UnknownSession,
     UnknownTransaction,
@@ -614,7 +616,7 @@ class SessionCore:
             if self.can_begin:
                 self._wake(self._for_ids)
         elif isinstance(result, Error) and self._for_ids:
-            if self._ids.refused():
+            if isinstance(result, TooManyTransactions) and self._ids.refused():
                 self._lease()
             else:
                 self._wake(self._for_ids, result)
@@ -651,8 +653,11 @@ class SessionCore:
 
 
 def refusal(transaction: OpenTransaction, error: Error) -> Error:
-    """Return the error of a transaction that can only abort: TransactionAborted if a new transaction can succeed."""
-    if isinstance(error, TransactionAborted) or not (error.retryable or isinstance(error, LOST)):
+    """Return the error of a transaction that can only abort: TransactionAborted if a new transaction can succeed.
+
+    LimitExceeded stays what it is, since it says when.
+    """
+    if isinstance(error, TransactionAborted | LimitExceeded) or not (error.retryable or isinstance(error, LOST)):
         return error
     aborted = TransactionAborted(transaction.txn, str(error))
     aborted.__cause__ = error

@@ -19,7 +19,16 @@ from txnbuffer.checks import check_wait
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.lifecycle import ClosedOnExit
 from txnbuffer.client.tokens import TokenStore
-from txnbuffer.errors import CallerError, ClientBroken, Error, ForeignToken, InvalidRequest, ServiceUnavailable
+from txnbuffer.errors import (
+    CallerError,
+    ClientBroken,
+    Error,
+    ForeignToken,
+    InvalidRequest,
+    LimitExceeded,
+    ServiceUnavailable,
+    retry_pause,
+)
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.failover import ResumeToken
@@ -170,10 +179,11 @@ class StreamSession:
             self.core.disconnected()
             self._deliver()
             waited = self._monotonic() - self._lost_at
-            if isinstance(error, CallerError | ClientBroken) or waited >= self._max_unavailable:
-                reported = (
-                    error if not error.retryable else ServiceUnavailable(f"no service for {waited:.0f} s: {error}")
-                )
+            limited = isinstance(error, LimitExceeded)
+            final = isinstance(error, CallerError | ClientBroken) and not limited
+            if final or waited >= self._max_unavailable:
+                unreachable = error.retryable and not limited
+                reported = ServiceUnavailable(f"no service for {waited:.0f} s: {error}") if unreachable else error
                 for stream in self._streams.values():
                     stream.report_unavailable(reported)
             if isinstance(error, ClientBroken):
@@ -181,7 +191,7 @@ class StreamSession:
                 return
             wait.failed(error)
             failures += 1
-            await asyncio.sleep(backoff.after(failures))
+            await asyncio.sleep(retry_pause(error, backoff.after(failures)))
 
     async def _talk(self, link: StreamLink) -> Error:
         """Use a connection until it ends; return the error that ended it."""

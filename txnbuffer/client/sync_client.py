@@ -20,7 +20,7 @@ from txnbuffer.client.streams import ChangeBatch, ChangeStatistics, ChangeStream
 from txnbuffer.client.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import TransactionAborted
+from txnbuffer.errors import LimitExceeded, TransactionAborted, retry_pause
 from txnbuffer.streams.failover import ResumeToken
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class SyncClient(Portal):
     ) -> Result:
         """Call `work(txn)` with a new transaction, commit it, and return the result of `work`.
 
-        After TransactionAborted, `work` is called again with a new transaction, up to `attempts` calls in total. The
-        other arguments and the errors are those of `Client.run`. Raises InvalidHandler if `work` is asynchronous.
+        After TransactionAborted and LimitExceeded, `work` is called again with a new transaction, up to `attempts`
+        calls in total. The other arguments and the errors are those of `Client.run`. Raises InvalidHandler if `work` is
+        asynchronous.
         """
         check_sync_function(work)
         pause = FIRST_PAUSE
@@ -64,10 +65,10 @@ class SyncClient(Portal):
             try:
                 with self.transaction(name=name, number=number, timeout=timeout) as txn:
                     result = check_sync_result(work(txn))
-            except TransactionAborted:
-                if attempt == attempts:
+            except (TransactionAborted, LimitExceeded) as error:
+                if attempt == attempts or (isinstance(error, LimitExceeded) and not error.retryable):
                     raise
-                current().clock.sleep(pause)
+                current().clock.sleep(retry_pause(error, pause))
                 pause *= 2
             else:
                 return result

@@ -455,6 +455,7 @@ class Transaction:
         that says so. After InvalidRequest for an argument the transaction is still open. Raises:
 
         - TransactionAborted: nothing became visible; run the transaction again.
+        - LimitExceeded: a limit of the service refused it, and nothing became visible; run it again later.
         - OutcomeUnknown: it may or may not have committed; call `client.outcome`.
         - Fenced: another producer opened the name, or another member of the group got the partition.
         - AlreadyCommitted: the number was committed before.

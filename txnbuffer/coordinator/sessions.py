@@ -80,10 +80,16 @@ class Sessions:
         if count < 1:
             core.answer(session.name, request, InvalidRequest(f"the size of a lease must be at least 1, got {count}"))
             return
-        for limit, used in ((config.max_open_session, session.outstanding), (config.max_open, self._outstanding)):
+        for name, limit, used in (
+            ("max_open_session", config.max_open_session, session.outstanding),
+            ("max_open", config.max_open, self._outstanding),
+        ):
             if used + count > limit:
-                text = f"{used} transactions are open or leased, the limit is {limit}: end some, or return ids"
-                core.answer(session.name, request, TooManyTransactions(text))
+                text = (
+                    f"{used} transactions are open or leased, the limit transactions.{name} is {limit}: end some, or "
+                    "return ids"
+                )
+                core.answer(session.name, request, TooManyTransactions(text, f"transactions.{name}"))
                 return
         while self._next_id in self.used_unleased:
             self._next_id += 1

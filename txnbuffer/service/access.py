@@ -71,6 +71,10 @@ class Permissions:
             self._allowed[key] = None
         return found
 
+    def limits(self, defaults: PrincipalLimits) -> PrincipalLimits:
+        """The limits of the caller now."""
+        return defaults if self._access is None else self._access.limits(self._caller, defaults)
+
     @property
     def reads_any(self) -> bool:
         """Whether the caller may read any topic at all."""

@@ -52,6 +52,8 @@ class AdminCalls:
         """The answer to a request, ready for JSON. Raises an `Error`."""
         engine, on_engine = self._engine, name not in self._always
         check_admin(permissions, name, request)
+        if self._engine is not None:
+            self._engine.quotas.of(permissions).check_request()
         method = self._methods.get(name)
         if method is None:
             raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *map(str, long_waits())]))

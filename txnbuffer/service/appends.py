@@ -43,6 +43,8 @@ class AppendPart:
     acknowledged: Callable[[], None]
     failed: Callable[[Error], None]
     reserved: bool = True
+    since: float = 0.0
+    """When it was queued, by the time of the loop."""
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,6 +177,7 @@ class Appends:
     waiting_bytes: int = 0
     _ready: dict[ServiceTopic, None] = field(default_factory=dict)
     _under_way: int = 0
+    _in_flight: dict[ServiceTopic, None] = field(default_factory=dict)
     _completed: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = field(default_factory=deque)
     _woken: bool = False
     _markers_due: bool = False
@@ -183,12 +186,24 @@ class Appends:
     def idle(self) -> bool:
         return not self._under_way and not self._ready
 
+    @property
+    def age(self) -> float:
+        """Seconds since the oldest part was queued that could be durable by now; topics that are held do not count."""
+        oldest = now = self._loop.time()
+        for topic in (*self._in_flight, *self._ready):
+            if topic.flights:
+                oldest = min(oldest, topic.flights[0].parts[0].since)
+            elif topic.waiting:
+                oldest = min(oldest, topic.waiting[0].since)
+        return now - oldest
+
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
         """Queue a part; it fails immediately if its topic, or every append, has failed."""
         problem = topic.problem or self.failure
         if problem is not None:
             part.failed(problem)
             return
+        part.since = self._loop.time()
         self.waiting_bytes += part.size
         topic.waiting.append(part)
         if topic.held:
@@ -240,6 +255,8 @@ class Appends:
             topic, flight, future = self._completed.popleft()
             topic.flights.popleft()
             self._under_way -= 1
+            if not topic.flights:
+                self._in_flight.pop(topic, None)
             if topic.waiting and not topic.held:
                 self._ready[topic] = None
             error = future.exception()
@@ -265,6 +282,7 @@ class Appends:
                 self._flight_failed(topic, flight, error)
                 continue
             topic.flights.append(flight)
+            self._in_flight[topic] = None
             self._under_way += 1
             future.add_done_callback(partial(self._on_done, topic, flight))
 

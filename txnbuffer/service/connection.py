@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker_io.port import MAX_MESSAGE_BYTES
+from txnbuffer.access.limits import NO_LIMITS, PrincipalLimits
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import Error, ForeignTransaction
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
+from txnbuffer.service.quotas import SMALLEST_CREDIT, ClientQuota
 
 MIB = 1024 * 1024
 CELL_BYTES = 8
 """Maximum memory of a record in a property column, even if it lacks the property."""
-SMALLEST_CREDIT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Limits:
     """Sizes in bytes: unacknowledged records of one client and of all clients, and one message.
 
     `answers`: answers that one client has not read; beyond it the service stops reading from that client.
-    `create_topics`: create topics on first use.
+    `create_topics`: create topics on first use. `principal`: limits of each principal, unless the policy differs.
+    `overload`: the queue delay in seconds above which new work is refused; 0.0: none is.
     """
 
     client_bytes: int = 8 * MIB
@@ -39,6 +41,8 @@ class Limits:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     answers: int = 200_000
     create_topics: bool = True
+    principal: PrincipalLimits = NO_LIMITS
+    overload: float = 0.0
 
     def credits(self, clients: int) -> int:
         """Bytes that each of `clients` clients may have unacknowledged."""
@@ -57,9 +61,11 @@ class SessionConnection:
         disconnected: Callable[[SessionConnection], None],
         limits: Limits,
         peer: str,
+        quota: ClientQuota,
         permissions: Permissions = EVERYTHING_ALLOWED,
     ) -> None:
         self.peer = peer
+        self.quota = quota
         self.permissions = permissions
         self.session = ""
         self.welcomed = False
@@ -75,7 +81,9 @@ class SessionConnection:
         self._failures: list[Failure] = []
         self._answers: list[tuple[int, Result]] = []
         self._credits: int | None = None
+        self._allowed = 0
         self._draining = False
+        self._held = False
         self._closing_error: Error | None = None
         self._wakeup = asyncio.Event()
         self._room = asyncio.Event()
@@ -124,7 +132,7 @@ class SessionConnection:
 
     def welcome(self, welcome: Welcome, allowed: int) -> None:
         self.welcomed = True
-        self._welcome, self._credits = welcome, allowed
+        self._welcome, self._credits, self._allowed = welcome, allowed, allowed
         self._wakeup.set()
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
@@ -151,8 +159,9 @@ class SessionConnection:
             self.permissions.denied(error)
 
     def allow(self, allowed: int) -> None:
-        self._credits = allowed
-        self._wakeup.set()
+        if allowed != self._allowed:
+            self._credits = self._allowed = allowed
+            self._wakeup.set()
 
     def drain(self) -> None:
         self._draining = True
@@ -161,10 +170,22 @@ class SessionConnection:
     def limit_reading(self, full: bool) -> None:
         """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
         much = self.unsettled > self._limits.client_bytes or len(self._answers) > self._limits.answers
-        if (full and self.unsettled) or much:
+        full = full or self.quota.usage.too_many_bytes
+        if (full and self.unsettled) or much or self._held:
             self._room.clear()
         else:
             self._room.set()
+
+    def hold(self, seconds: float) -> None:
+        """Do not read from the client for some time."""
+        if not (self._held or self.closed):
+            self._held = True
+            self._room.clear()
+            asyncio.get_running_loop().call_later(seconds, self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        self._room.set()  # the next turn clears it again if another limit is reached
 
     def close(self, error: Error | None = None) -> None:
         """End the connection after all queued frames are sent; `error` tells the client why."""

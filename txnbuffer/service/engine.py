@@ -36,6 +36,7 @@ from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.decision_log import as_log_deleted
 from txnbuffer.service.effects import EffectExecutor
 from txnbuffer.service.loop import Loop
+from txnbuffer.service.quotas import STEP, Quotas
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler, Sends
 from txnbuffer.service.retention import LogRetention, TrimFloors
 from txnbuffer.service.stream_topic import Cursors
@@ -98,11 +99,14 @@ class Engine(Loop):
         self.appends = Appends(self._loop, self.wake)
         self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
         self.sends = Sends(self.coordinator, limits.max_message_bytes)
-        self.requests = RequestHandler(self.coordinator, self.topics, self.appends, self.sends, owned.owners)
+        self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)
+        self.requests = RequestHandler(
+            self.coordinator, self.topics, self.appends, self.sends, self.quotas, owned.owners
+        )
         self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
         self._decisions.writer, self._decisions.held = owned.decisions, False
         self.effects = EffectExecutor(self, self.coordinator, self.topics, self.appends, self.sends, self._decisions)
-        self.streams = Streams(self.topics, streams, clock.monotonic)
+        self.streams = Streams(self.topics, streams, clock.monotonic, self.quotas)
         self.snapshots = SnapshotScheduler(self.topics, self.streams.persist)
         self.cursors = Cursors(self.topics, self.snapshots, self.streams.cursor_topic, streams)
         self.trim_floors = TrimFloors(
@@ -177,6 +181,8 @@ class Engine(Loop):
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
         engine._run_parts()
         engine.run(engine._watch_time())
+        if limits.overload:
+            engine.run(engine._watch_load())
         engine.wake()
         return engine
 
@@ -195,7 +201,8 @@ class Engine(Loop):
 
     def connect(self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED) -> SessionConnection:
         """Open a connection; its first frame must contain the hello."""
-        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer, permissions)
+        quota = self.quotas.connect(permissions)
+        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer, quota, permissions)
         self._connections[connection] = None
         if self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
@@ -329,6 +336,7 @@ class Engine(Loop):
 
     def _disconnected(self, connection: SessionConnection) -> None:
         self._connections.pop(connection, None)
+        self.quotas.disconnect(connection.quota)
         if not self.ended.done():
             self.requests.disconnected(connection, self.now())
             self._share_credits()
@@ -353,13 +361,15 @@ class Engine(Loop):
             answers = tuple(pair for pair in answers if pair[0] > OPEN_REQUEST)
         if answers:
             connection.answer(answers)
+            if not self.topics.takes_records:
+                self.quotas.served(len(answers), 0)
 
     def _welcome(self, connection: SessionConnection, opened: SessionOpened) -> None:
         self._share_credits()
         limits, shard = self.limits, self.coordinator.shard
         name = self.requests.qualified_name(connection.session)
         welcome = Welcome(name, shard, opened.epoch, limits.max_message_bytes, opened.states)
-        connection.welcome(welcome, self._credits)
+        connection.welcome(welcome, connection.quota.credits(self._credits))
         self.requests.welcomed(connection, self.now())
 
     def _share_credits(self) -> None:
@@ -367,9 +377,12 @@ class Engine(Loop):
         allowed = self.limits.credits(len(self._connections))
         if not 0.5 * self._credits <= allowed <= self._credits:
             self._credits = allowed
-            for connection in self._connections:
-                if connection.welcomed:
-                    connection.allow(allowed)
+            self._send_credits()
+
+    def _send_credits(self) -> None:
+        for connection in self._connections:
+            if connection.welcomed:
+                connection.allow(connection.quota.credits(self._credits))
 
     async def _prove_ownership(self) -> None:
         """Return once it is certain that no other process owned the log when this was called."""
@@ -384,7 +397,17 @@ class Engine(Loop):
             self.coordinator.tick(self.now())
             self.effects.tick()
             self.sends.sweep()
+            self.quotas.refresh()
             self.wake()
+
+    async def _watch_load(self) -> None:
+        """Adjust the shares of the clients to the queue delay."""
+        monotonic = self.clock.monotonic
+        while True:
+            due = monotonic() + STEP
+            await asyncio.sleep(STEP)
+            if self.quotas.adjust(max(monotonic() - due, self.appends.age)):
+                self._send_credits()
 
     def _close(self) -> None:
         try:

@@ -23,6 +23,7 @@ from broker_io import serve_broker
 from broker_io.errors import (
     EnvironmentFault,
     Error,
+    LimitExceeded,
     NotAuthorized,
     ProtectedTopic,
     ServiceUnavailable,
@@ -70,6 +71,7 @@ def check_change(engine: Engine, topic: str, change: str) -> None:
     if is_internal(topic):
         raise ProtectedTopic(f"topic {topic!r} is internal: only the service may change it; read it instead")
     if change == "create":
+        engine.quotas.of(PERMISSIONS.get()).create_topic(lambda: engine.topics.is_missing(topic))
         return
     if change == "own":
         raise ProtectedTopic(
@@ -270,9 +272,8 @@ class GrpcServer:
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
         connection = engine.connect(context.peer(), PERMISSIONS.get())
         if len(engine.connections) > self._max_clients:
-            connection.close(
-                ServiceUnavailable(f"{self._max_clients} clients are connected, the maximum: connect again later")
-            )
+            text = f"{self._max_clients} clients are connected, the maximum: connect again later"
+            connection.close(engine.quotas.count(LimitExceeded(text, "service.max_clients")))
         reading = asyncio.ensure_future(_read(context, connection, decode_client_frame))
         try:
             await _write(context, connection, encode_server_frame, engine.check_answer)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from types import MappingProxyType
@@ -27,12 +28,14 @@ from broker_io.rpc.channel import split_address
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
+from txnbuffer.coordinator.transaction import principal_tag
 from txnbuffer.errors import Error, InvalidRequest, NotAuthorized, Unauthenticated
 from txnbuffer.rpc.admin_encoding import decode_admin_request, encode_admin_request
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
 from txnbuffer.service.admin_calls import AdminCalls
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_guard import JSON, HttpGuard, error_body, peer_of, status_of
+from txnbuffer.service.quotas import OVERLOAD
 from txnbuffer.service.warm_topics import NO_LAG, StandbyLag
 
 if TYPE_CHECKING:
@@ -108,6 +111,7 @@ def metrics(
     yield Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", requests.unsettled_bytes)
     yield Metric("waiting_bytes", "Bytes queued for appending to the log.", engine.appends.waiting_bytes)
     yield from _of_work(engine)
+    yield from _of_limits(engine)
     yield from _of_compaction(engine)
     yield from _of_groups(engine)
     yield from _of_streams(engine)
@@ -183,6 +187,29 @@ def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
         yield Metric(name, text, pair[fact])
     for fact, (name, text) in PAIR_COUNTERS.items():
         yield Metric(name, text, pair[fact], "counter")
+
+
+def _of_limits(engine: Engine) -> Iterator[Metric]:
+    """What limits refuse, and what one principal uses at most."""
+    quotas = engine.quotas
+    yield Metric("overloaded", "1 while work above fair shares is refused.", quotas.overloaded)
+    for limit, count in {OVERLOAD: 0, **quotas.refused}.items():
+        yield Metric("refused", "Requests that a limit has refused.", count, "counter", (("limit", limit),))
+    open_ones, streams = Counter[str](), Counter[str]()
+    for session in engine.coordinator.sessions():
+        open_ones[principal_tag(session.name)] += session.outstanding
+    for connection in engine.streams.connections:
+        streams[connection.permissions.principal] += connection.server.open_streams
+    used = {
+        "sessions": max((usage.sessions for usage in quotas.usages), default=0),
+        "open_transactions": max(open_ones.values(), default=0),
+        "bytes_in_flight": max((usage.bytes_in_flight for usage in quotas.usages), default=0),
+        "streams": max(streams.values(), default=0),
+        "topics_created": max((usage.topics_created for usage in quotas.usages), default=0),
+    }
+    for limit, most in used.items():
+        text = "What the principal that uses most of a limit uses of it."
+        yield Metric("principal_used_max", text, most, "gauge", (("limit", f"limits.{limit}"),))
 
 
 def _of_compaction(engine: Engine) -> Iterator[Metric]:

@@ -23,6 +23,7 @@ from broker_io.rpc.channel import split_address
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
 from txnbuffer.access.authenticator import authenticates
+from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
@@ -209,12 +210,14 @@ def coordinator_config(config: TransactionConfig, mode: type[Topics], shards: in
 
 
 def limits(config: Config) -> Limits:
-    service = config.service
+    service, given = config.service, config.limits
     return Limits(
         client_bytes=service.client_bytes,
         total_bytes=service.total_bytes,
         max_message_bytes=config.log.max_message_bytes,
         create_topics=service.create_topics,
+        principal=PrincipalLimits(*(getattr(given, name) for name in PrincipalLimits._fields)),
+        overload=given.overload_ms / 1000,
     )
 
 

@@ -17,12 +17,20 @@ import numpy as np
 
 from broker_io.batch import Batch, Labels
 from broker_io.environment import current
-from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, TopicNotFound
+from broker_io.errors import (
+    Error,
+    InvalidMessage,
+    InvalidTopicName,
+    LimitExceeded,
+    MessageTooLarge,
+    TopicNotFound,
+)
 from broker_io.port import MAX_PROPERTIES
 from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
+from txnbuffer.coordinator.messages import Commit
 from txnbuffer.coordinator.takeover import first_epoch
 from txnbuffer.coordinator.transaction import principal_tag
 from txnbuffer.errors import (
@@ -40,17 +48,22 @@ from txnbuffer.service.access import EVERYTHING_ALLOWED
 from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
 from txnbuffer.service.connection import SessionConnection
 from txnbuffer.service.needs import allowed
+from txnbuffer.service.quotas import ClientQuota, Quotas
 from txnbuffer.service.topics import Topics, check_owned
 
 TRANSACTIONAL = {VERSION, TXN, SEQ}
 
 
 class CheckedSend(NamedTuple):
-    """`batch`: the records to append, None if there are none; `least`: the transactions in it."""
+    """`batch`: the records to append, None if there are none; `least`: the transactions in it.
+
+    `begun`: how many requests begin with it: transactions, or the ordinary send.
+    """
 
     batch: Batch | None
     least: list[int]
     failures: list[tuple[TxnId | None, Error]]
+    begun: int = 0
 
 
 @dataclass(eq=False)
@@ -66,16 +79,25 @@ class Sends:
     written: dict[int, dict[str, int]] = field(default_factory=dict)
     failed: dict[int, Error] = field(default_factory=dict)
 
-    def check(self, session: str, topic: ServiceTopic, batch: Batch) -> CheckedSend:
+    def check(self, session: str, topic: ServiceTopic, batch: Batch, quota: ClientQuota) -> CheckedSend:
         """Return which records of a send may be appended."""
         try:
             self._check_messages(batch)
             reserved = {name for name in batch.properties if name.startswith(RESERVED)}
-            if not reserved:
-                return CheckedSend(batch, [], [])
-            return self._check_transactions(session, topic, batch, reserved)
+            if reserved:
+                return self._check_transactions(session, topic, batch, reserved, quota)
+            if not quota.limited:
+                quota.ask(1, batch.weight)
+            elif (refusal := quota.admit(batch.weight)) is not None:
+                return CheckedSend(None, [], [(None, refusal)])
+            return CheckedSend(batch, [], [], 1)
         except Error as error:
             return CheckedSend(None, [], [(None, error)])
+
+    def refusal(self, txn: TxnId) -> LimitExceeded | None:
+        """Why the first record of a transaction was refused, if a limit has; then nothing of it was written."""
+        error = self.failed.get(txn.least)
+        return error if isinstance(error, LimitExceeded) and not self.written.get(txn.least) else None
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
         """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
@@ -103,7 +125,9 @@ class Sends:
                 "nothing of the send was appended"
             )
 
-    def _check_transactions(self, session: str, topic: ServiceTopic, batch: Batch, reserved: set[str]) -> CheckedSend:
+    def _check_transactions(
+        self, session: str, topic: ServiceTopic, batch: Batch, reserved: set[str], quota: ClientQuota
+    ) -> CheckedSend:
         count = len(batch)
         if reserved != TRANSACTIONAL:
             strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
@@ -122,19 +146,31 @@ class Sends:
         rows = codes[starts]
         ids = map(TxnId, table.most[rows].tolist(), table.least[rows].tolist())
         slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
-        return self._check_slices(session, topic, batch, [*slices])
+        return self._check_slices(session, topic, batch, [*slices], quota)
 
     def _check_slices(
-        self, session: str, topic: ServiceTopic, batch: Batch, slices: list[tuple[TxnId, int, int, int]]
+        self,
+        session: str,
+        topic: ServiceTopic,
+        batch: Batch,
+        slices: list[tuple[TxnId, int, int, int]],
+        quota: ClientQuota,
     ) -> CheckedSend:
         """`slices`: transaction, first row, number of rows, first sequence number."""
         refusal, name = self._coordinator.refusal, topic.name
         dropped: list[tuple[int, int]] = []
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
+        known_before, limited, admitted = len(self.written), quota.limited, 0
         for txn, start, size, seq in slices:
             least = txn.least
             error = refusal(session, txn) or self.failed.get(least)
+            if limited and error is None and least not in self.written:
+                error = quota.admit()
+                if error is None:
+                    admitted += 1
+                else:
+                    self.failed[least] = error
             if error is None:
                 written = self.written.setdefault(least, {})
                 last = written.get(name, 0)
@@ -156,7 +192,9 @@ class Sends:
             for start, size in dropped:
                 keep[start : start + size] = False
             batch = batch.take(keep)
-        return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()])
+        begun = len(self.written) - known_before
+        quota.ask(begun - admitted, batch.weight)
+        return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()], begun)
 
 
 def _upper_bound(batch: Batch) -> int:
@@ -196,6 +234,7 @@ class RequestHandler:
     _topics: Topics
     _appends: Appends
     _sends: Sends
+    _quotas: Quotas
     owners: Mapping[int, OwnerEpoch]
     connections: dict[str, SessionConnection] = field(default_factory=dict)
     unsettled_bytes: int = 0
@@ -235,6 +274,14 @@ class RequestHandler:
         if self.connections.get(connection.session) is connection:
             del self.connections[connection.session]
             self._coordinator.session_disconnected(connection.session, now)
+        connection.quota.usage.sessions -= bool(connection.session)
+
+    def _check_session(self, connection: SessionConnection) -> None:
+        """Raises LimitExceeded if the client may not open a session."""
+        quota = connection.quota
+        refusal = quota.check("sessions", quota.usage.sessions) or quota.waits()
+        if refusal is not None:
+            raise refusal
 
     def _hello(self, connection: SessionConnection, hello: SessionHello, now: float) -> None:
         if self.draining:
@@ -250,11 +297,14 @@ class RequestHandler:
             raise connection.permissions.denied(
                 NotAuthorized("the session belongs to another principal: open a session of your own")
             )
+        if not name:
+            self._check_session(connection)
         name = name or tag + current().randomness.token(16).hex()[len(tag) :]
         older = self.connections.pop(name, None)
         if older is not None:
             older.close(UnknownSession("another connection has resumed this session: this one is closed"))
         connection.session = name
+        connection.quota.usage.sessions += 1
         self.connections[name] = connection
         for txn in hello.open:
             self._adopt(txn)
@@ -302,23 +352,63 @@ class RequestHandler:
         for request, topic in frame.registers:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
-            coordinator.lease(name, request, count, now)
+            self._lease(connection, request, count, now)
         if frame.open_names or frame.delete_names or frame.joins or frame.members:
             self._handle_names(connection, frame, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
         for send in frame.sends:
             self._send(connection, send)
-        coordinator.commit_many(name, frame.commits, now)
+        self._handle_ends(connection, frame, now)
+        if hold := connection.quota.take_hold():
+            connection.hold(hold)
+        if frame.bye:
+            coordinator.close_session(name, NO_REQUEST, now)
+            connection.close()
+
+    def _handle_ends(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        """Handle the requests that end transactions or ask how they ended."""
+        coordinator, name = self._coordinator, connection.session
+        commits = frame.commits
+        if commits and (self._sends.failed or (connection.quota.limited and not self._topics.takes_records)):
+            commits = self._admitted(connection, commits)
+        elif commits and not self._topics.takes_records:
+            connection.quota.ask(len(commits), 0)
+        coordinator.commit_many(name, commits, now)
         for request, txn, topics in frame.aborts:
-            coordinator.abort(name, request, txn, (*topics, *self._sends.written.get(txn.least, ())), now)
+            written = (*topics, *self._sends.written.get(txn.least, ())) if self._sends.refusal(txn) is None else ()
+            coordinator.abort(name, request, txn, written, now)
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
         for first, size in frame.returned:
             coordinator.return_ids(name, NO_REQUEST, first, size, now)
-        if frame.bye:
-            coordinator.close_session(name, NO_REQUEST, now)
-            connection.close()
+
+    def _admitted(self, connection: SessionConnection, commits: tuple[Commit, ...]) -> tuple[Commit, ...]:
+        """Answer the commits that a limit refuses; return the others. Transactions that have sent records go on."""
+        admitted = []
+        for commit in commits:
+            refusal = self._sends.refusal(commit.txn)
+            if refusal is None and not self._topics.takes_records:
+                refusal = connection.quota.admit()
+            if refusal is None:
+                admitted.append(commit)
+            else:
+                connection.answer([(commit.request, refusal)])
+        return tuple(admitted)
+
+    def _lease(self, connection: SessionConnection, request: int, count: int, now: float) -> None:
+        """Lease ids, fewer than asked for if the principal may not have more open."""
+        quota = connection.quota
+        refusal = quota.waits()
+        if refusal is None and (most := quota.usage.limits.open_transactions):
+            tag = connection.permissions.tag
+            used = sum(one.outstanding for one in self._coordinator.sessions() if principal_tag(one.name) == tag)
+            refusal = quota.check("open_transactions", used)
+            count = min(count, most - used)
+        if refusal is None:
+            self._coordinator.lease(connection.session, request, count, now)
+        else:
+            connection.answer([(request, refusal)])
 
     def _handle_names(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         """Handle the requests of named producers and of consumer groups."""
@@ -344,13 +434,18 @@ class RequestHandler:
         known = self._topics.get(name)
         try:
             if known is None:
-                self._topics.check_new(name)
+                self._check_new(connection, name)
             elif known.problem is not None and not known.missing:  # a missing topic is registered again
                 raise known.problem
         except Error as error:
             connection.answer([(request, error)])
         else:
             self._coordinator.register_topic(connection.session, request, name, now)
+
+    def _check_new(self, connection: SessionConnection, name: str) -> None:
+        """Raises an error for a topic that may not be opened, or not be created by the client."""
+        self._topics.check_new(name)
+        connection.quota.create_topic(lambda: self._topics.is_missing(name))
 
     def _send(self, connection: SessionConnection, send: Send) -> None:
         connection.sends += 1
@@ -367,27 +462,30 @@ class RequestHandler:
         topic = self._topics.get(send.topic)
         if topic is None:
             try:
-                self._topics.check_new(send.topic)
+                self._check_new(connection, send.topic)
                 topic = self._topics.make(send.topic, connection.session)
-            except (InvalidTopicName, TopicNotFound) as refusal:
+            except (InvalidTopicName, TopicNotFound, LimitExceeded) as refusal:
                 connection.fail(number, refusal)
                 connection.settle(number, 0)
                 return
-        batch, least, failures = self._sends.check(connection.session, topic, send.batch)
+        batch, least, failures, begun = self._sends.check(connection.session, topic, send.batch, connection.quota)
         for txn, error in failures:
             connection.fail(number, error, txn)
         if batch is None:
             connection.settle(number, 0)
             return
-        durable = partial(self._send_durable, connection, number, batch)
+        durable = partial(self._send_durable, connection, number, batch, begun)
         failed = partial(self._send_failed, connection, number, batch, least)
         part = AppendPart(batch, durable, failed, reserved=False)
         self.unsettled_bytes += part.size
         connection.unsettled += part.size
+        connection.quota.usage.bytes_in_flight += part.size
         self._appends.add(topic, part)
 
-    def _send_durable(self, connection: SessionConnection, number: int, batch: Batch) -> None:
+    def _send_durable(self, connection: SessionConnection, number: int, batch: Batch, begun: int) -> None:
         self.unsettled_bytes -= batch.weight
+        connection.quota.usage.bytes_in_flight -= batch.weight
+        self._quotas.served(begun, batch.weight)
         self.records += len(batch)
         connection.settle(number, batch.weight)
 
@@ -395,6 +493,7 @@ class RequestHandler:
         self, connection: SessionConnection, number: int, batch: Batch, least: list[int], error: Error
     ) -> None:
         self.unsettled_bytes -= batch.weight
+        connection.quota.usage.bytes_in_flight -= batch.weight
         self._sends.failed.update(dict.fromkeys(least, error))
         connection.fail(number, error)
         connection.settle(number, batch.weight)

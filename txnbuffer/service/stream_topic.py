@@ -257,7 +257,8 @@ class Cursors:
         followed, info = await self._info(topic)
         if cursor not in followed.cursors:
             if len(followed.cursors) >= self._limit:
-                raise TooManyCursors(f"topic {topic!r} has {self._limit} cursors, the maximum: remove one")
+                text = f"topic {topic!r} has {self._limit} cursors, the maximum (streams.max_cursors): remove one"
+                raise TooManyCursors(text, "streams.max_cursors")
             if isinstance(at, str):
                 at = info.high_seqno if at == "now" else info.trimmed_seqno
             if (seqno := acknowledged(at, topic, info)) < info.trimmed_seqno:

@@ -16,7 +16,7 @@ from functools import partial
 from broker_io.batch import Width
 from broker_io.compaction import CompactingBroker, CompactionState
 from broker_io.environment import current
-from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
+from broker_io.errors import Error, LimitExceeded, NotSupported, PositionTrimmed, TooManyStreams, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker, Reader
 from broker_io.position import NO_INDEX
@@ -38,6 +38,7 @@ from txnbuffer.recordset import batch_slices
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
 from txnbuffer.service.connection import MIB
+from txnbuffer.service.quotas import ClientQuota, Quotas
 from txnbuffer.service.stream_topic import Feed, SeqnoAnchor, compactable
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import (
@@ -65,9 +66,16 @@ class StreamConnection:
     """
 
     def __init__(
-        self, streams: Streams, number: int, peer: str, config: ServerConfig, permissions: Permissions
+        self,
+        streams: Streams,
+        number: int,
+        peer: str,
+        config: ServerConfig,
+        quota: ClientQuota,
+        permissions: Permissions,
     ) -> None:
         self.peer = peer
+        self.quota = quota
         self.permissions = permissions
         self.server = StreamServer(config, streams.now())
         self.ended = asyncio.Event()
@@ -141,7 +149,8 @@ class StreamConnection:
             for effect in effects:
                 match effect:
                     case FindTopic(stream, topic):
-                        refusal = self.permissions.refusal(Action.READ, ResourceKind.TOPIC, topic)
+                        refusal: Error | None = self.permissions.refusal(Action.READ, ResourceKind.TOPIC, topic)
+                        refusal = refusal or self._streams.limit(self)
                         if refusal is None:
                             self._streams.find(self, stream, topic)
                         else:
@@ -365,8 +374,9 @@ LEAST_NOOP = 1.0
 class Streams:
     """All connections and feeds. Runs on the engine's loop."""
 
-    def __init__(self, topics: Topics, config: StreamsConfig, now: Callable[[], float]) -> None:
+    def __init__(self, topics: Topics, config: StreamsConfig, now: Callable[[], float], quotas: Quotas) -> None:
         self.now = now
+        self._quotas = quotas
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: dict[StreamConnection, None] = {}
@@ -392,13 +402,14 @@ class Streams:
     def connect(self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED) -> StreamConnection:
         """Open a connection; its first message must be the hello."""
         self._numbers += 1
-        connection = StreamConnection(self, self._numbers, peer, self._server, permissions)
+        quota = self._quotas.of(permissions)
+        connection = StreamConnection(self, self._numbers, peer, self._server, quota, permissions)
         self.connections[connection] = None
         if self._ended is not None:
             connection.close(self._ended)
         elif len(self.connections) > self._config.max_connections:
-            limit = self._config.max_connections
-            connection.close(ServiceUnavailable(f"{limit} stream connections are open, the maximum: try again later"))
+            text = f"{self._config.max_connections} stream connections are open, the maximum: try again later"
+            connection.close(self._quotas.count(TooManyStreams(text, "streams.max_connections")))
         return connection
 
     # For the engine
@@ -502,6 +513,13 @@ class Streams:
         return state
 
     # For connections
+
+    def limit(self, connection: StreamConnection) -> LimitExceeded | None:
+        """Why the newest stream of a connection is refused by a limit of its principal, if it is."""
+        quota, others = connection.quota, -1
+        if quota.usage.limits.streams:
+            others += sum(one.server.open_streams for one in self.connections if one.quota.usage is quota.usage)
+        return quota.check("streams", others) or quota.waits()
 
     def client_named(self, connection: StreamConnection) -> None:
         """End an older connection of the same name once a client has sent its name."""

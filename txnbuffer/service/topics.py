@@ -167,6 +167,10 @@ class Topics(ABC):
         """
         check_name(name)
 
+    def is_missing(self, name: str) -> bool:
+        """Whether a topic that is not open here may have to be created. On a cluster finding out would take time."""
+        return True
+
     def drop(self, name: str) -> Writer | None:
         """Remove a topic without notifying anyone; return its writer, which the caller closes."""
         topic = self.by_name.pop(name, None)
@@ -466,6 +470,9 @@ class EmbeddedTopics(Topics):
         super().check_new(name)
         if not self._create and name not in self.broker.topics():
             raise TopicNotCreated(name)
+
+    def is_missing(self, name: str) -> bool:
+        return name not in self.broker.topics()
 
     async def exclusively(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
         """Call the function on the loop."""

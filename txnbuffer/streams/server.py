@@ -121,7 +121,10 @@ def _checked(request: StreamRequest, info: TopicInfo) -> Ok | RollbackRequired:
     if start in (snapshot_start, snapshot_end):
         snapshot_start = snapshot_end = start
     if not info.has_memory:
-        raise StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again later")
+        raise StreamMemoryExhausted(
+            f"no memory for a stream of topic {topic} now, the limit is streams.memory_bytes; try again later",
+            "streams.memory_bytes",
+        )
     return Ok(
         *(stream, info.log.for_readers, start, snapshot_start, snapshot_end, end, info.high_seqno, info.purge_seqno),
         *(info.cluster, info.incarnation),
@@ -226,12 +229,18 @@ class StreamServer:
         elif len(self._streams) >= self._config.max_streams:
             self._last_stream = stream
             limit = self._config.max_streams
-            many = TooManyStreams(f"the connection has its limit of {limit} streams open; close some")
+            text = f"the connection has {limit} streams open, the limit is streams.max_streams: close some"
+            many = TooManyStreams(text, "streams.max_streams")
             self._say(Refused(stream, many))
         else:
             self._last_stream = stream
             self._streams[stream] = Producer(request, request.end)
             self._effects.append(FindTopic(stream, request.topic))
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open, or asked for."""
+        return len(self._streams)
 
     # --- called for topics ---
 
