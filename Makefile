@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ foreign-page: $(STAMP) ## try with a foreign web page in Chromium to use the HTT
 soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAULTS=300 SEED=1
 	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))
 
+soak-overload: $(STAMP) ## load a service with ten times its capacity; SECONDS=600
+	PYTHONPATH=tests $(BIN)/python tests/overload_soak.py --seconds $(or $(SECONDS),600)
+
 soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full scale; 5,000 examples per property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
@@ -103,6 +106,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py $(addprefix tests/pulsar/,test_many_aborts.py spark_cluster_soak.py figures_soak.py)
 	$(MAKE) soak-pair
+	$(MAKE) soak-overload
 
 stress: $(STAMP) ## check real processes: read-only disk, 2,000 clients, 500 streams, retention, clocks; ONLY=clock_jumps
 	$(BIN)/python tests/stress/stress_run.py $(ONLY)

@@ -16,14 +16,20 @@ VALUE = b"v" * 100
 
 
 async def lanes(
-    address: str, topics: list[str], in_flight: int, records: int, seconds: float, options: dict[str, str] | None = None
+    address: str,
+    topics: list[str],
+    in_flight: int,
+    records: int,
+    seconds: float,
+    options: dict[str, str] | None = None,
+    token: str | None = None,
 ) -> dict[str, float]:
     """Concurrent lanes of consecutive transactions, each with `records` records to each topic."""
     from txnbuffer import connect
 
     done = 0
     began = time.perf_counter() + WARM_UP
-    async with connect(address, broker_options=options) as client:
+    async with connect(address, broker_options=options, token=token) as client:
 
         async def lane() -> None:
             nonlocal done

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 
 @contextmanager
-def service() -> Iterator[str]:
-    """The address of a `txnbuf serve` process on a new log."""
+def service(*flags: str) -> Iterator[str]:
+    """The address of a `txnbuf serve` process on a new log; `flags` are added to the command."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}/log"]
-        command += ["--listen", "127.0.0.1:0", "--http", ""]
+        command += ["--listen", "127.0.0.1:0", "--http", "", *flags]
         with started(command) as (_, facts):
             yield str(facts["address"])
 

@@ -22,6 +22,7 @@ from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 
 AGREED = {
+    "access.cost",
     "aborts.bytes_each.10m",
     "aborts.lookup_ns",
     "log.append_records_per_s",
