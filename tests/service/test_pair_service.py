@@ -198,9 +198,9 @@ def test_a_standby_names_the_service_that_serves() -> None:
 def test_a_standby_says_so_if_nobody_serves() -> None:
     async def test(both: RunningPair) -> None:
         first = f"127.0.0.1:{both.services[0].port}"
-        await eventually(lambda: f"the service at {first} serves" in both.services[1].service._listeners.http.waits_for)
+        standbys = [service.service._listeners.grpc.admin for service in both.services]
+        await eventually(lambda: f"the service at {first} serves" in standbys[1].waits_for)
         both.pair.move(None)
-        standbys = [service.service._listeners.http for service in both.services]
         await eventually(lambda: all("nobody is live" in standby.waits_for for standby in standbys))
         assert standbys[0].waits_for == "standing by: nobody is live yet"
         status, text = await both.services[1].get("/ready")
