@@ -267,7 +267,7 @@ class Engine(Loop):
 
         What a client has sent in addition it may send again, to the next owner of the log.
         """
-        connections, now = self.connections, self.clock.monotonic
+        connections, now = self.connections, self._loop.time
         self._takes_frames, deadline = False, now() + SETTLE
         while not (self.ended.done() or self._all_settled(connections) or now() >= deadline):
             await asyncio.sleep(0.005)
