@@ -50,7 +50,7 @@ def opened_member(environment: Environment) -> OpenedLog:
     """The engine of a member, which is made one if it is not; nothing after the mark of its manifest is applied."""
     opened = open_log(environment, DIRECTORY, SMALL, member=True)
     if opened.log.manifest.pair is None:
-        opened.log.found(STORE)
+        opened.log.found(STORE, b"pair")
     return opened
 
 

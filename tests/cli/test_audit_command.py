@@ -192,7 +192,7 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
         (["--memory", "0"], "--memory"),
         (["--first", "5"], "--first requires --against"),
         (["--tls-ca", "ca.pem"], "--tls-ca can be used with the address of a service only"),
-        (["--set", "pulsar.token=x"], "--set can be used with the address of a cluster only"),
+        (["--set", "pulsar.tls_trust=x"], "--set can be used with the address of a cluster only"),
         (["--against", "memory:"], "'memory:' is an empty log in the memory of this command"),
     ],
 )
