@@ -17,7 +17,7 @@ from broker_io.file.log import FileLog
 from broker_io.file.operations import PrepareFiles, WrittenFile, decode_operations, encode_operations
 from broker_io.position import LEDGERS_OF_A_HISTORY
 from broker_io.replication.numbers import NumberedOperation
-from broker_io.replication.records import LogRecord, Mark, make_record
+from broker_io.replication.records import FOUNDED_EMPTY, LogRecord, Mark, make_record
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 
@@ -92,7 +92,7 @@ def test_founding_begins_another_log() -> None:
     log = opened_member(environment(disk, 5)).log
     assert log.manifest.pair is not None
     assert (log.manifest.pair.store, log.applied, log.journal.base) == (STORE, log.journal.end, log.journal.end)
-    assert log.applied.lsn == end.lsn + 1
+    assert log.applied.lsn == end.lsn + 1 + FOUNDED_EMPTY
     assert log.applied.chain not in (0, end.chain)
     assert [name for name in disk.list(DIRECTORY) if name.startswith("journal")] == [f"journal-{log.journal.number}"]
     log.close()

@@ -174,8 +174,8 @@ def _of_service(broker: str, given: Mapping[str, str]) -> dict[str, Any]:
     named = sorted(set(OF_ACCESS) & given.keys())
     if named and not broker.startswith("txnbuf:"):
         raise InvalidRequest(
-            f"option {', '.join(named)} is for services at txnbuf://HOST:PORT, and broker is {broker}: use pulsar.… "
-            "for a cluster"
+            f"option {', '.join(named)} is for services at txnbuf://HOST:PORT, and broker is {broker}: use options of "
+            "its own, such as pulsar.tls_trust, for a cluster"
         )
     options = broker_options_of(access_of(given).load())
     token = options.get("token")
