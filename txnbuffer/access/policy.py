@@ -190,6 +190,14 @@ def parse_policy(text: str, source: str) -> Policy:
     return Policy(tuple(rules), tuple(limits))
 
 
+def policy_of(data: bytes, source: str) -> Policy:
+    """The policy in the bytes of a file. Raises InvalidPolicy."""
+    try:
+        return parse_policy(data.decode(), source)
+    except UnicodeDecodeError:
+        raise InvalidPolicy(f"{source} is not UTF-8: save it as UTF-8") from None
+
+
 def _tables(source: str, tables: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
     found = tables.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):

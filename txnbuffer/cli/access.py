@@ -21,7 +21,7 @@ from txnbuffer.access.policy import (
     ResourceKind,
     ResourceName,
     check_principal,
-    parse_policy,
+    policy_of,
 )
 from txnbuffer.access.tokens import (
     ID_BYTES,
@@ -38,7 +38,7 @@ from txnbuffer.access.tokens import (
 from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import output_option, show_rows
 from txnbuffer.config import Config
-from txnbuffer.errors import EnvironmentFault, InvalidPolicy, InvalidRequest
+from txnbuffer.errors import EnvironmentFault, InvalidRequest
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhd]?)")
@@ -96,11 +96,8 @@ def create_token(path: str, principal: str, expires: str | None) -> None:
 @output_option
 def list_tokens(path: str, output: str) -> None:
     """List all tokens, without their secrets."""
-    file, now = (
-        parse_tokens(read_checked(path, "the file of tokens", secret=True).decode(errors="replace"), path),
-        time.time(),
-    )
-    show_rows([_row(token, now) for token in file.tokens.values()], output, title="tokens")
+    now = time.time()
+    show_rows([_row(token, now) for token in _read(path).tokens.values()], output, title="tokens")
 
 
 def _row(token: IssuedToken, now: float) -> dict[str, Any]:
@@ -207,18 +204,11 @@ def policy_option(function: Callable[..., Any]) -> Callable[..., Any]:
         path = path or config.access.policy
         if not path:
             raise click.UsageError("which policy? give --policy, or --config with the setting access.policy")
-        return function(policy=_policy(path), **named)
+        return function(policy=policy_of(read_checked(path, "the policy", secret=False), path), **named)
 
     return click.option("--policy", "path", metavar="FILE", help="The policy; default: setting access.policy.")(
         with_config(wrapped)
     )
-
-
-def _policy(path: str) -> Policy:
-    try:
-        return parse_policy(read_checked(path, "the policy", secret=False).decode(), path)
-    except UnicodeDecodeError:
-        raise InvalidPolicy(f"{path} is not UTF-8: save it as UTF-8") from None
 
 
 @access_command.command("check")

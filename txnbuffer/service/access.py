@@ -17,10 +17,10 @@ from broker_io.environment import current
 from txnbuffer.access.authenticator import NOBODY, Authenticator, Caller
 from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.limits import PrincipalLimits
-from txnbuffer.access.policy import ALLOWED, EVERYTHING, Action, Policy, ResourceKind, ResourceName, parse_policy
+from txnbuffer.access.policy import ALLOWED, EVERYTHING, Action, Policy, ResourceKind, ResourceName, policy_of
 from txnbuffer.config import AccessConfig
 from txnbuffer.coordinator.transaction import TAG_BEGIN, TAG_SIZE
-from txnbuffer.errors import Error, InvalidConfiguration, InvalidPolicy, NotAuthorized, Unauthenticated
+from txnbuffer.errors import Error, InvalidConfiguration, NotAuthorized, Unauthenticated
 from txnbuffer.service.tls import WatchedTls
 
 MAX_REMEMBERED = 10_000
@@ -123,7 +123,7 @@ class Access:
         self._authenticator = Authenticator(config, self._clock)
         self._policy: WatchedFile[Policy] | None = None
         if config.policy:
-            self._policy = WatchedFile(config.policy, "the policy", _policy, secret=False)
+            self._policy = WatchedFile(config.policy, "the policy", policy_of, secret=False)
         if self._authenticator.enabled and self._policy is None:
             raise InvalidConfiguration("authentication without a policy would deny everything: set access.policy")
         if self._policy is not None and not self._authenticator.enabled:
@@ -242,10 +242,3 @@ class Access:
         left_out, self._left_out = self._left_out, 0
         more = {"left_out": left_out} if left_out else {}
         self._log("denied", error=str(error), **facts, **more)
-
-
-def _policy(data: bytes, path: str) -> Policy:
-    try:
-        return parse_policy(data.decode(), path)
-    except UnicodeDecodeError:
-        raise InvalidPolicy(f"{path} is not UTF-8: save it as UTF-8") from None
