@@ -11,7 +11,8 @@ Three phases, with processes of their own for the service, for all principals bu
 
 Prints one JSON object: latencies of the others before and during, what was refused, the memory of the service over
 time, and what the log has: each acknowledged record must be there, once. The exit code is 1 if any is lost or doubled,
-if nothing was refused, or if the memory was not bounded.
+if nothing was refused, or if the memory was not bounded. `run` itself does not demand refusals: a machine that is fast
+enough for the short load of a test has nothing to refuse.
 """
 
 from __future__ import annotations
@@ -96,7 +97,6 @@ class Report:
     @property
     def problems(self) -> list[str]:
         found = [f"{name} {count}" for name in ("lost", "doubled") if (count := getattr(self, name))]
-        found += [] if self.flood_refused else ["nothing was refused"]
         grown = max(self.memory) - self.memory[0]
         return found + ([f"the memory grew by {grown:.0f} MiB"] if grown > MAX_GROWTH_MIB else [])
 
@@ -337,8 +337,9 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="SECTION.KEY=VALUE")
     given_options = parser.parse_args()
     report = run(given_options.principals, given_options.seconds, given_options.settings)
-    print(json.dumps({**asdict(report), "problems": report.problems}))
-    return 1 if report.problems else 0
+    problems = report.problems + ([] if report.flood_refused else ["nothing was refused"])
+    print(json.dumps({**asdict(report), "problems": problems}))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@
     streams = 0                 # change streams
     requests_per_second = 0.0   # transactions, ordinary sends, and requests of operators
     topics_created = 0          # since the service has started
-    overload_ms = 100           # refuse work above fair shares while the queue delay is above this and three times
+    overload_ms = 50            # refuse work above fair shares while the queue delay is above this and three times
                                 # the usual delay; 0: never
 
     [pair]                      # txnbuf serve of file:DIR as one of two machines that have all data
@@ -243,7 +243,7 @@ class LimitsConfig:
     streams: int = 0
     requests_per_second: float = 0.0
     topics_created: int = 0
-    overload_ms: int = 100
+    overload_ms: int = 50
 
 
 @dataclass(frozen=True, slots=True)
