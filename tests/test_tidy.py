@@ -35,7 +35,7 @@ PORTS = (
     "broker_io.compacted", "broker_io.port", "broker_io.environment", "broker_io.rpc.channel",
     "broker_io.rpc.credential_files", "broker_io.rpc.credentials",
 )  # fmt: skip
-LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.recovery", "txnbuffer.rpc")
+LIBRARIES = ("snapshots", "txnbuffer.follow", "txnbuffer.progress", "txnbuffer.recovery", "txnbuffer.rpc")
 """Libraries use a broker through its port; their modules that are listed above are pure."""
 WORLDLESS = (*PURE, "broker_io.compacted", "snapshots", "txnbuffer.follow", "txnbuffer.recovery")
 """Modules that use clocks, files, threads and networks through ports only."""
@@ -61,7 +61,7 @@ ORDER = (
     ("broker_io",),
     ("txnbuffer.avro", "txnbuffer.model"),
     ("txnbuffer.errors", "txnbuffer.protocol"),
-    ("txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.config", "txnbuffer.mutations"),
+    ("txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.config", "txnbuffer.mutations", "txnbuffer.progress"),
     ("txnbuffer.access", "txnbuffer.coordinator", "txnbuffer.recordset", "txnbuffer.streams"),
     ("txnbuffer.follow",),
     ("txnbuffer.recovery", "txnbuffer.rpc"),

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         UsedAfterFork,
     )
     from txnbuffer.model import Outcome, Position, TxnId
+    from txnbuffer.progress import Progress, progress_bar
     from txnbuffer.streams.failover import ResumeToken
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "OutcomeUnknown",
     "Position",
     "Processed",
+    "Progress",
     "Record",
     "RecordBatch",
     "RelayBranched",
@@ -124,6 +126,7 @@ __all__ = [
     "UsedAfterFork",
     "connect",
     "dead_letter",
+    "progress_bar",
     "stream_partitions",
 ]
 
@@ -173,6 +176,10 @@ _HOMES = {
         "Outcome",
         "Position",
         "TxnId",
+    ),
+    "txnbuffer.progress": (
+        "Progress",
+        "progress_bar",
     ),
     "txnbuffer.streams.failover": ("ResumeToken",),
 }
