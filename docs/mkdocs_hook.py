@@ -36,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the files of the theme, the Markdown pages at their paths in the repository, and the source pages."""
     site = Files(file for file in files if file.src_dir != config.docs_dir)
     pages = [f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir]
-    pages += [path.name for path in ROOT.glob("*.md")]
+    pages += [path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("examples/*.md"))]
     for path in pages:
         site.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
     for path in sorted(links(site) - set(pages)):

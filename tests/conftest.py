@@ -14,7 +14,7 @@ from broker_io.environment import disable_grpc_fork_handlers
 
 disable_grpc_fork_handlers()  # servers run in the process of tests, which starts others
 
-pytest_plugins = ["txnbuffer.testing", "spark_session"]
+pytest_plugins = ["txnbuffer.testing", "pulsar_fixtures", "spark_session"]
 
 settings.register_profile("dev", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(

@@ -120,8 +120,8 @@ SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytes
 
 TOP_LEVEL = {
     ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md",
-    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "mkdocs.yml",
-    "pyproject.toml", "requirements", "snapshots", "tests", "txnbuffer",
+    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "examples",
+    "mkdocs.yml", "pyproject.toml", "requirements", "snapshots", "tests", "txnbuffer",
 }  # fmt: skip
 MAX_FILE_BYTES = 1024 * 1024
 MAX_MODULE_LINES = 700
@@ -162,8 +162,8 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 PRODUCT = modules(*PACKAGES)
-EVERYTHING = modules(*PACKAGES, "bench", "docs", "tests", "requirements")
-PAGES = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EVERYTHING = modules(*PACKAGES, "bench", "docs", "examples", "tests", "requirements")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 TESTS = [module for module in EVERYTHING if re.search(r"/test_[^/]*$", module.path)]
 
 

@@ -317,7 +317,7 @@ class LogDeleted(PeerError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"the service's log was deleted, alone or with its namespace ({why}): follow docs/operating.md, "
+            f"the service's log was deleted, alone or with its namespace ({why}): follow docs/recover.md, "
             "then restart the service"
         )
 

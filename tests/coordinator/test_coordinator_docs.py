@@ -27,4 +27,4 @@ def test_race_table() -> None:
 
 
 def test_table_of_groups() -> None:
-    assert markdown("| group | event | next |", groups.TRANSITIONS) in (DOCS.parent / "groups.md").read_text()
+    assert markdown("| group | event | next |", groups.TRANSITIONS) in (DOCS.parent / "group-assignment.md").read_text()

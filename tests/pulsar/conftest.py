@@ -1,4 +1,4 @@
-"""Fixtures of tests on a real Pulsar: the shared cluster, and a namespace per test."""
+"""Fixtures of the tests in this directory, all on a real Pulsar: private brokers, and other programs' clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pulsar
 import pytest
-from pulsar_cluster import Cluster, shared
+from pulsar_cluster import Cluster
 
 from bench.pulsar_broker import SETTINGS
 from broker_io import open_broker
 from broker_io.port import Broker
 from broker_io.pulsar import reader as reader_module
-from broker_io.testing.standalone import NoPulsar, Standalone, ask
+from broker_io.testing.standalone import Standalone, ask
 
 HERE = Path(__file__).parent
 SMALL_BYTES = 64 * 1024
@@ -50,19 +50,6 @@ def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The cluster shared by all workers of this run; without one, tests fail with instructions."""
-    directory = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        directory = directory.parent
-    try:
-        with shared(directory) as found:
-            yield found
-    except NoPulsar as failure:
-        pytest.fail(str(failure), pytrace=False)
-
-
-@pytest.fixture(scope="session")
 def private_broker(cluster: Cluster) -> Iterator[Standalone]:
     with cluster.private_standalone() as broker:
         yield broker
@@ -82,14 +69,6 @@ def odd_broker(cluster: Cluster) -> Iterator[Standalone]:
     """A broker with a small message limit and with Pulsar's own transactions."""
     with cluster.private_standalone([*SETTINGS, f"maxMessageSize={SMALL_BYTES}"]) as broker:
         yield broker
-
-
-@pytest.fixture
-def namespace(cluster: Cluster) -> Iterator[str]:
-    """`public/…`, fresh."""
-    name = cluster.namespace()
-    yield name
-    cluster.drop(name)
 
 
 @pytest.fixture

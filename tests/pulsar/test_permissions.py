@@ -1,4 +1,4 @@
-"""The permissions of `docs/operating.md`, on a broker with authentication and authorization."""
+"""The permissions of `docs/reference/cluster-requirements.md`, on a broker with authentication and authorization."""
 
 from __future__ import annotations
 

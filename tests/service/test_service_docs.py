@@ -1,4 +1,4 @@
-"""The page about the service lists its metrics."""
+"""The page about metrics lists them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txnbuffer.config import AccessConfig
 from txnbuffer.service.access import Access
 from txnbuffer.service.http_server import metrics
 
-PAGE = Path(__file__).parents[2] / "docs" / "service.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 @on_a_loop

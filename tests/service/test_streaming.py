@@ -133,7 +133,7 @@ async def test_a_page_names_the_statistics_that_there_are(broker):
         answer = await ServiceAdmin(engine).methods()["Streams"]({})
         known = {*answer["connections"][0], *answer["connections"][0]["streams"][0], *answer["cursors"][0]}
         known |= {*answer["managers"][0], *answer["managers"][0]["cursor"][0], *stream.statistics()._fields}
-        text = (ROOT / "docs" / "change-streams.md").read_text()
+        text = (ROOT / "docs" / "stream-protocol.md").read_text()
         section = text.partition("## Statistics")[2].partition("Sums of them")[0]
         named = {
             name for row in section.splitlines() for name in re.findall(r"`(\w+)`", "`" + row.rpartition("| `")[2])

@@ -2,7 +2,7 @@
 
 A cluster keeps what it acknowledged, except what these administrative actions destroy. They hit a topic of its own, so
 all rules stay as they are for the other topics, also for transactions on both. For this topic `docs/service.md` and
-`docs/operating.md` promise: what is shown was committed and is in order; a reader that misses something because its
+`docs/recover.md` promise: what is shown was committed and is in order; a reader that misses something because its
 topic was deleted gets an error; everything that was not destroyed is still there. In the end the topic can be used
 again, if it was only deleted; otherwise once an operator has deleted it.
 """

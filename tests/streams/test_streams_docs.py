@@ -14,7 +14,7 @@ from txnbuffer.streams.client import ERRORS, end_error
 from txnbuffer.streams.messages import EndReason
 from txnbuffer.streams.states import CONSUMER_STEPS, PRODUCER_STEPS, Consuming, Event, Producing, next_state
 
-DOCS = (Path(__file__).resolve().parents[2] / "docs" / "change-streams.md").read_text()
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "stream-protocol.md").read_text()
 
 
 def table(steps: Mapping[tuple[Any, Event], Any]) -> str:

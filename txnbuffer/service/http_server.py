@@ -2,7 +2,7 @@
 
 - `GET /health`, and `GET /ready` (else 503), are public; with authentication, only known principals see details.
 - `GET /metrics` for Prometheus, for each principal that a rule of the policy names. Metrics are in base units and read
-  from the engine on each request; `docs/service.md` lists them.
+  from the engine on each request; `docs/reference/metrics.md` lists them.
 - `POST /admin/REQUEST`: the requests of the admin service of gRPC, with the same rights. Body and answer are JSON.
 
 A client is known by `Authorization: Bearer TOKEN`, or by its certificate, which TLS asks for but does not require
@@ -413,7 +413,7 @@ class HttpServer:
 
         def unknown(_: Any, error: Any) -> Response:
             text = {404: "there is nothing at this path", 405: "this path does not take the method"}
-            problem = InvalidRequest(f"{text.get(error.status_code, error.detail)}: see docs/service.md")
+            problem = InvalidRequest(f"{text.get(error.status_code, error.detail)}: see docs/reference/metrics.md")
             return Response(error_body(problem), error.status_code, error.headers, JSON)
 
         routes = [

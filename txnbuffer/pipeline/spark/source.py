@@ -263,7 +263,7 @@ def register(spark: SparkSession) -> None:
 
 
 class TxnbufferSource(DataSource):
-    """The data source and sink `txnbuffer`; docs/pipeline.md describes the options."""
+    """The data source and sink `txnbuffer`; docs/reference/spark.md describes the options."""
 
     @classmethod
     def name(cls) -> str:

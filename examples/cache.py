@@ -1,0 +1,72 @@
+r"""Cache: a dictionary in memory that equals a topic, kept up to date by a change stream.
+
+The stream begins with the newest record of each key, then delivers each change in order. It reconnects by itself, and
+says what to undo if the history of the topic branched, for example after a restore.
+
+    printf '%s\n' apples=120 pears=80 | txnbuf produce pulsar://localhost:6650/public/default prices --key-separator =
+    python examples/cache.py prices                 # until Ctrl-C; produce other prices meanwhile
+
+A cache that has to survive restarts keeps its tokens: see `store=` of `client.stream`, and `txnbuf materialize`, which
+keeps a topic as a table of SQLite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from txnbuffer import Client, Rollback, connect
+
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
+ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+
+
+class Cache:
+    """The newest value of each key of a topic. `ready` is set once the cache has everything that was committed."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.ready = asyncio.Event()
+        self.values: dict[bytes, bytes] = {}
+
+    async def follow(self, client: Client) -> None:
+        """Apply the changes of the topic until the task is cancelled."""
+        async with client.stream(self.topic) as stream:
+            async for change in stream:
+                if isinstance(change, Rollback):  # this cache remembers no older values, so it starts over
+                    self.ready.clear()
+                    self.values.clear()
+                    await stream.rolled_back(0)
+                    continue
+                for mutation in change:
+                    if mutation.key is None:
+                        continue
+                    if mutation.value is None:
+                        self.values.pop(mutation.key, None)
+                    else:
+                        self.values[mutation.key] = mutation.value
+                if change.caught_up:
+                    self.ready.set()
+
+    def get(self, key: str) -> str | None:
+        """Return the value of a key, or None."""
+        value = self.values.get(key.encode())
+        return None if value is None else value.decode()
+
+
+async def main(topic: str) -> None:
+    async with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client:
+        cache = Cache(topic)
+        following = asyncio.create_task(cache.follow(client))
+        shown: dict[bytes, bytes] | None = None
+        while not following.done():
+            if cache.ready.is_set() and cache.values != shown:
+                shown = dict(cache.values)
+                print({key.decode(): value.decode() for key, value in sorted(shown.items())}, flush=True)
+            await asyncio.sleep(0.1)
+        await following
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "prices"))

@@ -1,0 +1,52 @@
+r"""Exactly-once enrichment: orders in, invoices out, each order once.
+
+Reads the topic `orders` as the consumer group `invoicing`, looks up the price of the item in the topic `prices`, and
+sends an invoice. The invoice and the position of the group commit in one transaction, so an order has one invoice
+however often the program is killed. Start it several times and its processes share the partitions of `orders`. An order
+that cannot be invoiced goes to the topic `orders-failed`, with the error in its properties.
+
+    printf '%s\n' apples=120 pears=80 | txnbuf produce pulsar://localhost:6650/public/default prices --key-separator =
+    echo '{"key": "order-1", "value": {"item": "apples", "count": 3}}' |
+        txnbuf produce pulsar://localhost:6650/public/default orders --json
+    python examples/enrichment.py                   # until Ctrl-C
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+from cache import Cache
+
+from txnbuffer import Record, Transaction, connect, dead_letter
+
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
+ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+
+
+def invoice(order: bytes, prices: Cache) -> str:
+    """Return the invoice of an order as JSON. Raises LookupError if the item has no price, ValueError for no order."""
+    fields = json.loads(order)
+    price = prices.get(fields["item"])
+    if price is None:
+        raise LookupError(f"{fields['item']} has no price")
+    return json.dumps({**fields, "cents": int(price) * int(fields["count"])})
+
+
+async def main() -> None:
+    async with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client, asyncio.TaskGroup() as tasks:
+        prices = Cache("prices")
+        following = tasks.create_task(prices.follow(client))
+        await prices.ready.wait()
+        print("ready", flush=True)
+
+        async def enrich(txn: Transaction, order: Record) -> None:
+            await txn.send("invoices", invoice(order.value or b"", prices), key=order.key)
+
+        await client.process("orders", "invoicing", enrich, on_error=dead_letter("orders-failed"))
+        following.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,96 @@
+"""Outbox: publish what a database transaction wrote, each message once.
+
+A shop writes an order and the messages about it in one transaction of SQLite. The publisher sends the messages to
+Pulsar as the named producer `outbox`; the number of a transaction is that of its last order. So the log itself knows
+which orders were published: a publisher that is killed at any moment, or started twice, publishes nothing twice, and
+the messages of an order appear together.
+
+    python examples/outbox.py order apples 3        # as often as you like
+    python examples/outbox.py publish               # until Ctrl-C
+    txnbuf tail pulsar://localhost:6650/public/default orders stock
+
+The numbers of orders must become visible in order. SQLite has one writer at a time, so they do. On a database with
+concurrent writers, lock the outbox table while an order is written.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from functools import partial
+
+from txnbuffer import SyncClient, SyncTransaction, connect
+
+ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
+ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+DATABASE = os.environ.get("DATABASE", "shop.db")
+
+PRODUCER = "outbox"
+ORDERS = 100
+"""Orders in one transaction, at most."""
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY AUTOINCREMENT, item TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS outbox (order_id INTEGER NOT NULL, topic TEXT NOT NULL, key TEXT NOT NULL, value TEXT);
+CREATE INDEX IF NOT EXISTS outbox_orders ON outbox (order_id);
+"""
+NEXT = """
+SELECT order_id, topic, key, value FROM outbox
+WHERE order_id IN (SELECT DISTINCT order_id FROM outbox WHERE order_id > ? ORDER BY order_id LIMIT ?)
+ORDER BY order_id, rowid
+"""
+
+
+def open_database() -> sqlite3.Connection:
+    database = sqlite3.connect(DATABASE, timeout=30)
+    database.executescript(TABLES)
+    return database
+
+
+def place_order(database: sqlite3.Connection, item: str, count: int) -> int:
+    """Write an order and its messages in one transaction of the database; return the number of the order."""
+    with database:
+        order = database.execute("INSERT INTO orders (item, count) VALUES (?, ?)", (item, count)).lastrowid
+        messages = [(order, "orders", f"order-{order}", f"{count} {item}"), (order, "stock", item, str(-count))]
+        database.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", messages)
+    return order or 0
+
+
+def publish(database: sqlite3.Connection, client: SyncClient) -> int:
+    """Publish all orders that are not published yet; return how many messages were sent."""
+    sent = 0
+    published = client.committed_number(PRODUCER)
+    while rows := database.execute(NEXT, (published, ORDERS)).fetchall():
+        published = rows[-1][0]
+        client.run(partial(send, rows), name=PRODUCER, number=published)
+        sent += len(rows)
+    with database:  # only to save space: what is published is skipped by its number
+        database.execute("DELETE FROM outbox WHERE order_id <= ?", (published,))
+    return sent
+
+
+def send(rows: list[tuple[int, str, str, str]], txn: SyncTransaction) -> None:
+    for _, topic, key, value in rows:
+        txn.send(topic, value, key=key)
+
+
+def main() -> None:
+    with closing(open_database()) as database:
+        match sys.argv[1:]:
+            case ["order", item, count]:
+                print("order", place_order(database, item, int(count)))
+            case ["publish"]:
+                with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client:
+                    while True:
+                        if sent := publish(database, client):
+                            print("published", sent, "messages", flush=True)
+                        time.sleep(0.2)
+            case _:
+                sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
