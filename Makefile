@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ docs: $(STAMP) ## build the documentation site in site/, update the diagram in d
 
 protocols: $(STAMP) ## generate the modules of the protocol files (*.proto) again
 	$(BIN)/python requirements/protocols.py
+
+dist: $(STAMP) ## build wheel and sdist in dist/, try them on Python 3.11, 3.12 and 3.13; PYTHONS="path …", ONLY=3.12
+	$(BIN)/python requirements/dist.py $(addprefix --python ,$(PYTHONS)) $(addprefix --only ,$(ONLY))
 
 lock: ## resolve the lock files again (Python 3.11)
 	$(PYTHON) requirements/lock.py

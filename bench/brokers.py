@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bench.harness import if_it_fails
-from broker_io.testing.standalone import StandaloneProcess, is_up
+from broker_io.standalone import StandaloneProcess, is_up
 
 ERRORS, LINE_LENGTH = 8, 300
 ERROR = re.compile(r"\bERROR\b|\bFATAL\b|\b[A-Z]\w*(Error|Exception)\b")

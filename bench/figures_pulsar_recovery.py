@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.pulsar_broker import broker, native, native_buffer, once_per_broker, service
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 
 ABORTS = 800_000
 IN_FLIGHT = 512

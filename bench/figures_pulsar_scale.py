@@ -12,6 +12,7 @@ from typing import Any
 from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.pulsar_broker import MAX_WAIT, broker, home, once_per_broker, service
+from broker_io import PulsarOptions
 
 TOPIC, CHANGED = "records", "changed"
 RECORDS = 1000
@@ -26,10 +27,8 @@ IDLE = 0.5
 LOSS_TIMEOUT = 60.0
 """Seconds without a record after which missing records count as lost."""
 
-Options = dict[str, str]
 
-
-async def transactions(address: str, seconds: float, options: Options) -> dict[str, float]:
+async def transactions(address: str, seconds: float, options: PulsarOptions) -> dict[str, float]:
     """Concurrent transactions of many records; records per second, and their number."""
     from txnbuffer import connect
 
@@ -52,11 +51,11 @@ async def transactions(address: str, seconds: float, options: Options) -> dict[s
     return {"per_second": measured / elapsed, "records": done}
 
 
-def run_transactions(address: str, seconds: float, options: Options) -> dict[str, float]:
+def run_transactions(address: str, seconds: float, options: PulsarOptions) -> dict[str, float]:
     return asyncio.run(transactions(address, seconds, options))
 
 
-def read_all(address: str, records: int, options: Options) -> float:
+def read_all(address: str, records: int, options: PulsarOptions) -> float:
     """Records per second of reading this number of committed records from the beginning."""
     from broker_io import open_broker
     from txnbuffer import CommittedReader
@@ -71,7 +70,7 @@ def read_all(address: str, records: int, options: Options) -> float:
         return count / (time.perf_counter() - start)
 
 
-async def process_all(address: str, options: Options) -> float:
+async def process_all(address: str, options: PulsarOptions) -> float:
     """Records per second of consuming, changing and producing all records exactly once."""
     from txnbuffer import RecordBatch, Transaction, connect
 
@@ -85,7 +84,7 @@ async def process_all(address: str, options: Options) -> float:
         return done.records / (time.perf_counter() - start - IDLE)
 
 
-def run_process(address: str, options: Options) -> float:
+def run_process(address: str, options: PulsarOptions) -> float:
     return asyncio.run(process_all(address, options))
 
 
@@ -98,7 +97,7 @@ def written() -> tuple[str, float]:
 
 
 def write(address: str) -> dict[str, float]:
-    options = {"admin_url": broker().admin}
+    options: PulsarOptions = {"admin_url": broker().admin}
     result: dict[str, float] = fresh("bench.figures_pulsar_scale", "run_transactions", address, SECONDS, options)
     return result
 
@@ -136,7 +135,7 @@ def written_per_second() -> Pair:
 @figure("pulsar_scale.read_records_per_s", unit="records/s", goal=">= 300000")
 def read_per_second() -> float:
     address, records = written()
-    options = {"admin_url": broker().admin}
+    options: PulsarOptions = {"admin_url": broker().admin}
     result: float = fresh("bench.figures_pulsar_scale", "read_all", address, records, options)
     return result
 
@@ -144,7 +143,7 @@ def read_per_second() -> float:
 @figure("pulsar_scale.process_records_per_s", unit="records/s", goal=">= 50000")
 def processed_per_second() -> float:
     address, _ = written()
-    options = {"admin_url": broker().admin}
+    options: PulsarOptions = {"admin_url": broker().admin}
     with service(address):
         result: float = fresh("bench.figures_pulsar_scale", "run_process", address, options)
     return result

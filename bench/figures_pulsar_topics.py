@@ -11,16 +11,15 @@ from typing import Any
 from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.pulsar_broker import broker, once_per_broker
-from broker_io.testing.standalone import ask
+from broker_io import PulsarOptions
+from broker_io.standalone import ask
 
 TOPICS = 200
 AT_ONCE = 8
 """Topics that the peer creates concurrently; a service registers as many."""
 
-Options = dict[str, str]
 
-
-async def registering(address: str, count: int, options: Options) -> dict[str, float]:
+async def registering(address: str, count: int, options: PulsarOptions) -> dict[str, float]:
     """Register `count` new topics together; topics per second, and the number of threads of the process."""
     from broker_io import open_broker
     from txnbuffer.service.engine import Engine
@@ -40,14 +39,14 @@ async def registering(address: str, count: int, options: Options) -> dict[str, f
             await engine.stop()
 
 
-def run_registering(address: str, count: int, options: Options) -> dict[str, float]:
+def run_registering(address: str, count: int, options: PulsarOptions) -> dict[str, float]:
     return asyncio.run(registering(address, count, options))
 
 
 def registered() -> dict[str, Any]:
     """Register topics in a new namespace; the measurements."""
     address = f"{broker().url}/{broker().namespace()}"
-    options = {"admin_url": broker().admin}
+    options: PulsarOptions = {"admin_url": broker().admin}
     result: dict[str, Any] = fresh("bench.figures_pulsar_topics", "run_registering", address, TOPICS, options)
     return result
 

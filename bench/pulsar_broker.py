@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from bench.brokers import Brokers
 from bench.service_process import started
-from broker_io.testing.standalone import ENVIRONMENT, Standalone, StandaloneProcess, ask
+from broker_io.standalone import ENVIRONMENT, Standalone, StandaloneProcess, ask
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,20 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
     # These import numpy, which would slow down `txnbuf --help`.
+    import pulsar
+
+    from broker_io.environment import Environment
+    from broker_io.partitions import Hashing
     from broker_io.port import BackupProgress, BackupReport, Broker
-    from broker_io.remote.service import LogService
+    from broker_io.remote.service import Gate, Guard, Listed, LogService
+    from broker_io.rpc.channel import LogIdentity
 
 CLUSTERS = ("pulsar", "pulsar+ssl")
 
 
-def open_broker(address: str, **options: Any) -> Broker:
+class FileOptions(TypedDict, total=False):
+    """Options of `open_broker` for `file:`; `FileBroker.open` describes them."""
+
+    environment: Environment | None
+    read_only: bool
+    committer: bool
+    segment_bytes: int
+    journal_bytes: int
+    compression: str | None
+    watermark_bytes: int
+    max_message_bytes: int
+    compacted_prefix: str
+    compaction_bytes: int
+
+
+class RemoteOptions(TypedDict, total=False):
+    """Options of `open_broker` for `txnbuf:`; `RemoteBroker` describes them."""
+
+    root_certificates: bytes | None
+    certificate: bytes | None
+    key: bytes | None
+    token: str | Callable[[], str] | None
+    max_unavailable: float
+    log_identity: LogIdentity | None
+
+
+class PulsarOptions(TypedDict, total=False):
+    """Options of `open_broker` for `pulsar:`, and of `connect(broker_options=)`; `PulsarBroker` describes them."""
+
+    admin_url: str | None
+    token: str | None
+    token_file: str | None
+    oauth2: Mapping[str, str] | None
+    tls_trust: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    max_unavailable: float
+    close_timeout: float | None
+    compacted_prefix: str
+    batching: bool
+    max_message_bytes: int
+    client_log: str | None
+    hashing: Hashing
+    schemas: Mapping[str, pulsar.schema.Schema] | None
+
+
+class LogServiceOptions(TypedDict, total=False):
+    """Options of `serve_broker`; `LogService` describes them."""
+
+    guard: Guard | None
+    gate: Gate
+    listed: Listed
+    max_message_bytes: int
+    max_append_bytes: int | None
+    identity: str | None
+
+
+@overload
+def open_broker(address: str, **options: Unpack[FileOptions]) -> Broker: ...
+@overload
+def open_broker(address: str, **options: Unpack[RemoteOptions]) -> Broker: ...
+@overload
+def open_broker(address: str, **options: Unpack[PulsarOptions]) -> Broker: ...
+def open_broker(address: str, **options: object) -> Broker:
     """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`,
     `txnbuf://HOST:PORT,HOST:PORT` for a pair, or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a
     namespace `public/default`).
@@ -49,7 +117,8 @@ def open_broker(address: str, **options: Any) -> Broker:
         package = "'txnbuffer[pulsar]'" if scheme in CLUSTERS else "grpcio"
         raise MissingDependency(f"{address} requires a package ({error}): pip install {package}") from None
     _check_options(address, opening, options)
-    return opening(place, **options)
+    checked: dict[str, Any] = options
+    return opening(place, **checked)
 
 
 def check_backup(path: str, progress: BackupProgress) -> BackupReport:
@@ -107,7 +176,7 @@ def canonical_address(address: str) -> str:
     return address
 
 
-def _check_options(address: str, opening: Callable[..., Any], options: dict[str, Any]) -> None:
+def _check_options(address: str, opening: Callable[..., Any], options: Mapping[str, object]) -> None:
     """Raises UnknownOption for options that `opening`, which takes an address and options, does not have."""
     import inspect
 
@@ -118,7 +187,7 @@ def _check_options(address: str, opening: Callable[..., Any], options: dict[str,
         raise UnknownOption(f"{address!r} has no option {', '.join(unknown)}: {choice}")
 
 
-def serve_broker(broker: Broker, **options: Any) -> LogService:
+def serve_broker(broker: Broker, **options: Unpack[LogServiceOptions]) -> LogService:
     """The service that makes a broker available as `txnbuf://HOST:PORT`; add it to a grpc.aio server.
 
     `options` are those of `LogService`. Raises MissingDependency.

@@ -24,7 +24,7 @@ from group_member import DONE, GROUP
 from service_process import ServiceProcess, kept_port
 
 from broker_io.position import Position
-from broker_io.testing.standalone import ask as ask_cluster
+from broker_io.standalone import ask as ask_cluster
 from snapshots.shards import shard_of
 from txnbuffer import SyncClient, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call

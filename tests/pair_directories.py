@@ -8,9 +8,9 @@ from broker_io.batch import Batch, Message
 from broker_io.file.broker import FileBroker
 from broker_io.pair.broker import PairBroker, PairOptions
 from broker_io.port import Broker
+from broker_io.standalone import Port
 from broker_io.testing.contract.base import eventually as until
 from broker_io.testing.contract.base import read_all
-from broker_io.testing.standalone import Port
 
 LEASE = 1.0
 

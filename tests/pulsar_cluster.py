@@ -26,7 +26,7 @@ from typing import Any
 
 from pulsar_container import StandaloneContainer, distribution, end
 
-from broker_io.testing.standalone import (
+from broker_io.standalone import (
     SHORT_LIVED,
     NoPulsar,
     Standalone,

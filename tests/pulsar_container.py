@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_io.testing.standalone import FLAGS, SHORT_LIVED, NoPulsar, Standalone, end_process, environment_with
+from broker_io.standalone import FLAGS, SHORT_LIVED, NoPulsar, Standalone, end_process, environment_with
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "/tmp/files"  # as in the script

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pulsar_cluster import Cluster, shared
 
-from broker_io.testing.standalone import NoPulsar
+from broker_io.standalone import NoPulsar
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from broker_io.testing.standalone import Port
+from broker_io.standalone import Port
 
 STARTING = 180.0
 """Seconds within which a service must serve, on a machine that is busy with other tests."""

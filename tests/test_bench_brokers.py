@@ -13,7 +13,7 @@ from bench import brokers as module
 from bench import harness, pulsar_broker
 from bench.brokers import ERRORS, LINE_LENGTH, Brokers, last_errors
 from bench.harness import Figure
-from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess
+from broker_io.standalone import NoPulsar, Standalone, StandaloneProcess
 
 STARTING = "T1 [web-1] ERROR Namespaces - Tenant not found\n"
 LOST = """\

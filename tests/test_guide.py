@@ -2,118 +2,66 @@
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-import io
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_process import kept_port
+from page_runner import PageRunner
 from source_tree import ROOT
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PORTS = ("7711", "7712")
-
-
-class Guide:
-    """Runs blocks; commands that end in & run until the end."""
-
-    def __init__(self, directory: Path) -> None:
-        self.namespace: dict[str, object] = {"__name__": "guide"}
-        self.background: list[subprocess.Popen[str]] = []
-        self.directory = directory
-        binaries = directory / "bin"
-        binaries.mkdir()
-        txnbuf = binaries / "txnbuf"
-        txnbuf.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m txnbuffer "$@"\n')
-        txnbuf.chmod(0o755)
-        self.environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-
-    def python(self, source: str) -> str:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(source, "guide.md", "exec"), self.namespace)
-        return printed.getvalue()
-
-    def command(self, line: str) -> str:
-        if line.endswith("&"):
-            errors = (self.directory / "service.log").open("w")
-            self.background.append(
-                subprocess.Popen(
-                    ["/bin/sh", "-c", "exec " + line.removesuffix("&")],
-                    stderr=errors,
-                    env=self.environment,
-                    text=True,
-                )
-            )
-            errors.close()
-            while "serving" not in (self.directory / "service.log").read_text():
-                time.sleep(0.02)
-                assert self.background[-1].poll() is None, (self.directory / "service.log").read_text()
-            return "...\n"
-        done = subprocess.run(
-            line, shell=True, capture_output=True, text=True, timeout=200, env=self.environment, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def stop(self) -> None:
-        for process in self.background:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+KINDS = {"guide.md": {"python", "text", "console"}, "security.md": {"python", "text", "console", "toml"}}
+"""The pages whose snippets are run, and the kinds of their blocks."""
 
 
 @pytest.fixture
-def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guide]:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRunner]:
+    """Runs pages with the package of this tree."""
     monkeypatch.chdir(tmp_path)
-    opened = Guide(tmp_path)
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    txnbuf = binaries / "txnbuf"
+    txnbuf.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m txnbuffer "$@"\n')
+    txnbuf.chmod(0o755)
+    opened = PageRunner(tmp_path, {"PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
     yield opened
     opened.stop()
 
 
-def expect(printed: str, shown: str, what: str) -> None:
-    """Compare what was printed with what the guide shows, in which `...` matches anything within a line."""
-    found, wanted = printed.splitlines(), shown.splitlines()
-    assert len(found) == len(wanted), f"{what}\nprinted:\n{printed}"
-    for line, pattern in zip(found, wanted, strict=True):
-        escaped = re.sub(r"([\[\]?*])", r"[\1]", pattern).replace("...", "*")
-        assert fnmatch.fnmatchcase(line, escaped), f"{what}\nprinted: {line}\npage:    {pattern}"
-
-
-KINDS = {"guide.md": {"python", "text", "console"}, "security.md": {"python", "text", "console", "toml"}}
-"""The pages whose snippets are run, and the kinds of their blocks. The first line of a file is its name: `# FILE`."""
-
-
 @pytest.mark.parametrize("page", KINDS)
-def test_snippets_print_what_the_page_shows(guide: Guide, page: str) -> None:
-    text = (ROOT / "docs" / page).read_text()
-    for port in PORTS:
-        text = text.replace(port, str(kept_port()))
-    printed, source = "", ""
-    blocks = BLOCK.findall(text)
-    assert KINDS[page] == {kind for kind, _ in blocks}
-    for kind, content in blocks:
-        if kind != "text":
-            assert printed == "", f"the page does not show what this prints:\n{source}"
-        if kind == "toml":
-            (guide.directory / content.partition("\n")[0].removeprefix("# ")).write_text(content)
-        elif kind == "python":
-            printed, source = guide.python(content), content
-        elif kind == "text":
-            expect(printed, content, source)
-            printed = ""
-        else:
-            for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
-                line, _, shown = part.partition("\n")
-                expect(guide.command(line), shown, line)
+def test_snippets_print_what_the_page_shows(runner: PageRunner, page: str) -> None:
+    runner.run((ROOT / "docs" / page).read_text())
+    assert runner.kinds == KINDS[page]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(1)\n```\n",
+        "```python\nprint(1)\n```\n```text\n2\n```\n",
+        "```python\nprint(1)\n```\n```text\n1\n1\n```\n",
+        "```console\n$ false\n```\n",
+        "```console\n$ echo 1\n2\n```\n",
+        "```console\n$ false &\n...\n```\n",
+    ],
+)
+def test_wrong_pages_are_seen(runner: PageRunner, text: str) -> None:
+    with pytest.raises(AssertionError):
+        runner.run(text)
+
+
+@pytest.mark.parametrize("first", ["import os\nvalue = 1", "def value() -> int:\n    return 1"])
+def test_blocks_are_programs_of_their_own(runner: PageRunner, first: str) -> None:
+    with pytest.raises(NameError):
+        runner.run(f"```python\n{first}\n```\n```python\nvalue\n```\n")
+
+
+def test_a_block_can_be_left_to_another_test(runner: PageRunner) -> None:
+    runner.run("<!-- tests/test_x.py runs this -->\n\n```python\nvalue\n```\n")
+    assert runner.kinds == {"python"}
 
 
 def test_names_in_the_guide_exist() -> None:

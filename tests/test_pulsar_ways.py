@@ -16,7 +16,7 @@ import pytest
 from pulsar_cluster import Cluster, choose, shared
 from pulsar_container import ROOT
 
-from broker_io.testing.standalone import NoPulsar, Port, born, kill_process, process_is_alive
+from broker_io.standalone import NoPulsar, Port, born, kill_process, process_is_alive
 
 VARIABLES = ("URL", "ADMIN", "IMAGE", "REQUIRE")
 

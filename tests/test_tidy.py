@@ -46,7 +46,13 @@ SHELLS = (
 )  # fmt: skip
 ORDER = (
     ("broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
-    ("broker_io.batch", "broker_io.environment", "broker_io.key_digest", "broker_io.partitions"),
+    (
+        "broker_io.batch",
+        "broker_io.environment",
+        "broker_io.key_digest",
+        "broker_io.partitions",
+        "broker_io.standalone",
+    ),
     (
         "broker_io.block",
         "broker_io.compaction",
@@ -93,6 +99,7 @@ VALUES = (
 """What is allowed of it: values, names, and calls about this process and its forks."""
 EDGES = {
     "broker_io.environment": "the ports",
+    "broker_io.standalone": "starts and kills brokers",
     "broker_io.system": "the real machine behind them",
     "broker_io.pulsar.threads": "threads between Python and Pulsar's library, which no simulator runs",
     "broker_io.testing": "edge of a program: a test",

@@ -15,7 +15,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge
+    from broker_io.errors import (
+        AppendUnknown,
+        CallerError,
+        Damaged,
+        DiskFailed,
+        DiskFull,
+        DiskWatermark,
+        EnvironmentFault,
+        Error,
+        InvalidAddress,
+        InvalidMessage,
+        InvalidTopicName,
+        Locked,
+        MessageTooLarge,
+        MissingDependency,
+        NotSupported,
+        PeerError,
+        PositionTrimmed,
+        StorageError,
+        TooManyFiles,
+        TooManyStreams,
+        TopicNotFound,
+        UnknownOption,
+        UnsupportedFormat,
+        UntrustedService,
+    )
+    from snapshots.errors import TopicDamaged
     from txnbuffer.client.client import Client
     from txnbuffer.client.connection import connect
     from txnbuffer.client.handling import Processed, dead_letter
@@ -32,18 +58,29 @@ if TYPE_CHECKING:
         AlreadyCommitted,
         BackfillFailed,
         Fenced,
+        ForeignSink,
         ForeignToken,
         HandlerTooSlow,
+        InvalidHandler,
+        InvalidRequest,
         LimitExceeded,
+        LogReplaced,
+        LogRestored,
+        MutationsTrimmed,
         NotAuthorized,
         NotVisible,
         OutcomeForgotten,
         OutcomeUnknown,
+        ProducerFenced,
+        RegistrationRefused,
         RelayBranched,
         RelayTargetTaken,
         SendUnknown,
         SeqnoOutOfRange,
         ServiceUnavailable,
+        SinkFailed,
+        SinkFull,
+        SinkLocked,
         StaleGeneration,
         StreamBranched,
         StreamClosed,
@@ -54,9 +91,11 @@ if TYPE_CHECKING:
         StreamTrimmed,
         TokensFailed,
         TooManyCursors,
+        TooManyTransactions,
         TransactionAborted,
         Unauthenticated,
         UnknownCursor,
+        UnknownTransaction,
         UnreadableToken,
         UsedAfterFork,
     )
@@ -66,35 +105,56 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyCommitted",
+    "AppendUnknown",
     "AsyncReader",
     "AvroSerializer",
     "BackfillFailed",
     "CallbackTokens",
+    "CallerError",
     "ChangeBatch",
     "ChangeStream",
     "Client",
     "CommittedReader",
+    "Damaged",
+    "DiskFailed",
+    "DiskFull",
+    "DiskWatermark",
+    "EnvironmentFault",
     "Error",
     "Fenced",
     "FileTokens",
+    "ForeignSink",
     "ForeignToken",
     "HandlerTooSlow",
+    "InvalidAddress",
+    "InvalidHandler",
     "InvalidMessage",
+    "InvalidRequest",
     "InvalidTopicName",
     "JsonSerializer",
     "LimitExceeded",
+    "Locked",
+    "LogReplaced",
+    "LogRestored",
     "MemoryTokens",
     "MessageTooLarge",
+    "MissingDependency",
+    "MutationsTrimmed",
     "NotAuthorized",
+    "NotSupported",
     "NotVisible",
     "Outcome",
     "OutcomeForgotten",
     "OutcomeUnknown",
+    "PeerError",
     "Position",
+    "PositionTrimmed",
     "Processed",
+    "ProducerFenced",
     "Progress",
     "Record",
     "RecordBatch",
+    "RegistrationRefused",
     "RelayBranched",
     "RelayTargetTaken",
     "ResumeToken",
@@ -104,7 +164,11 @@ __all__ = [
     "SeqnoOutOfRange",
     "Serializer",
     "ServiceUnavailable",
+    "SinkFailed",
+    "SinkFull",
+    "SinkLocked",
     "StaleGeneration",
+    "StorageError",
     "StreamBranched",
     "StreamClosed",
     "StreamFenced",
@@ -117,12 +181,21 @@ __all__ = [
     "TokenStore",
     "TokensFailed",
     "TooManyCursors",
+    "TooManyFiles",
+    "TooManyStreams",
+    "TooManyTransactions",
+    "TopicDamaged",
+    "TopicNotFound",
     "Transaction",
     "TransactionAborted",
     "TxnId",
     "Unauthenticated",
     "UnknownCursor",
+    "UnknownOption",
+    "UnknownTransaction",
     "UnreadableToken",
+    "UnsupportedFormat",
+    "UntrustedService",
     "UsedAfterFork",
     "connect",
     "dead_letter",
@@ -130,13 +203,37 @@ __all__ = [
     "stream_partitions",
 ]
 
+__version__ = "0.2.0"
+"""The version of this release; the build takes it from this line."""
+
 _HOMES = {
     "broker_io.errors": (
+        "AppendUnknown",
+        "CallerError",
+        "Damaged",
+        "DiskFailed",
+        "DiskFull",
+        "DiskWatermark",
+        "EnvironmentFault",
         "Error",
+        "InvalidAddress",
         "InvalidMessage",
         "InvalidTopicName",
+        "Locked",
         "MessageTooLarge",
+        "MissingDependency",
+        "NotSupported",
+        "PeerError",
+        "PositionTrimmed",
+        "StorageError",
+        "TooManyFiles",
+        "TooManyStreams",
+        "TopicNotFound",
+        "UnknownOption",
+        "UnsupportedFormat",
+        "UntrustedService",
     ),
+    "snapshots.errors": ("TopicDamaged",),
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connection": ("connect",),
     "txnbuffer.client.handling": (
@@ -186,12 +283,14 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'txnbuffer' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME.get(name, "txnbuffer.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'txnbuffer' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME.get(name, "txnbuffer.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

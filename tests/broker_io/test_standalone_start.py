@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_io.testing import standalone
-from broker_io.testing.standalone import STARTS, NoPulsar, Standalone, StandaloneProcess
+from broker_io import standalone
+from broker_io.standalone import STARTS, NoPulsar, Standalone, StandaloneProcess
 
 LOOP = """\
 INFO  AbstractMetadataStore - Deleted path: /ledgers/available/127.0.0.1:3181 (v. Optional[0])

@@ -37,7 +37,7 @@ INSIDE = {
     "broker_io.file.compaction_tasks": "reads bitmaps and keys that the same compaction has found",
     "broker_io.file.key_columns": "reads columns that the same compaction has written",
     "broker_io.pair.store": "makes a number of random bytes",
-    "broker_io.testing.standalone": "test code: answers of a broker that a test has started",
+    "broker_io.standalone": "answers of a broker that this process has started",
     "snapshots.shards": "hashes names, decodes nothing",
     "txnbuffer.buffer.buffer.BufferSegments.unsealed": "the items of a buffer that are not sealed",
     "txnbuffer.buffer.buffer.decode": "chooses between decode_rows and decode_columns",

@@ -14,8 +14,8 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException
 
 from broker_io.errors import ServiceUnavailable
+from broker_io.standalone import Port
 from broker_io.system import SystemNetwork
-from broker_io.testing.standalone import Port
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import JobFailed, report_progress, session
 from txnbuffer.pipeline.spark import session as sessions

@@ -35,7 +35,7 @@ from soak_check import TOPICS, Comparison, DiaryEntry, compare, read_diaries  # 
 
 from broker_io import open_broker  # noqa: E402
 from broker_io.port import Broker  # noqa: E402
-from broker_io.testing.standalone import Standalone  # noqa: E402
+from broker_io.standalone import Standalone  # noqa: E402
 from txnbuffer import CommittedReader, connect  # noqa: E402
 
 SETTINGS = (

@@ -15,7 +15,7 @@ from bench.pulsar_broker import SETTINGS
 from broker_io import open_broker
 from broker_io.port import Broker
 from broker_io.pulsar import reader as reader_module
-from broker_io.testing.standalone import Standalone, ask
+from broker_io.standalone import Standalone, ask
 
 HERE = Path(__file__).parent
 SMALL_BYTES = 64 * 1024

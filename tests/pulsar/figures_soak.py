@@ -10,7 +10,7 @@ import pytest
 from pulsar_container import distribution
 
 from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, figures_pulsar_topics, pulsar_broker
-from broker_io.testing.standalone import SHORT_LIVED, NoPulsar, StandaloneProcess
+from broker_io.standalone import SHORT_LIVED, NoPulsar, StandaloneProcess
 
 MEMORY = "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=3999m"
 

@@ -27,7 +27,7 @@ from service_process import ServiceProcess  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
 from broker_io.port import Broker  # noqa: E402
-from broker_io.testing.standalone import Standalone, ask  # noqa: E402
+from broker_io.standalone import Standalone, ask  # noqa: E402
 from txnbuffer import connect  # noqa: E402
 
 RETENTION = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.5")

@@ -18,7 +18,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io.errors import CallerError, NotAuthorized, Unauthenticated
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 from txnbuffer import connect
 from txnbuffer.access.policy import Action, ResourceKind, parse_policy
 from txnbuffer.cli.admin_client import ServiceAddress, call

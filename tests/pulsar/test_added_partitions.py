@@ -6,7 +6,7 @@ import pytest
 from pulsar_cluster import Cluster
 
 from broker_io import open_broker
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration

@@ -11,8 +11,8 @@ from broker_io.batch import Batch
 from broker_io.errors import Fenced, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.pulsar import reader as reader_module
+from broker_io.standalone import Standalone
 from broker_io.testing.contract.base import numbered, positions_of, put, read_all, read_count, values
-from broker_io.testing.standalone import Standalone
 
 RESTART = 300.0
 """Seconds within which a broker is up again, on a machine that is busy with other tests."""

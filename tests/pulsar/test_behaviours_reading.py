@@ -18,6 +18,7 @@ from broker_io.pulsar import broker as broker_module
 from broker_io.pulsar import reader as reader_module
 from broker_io.pulsar import reader as source_module
 from broker_io.pulsar.cluster import INCARNATION
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
     drain,
@@ -29,7 +30,6 @@ from broker_io.testing.contract.base import (
     read_count,
     values,
 )
-from broker_io.testing.standalone import ask
 
 Opening = Callable[..., Broker]
 

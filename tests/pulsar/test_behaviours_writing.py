@@ -27,6 +27,7 @@ from broker_io.errors import (
 )
 from broker_io.port import Broker
 from broker_io.pulsar.ledgers import SUBSCRIPTION
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
     eventually,
@@ -37,7 +38,6 @@ from broker_io.testing.contract.base import (
     read_all,
     values,
 )
-from broker_io.testing.standalone import ask
 
 Opening = Callable[..., Broker]
 

@@ -12,7 +12,7 @@ import pytest
 from pulsar_cluster import WAYS, Cluster
 from pulsar_container import address_taken
 
-from broker_io.testing.standalone import Standalone, ask
+from broker_io.standalone import Standalone, ask
 
 SECONDS = 120.0
 

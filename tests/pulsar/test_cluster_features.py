@@ -17,7 +17,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io.errors import Error
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 from txnbuffer import SyncClient, connect
 from txnbuffer.errors import InvalidRequest
 

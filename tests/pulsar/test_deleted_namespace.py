@@ -11,8 +11,8 @@ import pytest
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
-from broker_io.testing.standalone import ask
 from txnbuffer import SyncClient, connect
 from txnbuffer.errors import Error, LogDeleted
 

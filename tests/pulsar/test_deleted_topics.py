@@ -16,8 +16,8 @@ from broker_io.errors import Error, TopicPartitioned
 from broker_io.partitions import partition_of
 from broker_io.port import Broker
 from broker_io.pulsar import cluster as pulsar_cluster
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
-from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
 from txnbuffer.client import routing
 

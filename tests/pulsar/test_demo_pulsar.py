@@ -10,7 +10,7 @@ import sys
 import pytest
 from pulsar_container import distribution
 
-from broker_io.testing.standalone import NoPulsar
+from broker_io.standalone import NoPulsar
 
 SECONDS = 800
 """Timeout below that of the test, so that the demo can still end its processes."""

@@ -9,8 +9,8 @@ from service_process import ServiceProcess
 from service_setup import on_a_loop_for
 
 from broker_io import open_broker
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
-from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
 
 pytestmark = pytest.mark.timeout(300)

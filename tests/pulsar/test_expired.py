@@ -13,8 +13,8 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually, put
-from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
 
 SECONDS = 120.0

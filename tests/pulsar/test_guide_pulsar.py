@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import textwrap
 from functools import partial
 
 import pytest
@@ -25,9 +24,9 @@ ADDRESS = "pulsar://localhost:6650/public/default"
 def snippet() -> str:
     """The Python of the guide's section on clusters."""
     section = (ROOT / "docs" / "guide.md").read_text().partition("## On a Pulsar cluster\n")[2].partition("\n## ")[0]
-    found = re.search(r"^ {4}from txnbuffer .*?(?=^\S)", section, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert found is not None
-    return textwrap.dedent(found[0])
+    return found[1]
 
 
 def test_the_snippet_of_the_guide(

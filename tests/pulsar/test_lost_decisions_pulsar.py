@@ -9,8 +9,8 @@ from service_setup import engine_on, eventually, on_a_loop_for, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually as sooner_or_later
-from broker_io.testing.standalone import ask
 from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import DecisionsLost

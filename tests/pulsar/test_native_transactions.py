@@ -16,7 +16,7 @@ from bench.pulsar_broker import DRIVER
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
-from broker_io.testing.standalone import NoPulsar, Standalone
+from broker_io.standalone import NoPulsar, Standalone
 from txnbuffer import CommittedReader, follow
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.model import Outcome

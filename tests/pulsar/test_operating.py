@@ -18,7 +18,7 @@ from service_process import ServiceProcess
 from service_setup import on_a_loop_for
 
 from broker_io import open_broker
-from broker_io.testing.standalone import Standalone, ask
+from broker_io.standalone import Standalone, ask
 from txnbuffer import Client, CommittedReader, Outcome, ServiceUnavailable, Transaction, connect
 from txnbuffer.model import Marker, MarkerItem
 from txnbuffer.protocol import MARKER, SEQ, encode_marker

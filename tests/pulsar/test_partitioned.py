@@ -14,8 +14,8 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.errors import NotSupported, UnsafePolicy
 from broker_io.partitions import choose, partition_name
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually
-from broker_io.testing.standalone import ask
 from txnbuffer import Outcome, Record, SyncClient, SyncTransaction, connect
 from txnbuffer.client import reader as reader_module
 from txnbuffer.client import routing

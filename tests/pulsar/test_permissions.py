@@ -24,7 +24,7 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
 from broker_io.port import AnnotatedBroker, Broker
-from broker_io.testing.standalone import Standalone, ask
+from broker_io.standalone import Standalone, ask
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS

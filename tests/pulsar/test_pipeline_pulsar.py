@@ -12,7 +12,7 @@ from pulsar_cluster import Cluster
 
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 from txnbuffer.errors import LogReplaced
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.source import BatchReader, StreamReader

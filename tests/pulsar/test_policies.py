@@ -14,8 +14,8 @@ from service_process import ServiceProcess
 from broker_io.errors import UnsafePolicy
 from broker_io.port import Broker
 from broker_io.pulsar.policies import UNLIMITED
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import eventually, numbered, put
-from broker_io.testing.standalone import ask
 from txnbuffer import connect
 from txnbuffer.cli.admin_client import ServiceAddress as Called
 from txnbuffer.cli.admin_client import call

@@ -8,7 +8,7 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.errors import NotSupported, TopicPartitioned, UnsafePolicy
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 from txnbuffer import connect
 from txnbuffer.errors import RegistrationRefused, TopicNotCreated
 from txnbuffer.model import Outcome

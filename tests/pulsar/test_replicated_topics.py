@@ -25,8 +25,8 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import UnsafePolicy
 from broker_io.port import Broker
 from broker_io.position import EARLIEST
+from broker_io.standalone import ask
 from broker_io.testing.contract.base import WAIT_SECONDS, eventually
-from broker_io.testing.standalone import ask
 from txnbuffer import SyncClient, connect
 from txnbuffer.errors import Error, RegistrationRefused
 

@@ -7,7 +7,7 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.errors import MessageTooLarge
-from broker_io.testing.standalone import Standalone
+from broker_io.standalone import Standalone
 from txnbuffer import SyncClient, connect
 
 KIB = 1024

@@ -10,7 +10,7 @@ from service_process import ServiceProcess
 from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from bench import figures_pipeline_pulsar
-from broker_io.testing.standalone import ask
+from broker_io.standalone import ask
 
 
 def rows(spark: Any, first: int, stop: int) -> Any:

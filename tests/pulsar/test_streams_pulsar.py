@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from broker_io import open_broker
-from broker_io.testing.standalone import Standalone
+from broker_io.standalone import Standalone
 from snapshots.scan import scan
 from txnbuffer import ChangeBatch, connect
 from txnbuffer.client.streams import ShardStreams

@@ -31,7 +31,7 @@ from soak_followers import COPIES, KINDS
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from broker_io.testing.standalone import Standalone, ask
+from broker_io.standalone import Standalone, ask
 
 OURS = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
 DONE = 204

@@ -29,7 +29,7 @@ from stress.cursor_reader import END
 from stress.processes import Children, Report, settings, wait_until
 
 from broker_io import open_broker
-from broker_io.testing.standalone import NoPulsar, Standalone
+from broker_io.standalone import NoPulsar, Standalone
 from txnbuffer import SyncClient, connect
 from txnbuffer.errors import UnknownCursor
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from broker_io.errors import EnvironmentFault, Error
+from txnbuffer import __version__
 
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
@@ -110,7 +111,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="txnbuffer", prog_name="txnbuf")
+@click.version_option(__version__, prog_name="txnbuf")
 def app() -> None:
     """Transactions for Apache Pulsar from Python.
 

@@ -106,7 +106,7 @@ class LogAddress(NamedTuple):
         """Open a broker as its owner. `compacted`: a topic of a cluster that may be compacted."""
         if is_cluster(self.address):
             more = {} if compacted is None else {"compacted_prefix": compacted}
-            return open_broker(self.address, **self.config.pulsar.options(), **more)
+            return open_broker(self.address, **self.config.pulsar.options() | more)
         if not self.address.startswith("file:"):
             return open_broker(self.address)
         return open_broker(self.address, **self._log_options())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
-from broker_io.testing.standalone import end_of
+from broker_io.standalone import end_of
 from txnbuffer.demo.flights import Hour, load_hours
 from txnbuffer.demo.lanes import follow, produce
 from txnbuffer.demo.sites import MAX_WAIT, Child, DemoFailed, Site

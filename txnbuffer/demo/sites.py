@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io.errors import Error
-from broker_io.testing.standalone import SHORT_LIVED, Port, StandaloneProcess
+from broker_io.standalone import SHORT_LIVED, Port, StandaloneProcess
 
 if TYPE_CHECKING:
     from txnbuffer import Client, SyncClient

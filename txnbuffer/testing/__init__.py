@@ -1,5 +1,6 @@
 """Fixtures for the tests of applications: `pytest_plugins = ["txnbuffer.testing"]` in a conftest.py.
 
+`pip install 'txnbuffer[testing]'` installs what they need.
 `txnbuf_service` is a service in a separate process, which tests connect to at its `address`, kill and restart.
 `txnbuf_address` is the address of an embedded log for the process of the tests. Both store in `tmp_path`.
 """
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from broker_io.testing.standalone import Port
+from broker_io.standalone import Port
 from txnbuffer.errors import ServiceUnavailable
 
 __all__ = ["ServiceProcess", "txnbuf_address", "txnbuf_service"]

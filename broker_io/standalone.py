@@ -1,4 +1,4 @@
-"""A private standalone Pulsar broker from the server distribution, which tests can kill and restart.
+"""A private standalone Pulsar broker from the server distribution, which demo, benchmarks and tests kill and restart.
 
 It listens on 127.0.0.1 only, on the ports that it advertises, and its data survives a kill. Any process can end it with
 its `handle`.
