@@ -44,7 +44,7 @@ from txnbuffer.coordinator.messages import (
 )
 from txnbuffer.coordinator.shard_messages import ShardMessage, encode_shard_message, pack_shard_messages
 from txnbuffer.coordinator.takeover import Acquisition
-from txnbuffer.coordinator.transaction import Progress, Retirement, TransactionState, block
+from txnbuffer.coordinator.transaction import Retirement, SettledIds, TransactionState, block
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import MAX_LEAST, Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.protocol import encode_marker
@@ -359,7 +359,7 @@ def test_an_owner_entry_lists_as_many_owners_as_a_message_holds() -> None:
 
 @given(limits, seeds)
 def test_markers_never_exceed_the_limit(limit: int, seed: int) -> None:
-    markers, chance = Markers(2**31 - 1, 2**62, Progress(MAX_LEAST), limit), Chance(seed)
+    markers, chance = Markers(2**31 - 1, 2**62, SettledIds(MAX_LEAST), limit), Chance(seed)
     items = [MarkerItem(TxnId(2**31 - 1, chance.least()), Outcome.COMMIT, chance.count()) for _ in range(600)]
     for item in items:
         markers.add("t", True, item)

@@ -48,8 +48,8 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.transaction import (
     GroupRecord,
     Outcomes,
-    Progress,
     Retirement,
+    SettledIds,
     TransactionState,
     Waiter,
     bitmap_of,
@@ -248,7 +248,7 @@ class Markers:
 
     _shard: int
     _epoch: int
-    _progress: Progress
+    _progress: SettledIds
     _max_bytes: int
     _waiting: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
     _failed: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
@@ -346,7 +346,7 @@ class Core:
         self.stopped: str | None = None
         self.live: dict[int, TransactionState] = {}
         self.topics: dict[str, bool] = dict(history.topics)
-        self.progress = Progress(history.low_water_mark, gaps=history.gaps(history.next_id(epoch)))
+        self.progress = SettledIds(history.low_water_mark, gaps=history.gaps(history.next_id(epoch)))
         self._owners = [*history.owners.values()]
         self.outcomes = Outcomes(config.remember)
         self.journal = DecisionJournal(

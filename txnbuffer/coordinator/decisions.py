@@ -68,7 +68,7 @@ from broker_io.batch import Batch, Message
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.buffer.state import bitmap_of_bytes, bitmap_to_bytes
-from txnbuffer.coordinator.transaction import Progress
+from txnbuffer.coordinator.transaction import SettledIds
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import Outcome
 
@@ -153,7 +153,7 @@ class DecisionRows:
         for least, outcome, (first, last) in zip(self.least, self.outcomes, itertools.pairwise(ends), strict=True):
             yield self._row(least, outcome, first, last)
 
-    def split(self, progress: Progress) -> tuple[BitMap64, BitMap64, list[Row]]:
+    def split(self, progress: SettledIds) -> tuple[BitMap64, BitMap64, list[Row]]:
         """The settled ids that aborted, those that committed, and the rows that are not settled."""
         ids = np.array(self.least, np.uint64)
         counts = np.array(self.counts, np.int64)

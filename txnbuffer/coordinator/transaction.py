@@ -196,7 +196,7 @@ def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
 
 
 @dataclass(slots=True, eq=False)
-class Progress:
+class SettledIds:
     """How far transactions are settled.
 
     `low_water_mark` is durable in the decision log: markers carry it, and ids up to it are refused. `settled` has ids
