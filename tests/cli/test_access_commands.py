@@ -111,6 +111,8 @@ def test_policy_is_checked_and_asked(tmp_path: Path) -> None:
     assert (may.returncode, may.stdout) == (0, "'writer' may write topic 'abc'\n")
     may = txnbuf("access", "may", "writer", "operate", "service", "--config", str(config))
     assert (may.returncode, may.stdout) == (1, "'writer' may not operate the service\n")
+    may = txnbuf("access", "may", "root", "write", "topic", "__txnbuffer_x", "--config", str(config))
+    assert (may.returncode, "__txnbuffer_x is an internal topic" in may.stderr) == (2, True)
     path.write_text(POLICY.replace("roles", "role", 1))
     done = txnbuf("access", "check", "--policy", str(path))
     assert done.returncode == 2

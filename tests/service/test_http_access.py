@@ -105,6 +105,7 @@ async def test_invalid_requests_are_one_error(tmp_path: Path, monkeypatch: pytes
             ("/admin/List", b"[" * 50_000, 400, "no JSON object", {}),
             ("/admin/Describe", {"topic": 7}, 400, "not arguments of a request", {}),
             ("/admin/Describe", {"subject": "a"}, 400, "not arguments of a request", {}),
+            ("/admin/Describe", {}, 400, "needs 'topic', a name", {}),
             ("/admin/List", {"topic": "a"}, 400, "topic", {}),
             ("/admin/List", {}, 415, "content-type: application/json", {"headers": plain}),
             ("/admin/List", b" " * (MAX_BODY + 1), 413, f"over {MAX_BODY} bytes", {}),
@@ -115,6 +116,21 @@ async def test_invalid_requests_are_one_error(tmp_path: Path, monkeypatch: pytes
         answer = await asyncio.to_thread(unfinished, service.http.port)
         assert b"408" in answer
         assert b"did not arrive" in answer
+
+
+@on_a_loop
+async def test_a_limit_says_when_to_retry(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        text = service.policy.read_text()
+        service.policy.write_text(f'{text}\n[[limit]]\nprincipals = ["root"]\nrequests_per_second = 0.5\n')
+        service.access.refresh()
+        assert service.access.problems == []
+        answers = [await request(service, "/admin/Status", {}, principal="root") for _ in range(2)]
+        assert [answer.status for answer in answers] == [200, 429]
+        refusal = answers[1]
+        assert refusal.headers["retry-after"] == "2"
+        assert (refusal.json["error"], refusal.json["retryable"]) == ("LimitExceeded", True)
+        assert is_protected(refusal)
 
 
 def unfinished(port: int) -> bytes:

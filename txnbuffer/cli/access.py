@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from snapshots.format import is_internal
 from txnbuffer.access.files import read_checked
 from txnbuffer.access.policy import (
     Action,
@@ -232,6 +233,8 @@ def may_access(policy: Policy, principal: str, action: str, kind: str, name: str
     resource = ResourceName(ResourceKind(kind), name)
     if (resource.kind is ResourceKind.SERVICE) == bool(name):
         raise click.UsageError("a topic, producer or group needs a NAME, and the service has none")
+    if resource.kind is ResourceKind.TOPIC and is_internal(name):
+        raise click.UsageError(f"{name} is an internal topic: only who may operate the service may change it")
     allowed = policy.allows(principal, Action(action), resource)
     click.echo(f"{principal!r} {'may' if allowed else 'may not'} {action} {resource}")
     return 0 if allowed else 1

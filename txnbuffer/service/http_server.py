@@ -19,6 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
+from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.coordinator.transaction import principal_tag
-from txnbuffer.errors import Error, InvalidRequest, NotAuthorized, Unauthenticated
+from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized, Unauthenticated
 from txnbuffer.rpc.admin_encoding import decode_admin_request, encode_admin_request
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
 from txnbuffer.service.admin_calls import AdminCalls
@@ -408,7 +409,11 @@ class HttpServer:
             return _json(await self._admin.answer(name, arguments, permissions))
 
         def failed(_: Any, error: Any) -> Response:
-            headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else None
+            headers = {}
+            if isinstance(error, Unauthenticated):
+                headers["www-authenticate"] = "Bearer"
+            elif isinstance(error, LimitExceeded):
+                headers["retry-after"] = str(ceil(error.retry_after))
             return Response(error_body(error), status_of(error), headers, JSON)
 
         def unknown(_: Any, error: Any) -> Response:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.coordinator.messages import Begin, Commit, GroupHeartbeat
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.rpc.frames import Abort, ClientFrame
 from txnbuffer.service.access import Permissions
 
@@ -138,7 +138,10 @@ OF_ADMIN: Mapping[str, AdminNeed] = {
 
 
 def check_admin(permissions: Permissions, request: str, arguments: Mapping[str, Any]) -> None:
-    """Raises NotAuthorized if the caller may not make a request of the admin service."""
+    """Raises NotAuthorized if the caller may not make a request of the admin service.
+
+    Raises InvalidRequest if the request does not name what it is about.
+    """
     ways = OF_ADMIN[request].ways
     if _OPERATE_ALL.ways[0] not in ways:
         ways = (*ways, *_OPERATE_ALL.ways)
@@ -157,7 +160,9 @@ def visible(permissions: Permissions, request: str, answer: Any) -> Any:
 
 def _filled(need: Need, values: Mapping[str, Any]) -> Need:
     action, kind, key = need
-    return action, kind, str(values.get(key)) if key else ""
+    if key and not isinstance(values.get(key), str):
+        raise InvalidRequest(f"the request needs {key!r}, a name: add it")
+    return action, kind, values[key] if key else ""
 
 
 OF_LOG: Mapping[str, Action] = {
