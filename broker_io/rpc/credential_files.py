@@ -1,4 +1,4 @@
-"""Files with credentials that a configuration names: certificates and keys for TLS (PEM), and passwords
+"""Files about credentials that a configuration names: certificates and keys for TLS (PEM), passwords, tokens
 
 They are checked when a process starts: what TLS reports later names neither the file nor the setting, and is repeated
 for ever.

@@ -91,7 +91,7 @@ def test_mistakes_with_tokens_change_nothing(tmp_path: Path, words: list[str], c
 def test_file_that_is_missing_or_loose_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     done = txnbuf("token", "list", "--file", str(path))
-    assert (done.returncode, f"cannot read the file of tokens {path}: No such file" in done.stderr) == (5, True)
+    assert (done.returncode, f"can't read {path} (access.tokens): No such file" in done.stderr) == (5, True)
     assert txnbuf("token", "revoke", "x", "--file", str(path)).returncode == 5
     assert not path.exists()
     create(path, "a")

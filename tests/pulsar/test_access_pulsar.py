@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from access_table import Cell, table
+from access_world import POLICY
 from certificates import openssl
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
-from broker_io.errors import CallerError, NotAuthorized, Unauthenticated
+from broker_io.errors import CallerError, LimitExceeded, NotAuthorized, Unauthenticated
 from broker_io.standalone import ask
 from txnbuffer import connect
 from txnbuffer.access.policy import Action, ResourceKind, parse_policy
@@ -30,25 +32,15 @@ TENANT = "acme"
 NAMESPACE = f"{TENANT}/access"
 PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
 SECONDS = 120.0
-POLICY = """
+LIMITED = """
 [[allow]]
-principals = ["writer"]
-roles = ["write"]
+principals = ["slow"]
+roles = ["read", "write"]
 topics = ["a*"]
-producers = ["w-*"]
 
-[[allow]]
-principals = ["processor"]
-roles = ["process"]
-topics = ["a*"]
-groups = ["g-*"]
-
-[[allow]]
-principals = ["root"]
-roles = ["read", "write", "process", "operate"]
-topics = ["*"]
-groups = ["*"]
-producers = ["*"]
+[[limit]]
+principals = ["slow"]
+requests_per_second = 2
 """
 PRINCIPALS = ("writer", "processor", "root")
 NAMES = {ResourceKind.TOPIC: ("a", "b"), ResourceKind.PRODUCER: ("w-1", "x"), ResourceKind.GROUP: ("g-1", "x")}
@@ -95,11 +87,11 @@ def guarded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         clusters = ask(broker.admin, "clusters")
         ask(broker.admin, f"tenants/{TENANT}", "PUT", {"adminRoles": ["service"], "allowedClusters": clusters})
         ask(broker.admin, f"namespaces/{NAMESPACE}", "PUT", {})
-        for name in (*PRINCIPALS, "stranger"):
+        for name in (*PRINCIPALS, "slow", "stranger"):
             ask(broker.admin, f"namespaces/{NAMESPACE}/permissions/{name}", "POST", ["produce", "consume"])
         for topic in NAMES[ResourceKind.TOPIC]:
             ask(broker.admin, f"persistent/{NAMESPACE}/{topic}", "PUT", {})
-        (directory / "policy.toml").write_text(POLICY)
+        (directory / "policy.toml").write_text(POLICY + LIMITED)
         (directory / "policy.toml").chmod(0o644)
         (directory / "token").write_text(signed(key, "service"))
         (directory / "token").chmod(0o600)
@@ -193,3 +185,33 @@ def test_token_that_the_cluster_would_not_accept_either_is_refused(guarded: Guar
         call(ServiceAddress(f"127.0.0.1:{guarded.service.port}", ServiceAccess(token=token)), "Status")
     assert any(event["event"] == "denied" for event in guarded.service.events)
     assert Path(f"/proc/{guarded.service.process.pid}/cmdline").read_bytes().count(b"eyJ") == 0
+
+
+def test_a_limit_refuses_transactions_on_a_cluster_and_loses_nothing(guarded: GuardedCluster) -> None:
+    async def run() -> tuple[set[bytes], set[bytes], dict[bytes, int]]:
+        committed, refused, limits = set(), set(), set()
+        async with guarded.connect("slow") as client:
+            for number in range(20):
+                value = b"limited-%d" % number
+                try:
+                    async with client.transaction() as txn:
+                        await txn.send("a", value)
+                except LimitExceeded as error:
+                    limits.add(error.limit)
+                    refused.add(value)
+                else:
+                    committed.add(value)
+            last = b"limited-last"
+            await client.run(lambda txn: txn.send("a", last))
+            found = Counter[bytes]()
+            async with await client.reader("a") as reader:
+                while not found[last]:
+                    batch = await reader.read(timeout=30.0)
+                    assert batch is not None
+                    found.update(value for value in batch.messages.values if value.startswith(b"limited-"))
+        assert limits == {"limits.requests_per_second"}
+        return committed | {last}, refused, found
+
+    committed, refused, found = asyncio.run(run())
+    assert refused
+    assert found == dict.fromkeys(committed, 1)

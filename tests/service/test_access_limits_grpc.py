@@ -15,6 +15,7 @@ from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.client.client import Client
+from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Commit, Leased
 from txnbuffer.errors import LimitExceeded, TooManyTransactions
@@ -169,6 +170,26 @@ async def _was_admitted(client: Client, number: int) -> bool:
     except LimitExceeded:
         return False
     return True
+
+
+@on_a_loop
+async def test_a_group_waits_for_its_limit_and_processes_each_record_once(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    async with (
+        engine_on(broker, limits=limited(requests_per_second=5)) as engine,
+        accessed(engine, tmp_path) as service,
+    ):
+        async with service.connect("writer") as client:
+            await client.send_many("a", [b"%d" % number for number in range(8)])
+
+        async def work(txn: Transaction, record: Record) -> None:
+            await txn.send("done", record.value)
+
+        async with service.connect("root") as client:
+            done = await client.process("a", "g", work, batch=1, idle_timeout=2.0)
+        assert (done.records, done.skipped) == (8, 0)
+        assert refused(engine, "limits.requests_per_second") > 0
+    assert visible(broker, "done") == {b"%d" % number: 1 for number in range(8)}
 
 
 @on_a_loop

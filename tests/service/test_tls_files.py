@@ -41,8 +41,8 @@ def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
 @pytest.mark.parametrize(
     ("cert", "key", "message"),
     [
-        ("none.pem", "key.pem", "cannot read the certificate {}/none.pem: No such file"),
-        ("cert.pem", "none.pem", "cannot read the private key {}/none.pem: No such file"),
+        ("none.pem", "key.pem", "can't read {}/none.pem (service.tls_cert): No such file"),
+        ("cert.pem", "none.pem", "can't read {}/none.pem (service.tls_key): No such file"),
         ("junk.pem", "key.pem", "{}/junk.pem is not a PEM certificate"),
         ("binary.pem", "key.pem", "{}/binary.pem is not a PEM certificate"),
         ("key.pem", "key.pem", "{}/key.pem is not a PEM certificate"),
@@ -60,10 +60,10 @@ def test_a_file_that_tls_can_not_use_is_named(pems: Path, cert: str, key: str, m
 
 
 @pytest.mark.parametrize(("name", "mode", "message"), [
-    ("key.pem", 0o644, "the private key {}/key.pem: other users may read it: chmod o-rwx,g-w"),
-    ("key.pem", 0o620, "the private key {}/key.pem: other users may change it: chmod o-rwx,g-w"),
-    ("key.pem", 0o666, "the private key {}/key.pem: other users may read and change it"),
-    ("cert.pem", 0o666, "the certificate {}/cert.pem: other users may change it: chmod go-w"),
+    ("key.pem", 0o644, "can't read {}/key.pem (service.tls_key): other users may read it: chmod o-rwx,g-w"),
+    ("key.pem", 0o620, "can't read {}/key.pem (service.tls_key): other users may change it: chmod o-rwx,g-w"),
+    ("key.pem", 0o666, "can't read {}/key.pem (service.tls_key): other users may read and change it"),
+    ("cert.pem", 0o666, "can't read {}/cert.pem (service.tls_cert): other users may change it: chmod go-w"),
 ])  # fmt: skip
 def test_a_file_with_loose_permissions_is_refused(pems: Path, name: str, mode: int, message: str) -> None:
     (pems / name).chmod(mode)

@@ -10,12 +10,13 @@ import hashlib
 from typing import NamedTuple
 
 from broker_io.environment import Clock
+from broker_io.rpc.credential_files import CredentialFile
 from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.jwt import TokenBearer, Verifier
 from txnbuffer.access.policy import check_principal
-from txnbuffer.access.tokens import TokenFile, is_issued, parse_tokens
+from txnbuffer.access.tokens import TokenFile, is_issued, tokens_of
 from txnbuffer.config import AccessConfig
-from txnbuffer.errors import InvalidTokenFile, Unauthenticated
+from txnbuffer.errors import Unauthenticated
 
 ANONYMOUS = "anonymous"
 BEARER = "Bearer "
@@ -55,11 +56,10 @@ class Authenticator:
         self._verified: dict[bytes, TokenBearer] = {}
         self._keys = 0
         if config.tokens:
-            self._tokens = WatchedFile(config.tokens, "the file of tokens", _token_file, secret=True)
+            self._tokens = WatchedFile(CredentialFile(config.tokens, "access.tokens"), tokens_of, secret=True)
         if config.jwt_key:
             self._verifier = WatchedFile(
-                config.jwt_key,
-                "the public keys",
+                CredentialFile(config.jwt_key, "access.jwt_key"),
                 lambda keys, path: Verifier(
                     keys, path, claim=config.jwt_claim, issuer=config.jwt_issuer, audience=config.jwt_audience
                 ),
@@ -125,10 +125,3 @@ class Authenticator:
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
-
-
-def _token_file(data: bytes, path: str) -> TokenFile:
-    try:
-        return parse_tokens(data.decode(), path)
-    except UnicodeDecodeError:
-        raise InvalidTokenFile(f"{path} is no file of tokens: create one with `txnbuf token create`") from None

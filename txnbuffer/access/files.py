@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from broker_io import permissions
 from broker_io.environment import current
-from txnbuffer.errors import EnvironmentFault, Error
+from broker_io.rpc.credential_files import CredentialFile
+from txnbuffer.errors import Error
 
 T = TypeVar("T")
-
-
-def read_checked(path: str, what: str, *, secret: bool) -> bytes:
-    """The bytes of a file that `what` describes. Raises EnvironmentFault, also for loose permissions."""
-    try:
-        return permissions.read_checked(path, secret=secret)
-    except PermissionError as error:
-        raise EnvironmentFault(f"{what} {path}: {error.strerror}") from error
-    except OSError as error:
-        raise EnvironmentFault(f"cannot read {what} {path}: {error.strerror}") from error
 
 
 class WatchedFile(Generic[T]):
@@ -30,13 +20,13 @@ class WatchedFile(Generic[T]):
     `problem` is the error then.
     """
 
-    def __init__(self, path: str, what: str, parse: Callable[[bytes, str], T], *, secret: bool) -> None:
-        self.path = path
+    def __init__(self, file: CredentialFile, parse: Callable[[bytes, str], T], *, secret: bool) -> None:
+        self.path = file.path
         self.problem: Error | None = None
-        self._what = what
+        self._file = file
         self._parse = parse
         self._secret = secret
-        self._seen = file_identity(path)
+        self._seen = file_identity(file.path)
         self.value = self._read()
 
     def refresh(self) -> bool:
@@ -54,7 +44,7 @@ class WatchedFile(Generic[T]):
         return True
 
     def _read(self) -> T:
-        return self._parse(read_checked(self.path, self._what, secret=self._secret), self.path)
+        return self._parse(self._file.read(secret=self._secret), self.path)
 
 
 def file_identity(path: str) -> tuple[int, ...] | None:

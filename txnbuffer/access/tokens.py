@@ -69,6 +69,14 @@ def is_issued(text: str) -> bool:
     return text.startswith(f"{PREFIX}_")
 
 
+def tokens_of(data: bytes, source: str) -> TokenFile:
+    """The tokens in the bytes of a file. Raises InvalidTokenFile."""
+    try:
+        return parse_tokens(data.decode(), source)
+    except UnicodeDecodeError:
+        raise InvalidTokenFile(f"{source} is no file of tokens: create one with `txnbuf token create`") from None
+
+
 def parse_tokens(text: str, source: str) -> TokenFile:
     """Parse a file of tokens; `source` names it in errors. Raises InvalidTokenFile."""
     lines = text.splitlines()

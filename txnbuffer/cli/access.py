@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
+from broker_io.rpc.credential_files import CredentialFile
 from snapshots.format import is_internal
-from txnbuffer.access.files import read_checked
 from txnbuffer.access.policy import (
     Action,
     Policy,
@@ -31,8 +31,8 @@ from txnbuffer.access.tokens import (
     IssuedToken,
     TokenFile,
     issue,
-    parse_tokens,
     time_text,
+    tokens_of,
     with_token,
     without_tokens,
 )
@@ -54,19 +54,25 @@ def token_command() -> None:
     """
 
 
-def file_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--file FILE`, or the setting access.tokens, as argument `path`."""
+def _file_option(option: str, setting: str, what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for a file that a setting of the section [access] names, too, as argument `path`."""
 
-    @functools.wraps(function)
-    def wrapped(config: Config, path: str | None, **named: Any) -> Any:
-        path = path or config.access.tokens
-        if not path:
-            raise click.UsageError("which file of tokens? give --file, or --config with the setting access.tokens")
-        return function(path=path, **named)
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(config: Config, path: str | None, **named: Any) -> Any:
+            path = path or getattr(config.access, setting)
+            if not path:
+                raise click.UsageError(f"which {what}? give {option}, or --config with the setting access.{setting}")
+            return function(path=path, **named)
 
-    return click.option("--file", "path", metavar="FILE", help="The file of tokens; default: setting access.tokens.")(
-        with_config(wrapped)
-    )
+        help_text = f"The {what}; default: setting access.{setting}."
+        return click.option(option, "path", metavar="FILE", help=help_text)(with_config(wrapped))
+
+    return decorate
+
+
+file_option = _file_option("--file", "tokens", "file of tokens")
+policy_option = _file_option("--policy", "policy", "policy")
 
 
 @token_command.command("create")
@@ -170,8 +176,7 @@ def _locked(path: str, *, create: bool) -> Iterator[None]:
 
 
 def _read(path: str) -> TokenFile:
-    data = read_checked(path, "the file of tokens", secret=True)
-    return parse_tokens(data.decode(errors="replace"), path)
+    return tokens_of(CredentialFile(path, "access.tokens").read(secret=True), path)
 
 
 def _replace(path: str, file: TokenFile) -> None:
@@ -197,25 +202,15 @@ def access_command() -> None:
     """Check a policy, and what it allows."""
 
 
-def policy_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--policy FILE`, or the setting access.policy, as argument `policy`."""
-
-    @functools.wraps(function)
-    def wrapped(config: Config, path: str | None, **named: Any) -> Any:
-        path = path or config.access.policy
-        if not path:
-            raise click.UsageError("which policy? give --policy, or --config with the setting access.policy")
-        return function(policy=policy_of(read_checked(path, "the policy", secret=False), path), **named)
-
-    return click.option("--policy", "path", metavar="FILE", help="The policy; default: setting access.policy.")(
-        with_config(wrapped)
-    )
+def _policy(path: str) -> Policy:
+    return policy_of(CredentialFile(path, "access.policy").read(), path)
 
 
 @access_command.command("check")
 @policy_option
-def check_access(policy: Policy) -> None:
+def check_access(path: str) -> None:
     """Check a policy for mistakes."""
+    policy = _policy(path)
     click.echo(f"{len(policy.rules)} rules, {len(policy.limit_rules)} limits: no mistake")
 
 
@@ -225,7 +220,7 @@ def check_access(policy: Policy) -> None:
 @click.argument("action", type=click.Choice([action.value for action in Action]))
 @click.argument("kind", type=click.Choice([kind.value for kind in ResourceKind]))
 @click.argument("name", required=False, default="")
-def may_access(policy: Policy, principal: str, action: str, kind: str, name: str) -> int:
+def may_access(path: str, principal: str, action: str, kind: str, name: str) -> int:
     """Answer whether PRINCIPAL may do ACTION with a resource, such as `write topic orders`.
 
     The exit code is 1 if it may not.
@@ -235,6 +230,6 @@ def may_access(policy: Policy, principal: str, action: str, kind: str, name: str
         raise click.UsageError("a topic, producer or group needs a NAME, and the service has none")
     if resource.kind is ResourceKind.TOPIC and is_internal(name):
         raise click.UsageError(f"{name} is an internal topic: only who may operate the service may change it")
-    allowed = policy.allows(principal, Action(action), resource)
+    allowed = _policy(path).allows(principal, Action(action), resource)
     click.echo(f"{principal!r} {'may' if allowed else 'may not'} {action} {resource}")
     return 0 if allowed else 1

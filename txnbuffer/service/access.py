@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from broker_io.environment import current
+from broker_io.rpc.credential_files import CredentialFile
 from txnbuffer.access.authenticator import NOBODY, Authenticator, Caller
 from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.limits import PrincipalLimits
@@ -123,7 +124,7 @@ class Access:
         self._authenticator = Authenticator(config, self._clock)
         self._policy: WatchedFile[Policy] | None = None
         if config.policy:
-            self._policy = WatchedFile(config.policy, "the policy", policy_of, secret=False)
+            self._policy = WatchedFile(CredentialFile(config.policy, "access.policy"), policy_of, secret=False)
         if self._authenticator.enabled and self._policy is None:
             raise InvalidConfiguration("authentication without a policy would deny everything: set access.policy")
         if self._policy is not None and not self._authenticator.enabled:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
-from txnbuffer.access.files import file_identity, read_checked
+from txnbuffer.access.files import file_identity
 from txnbuffer.errors import EnvironmentFault, Error
 
 
@@ -24,12 +24,11 @@ class ServerTls(NamedTuple):
 
     def check(self) -> None:
         """Raises EnvironmentFault, naming the file, for one that can't be used."""
-        self._read()
-        check_certificate(
-            CredentialFile(self.certificate, "service.tls_cert"), CredentialFile(self.key, "service.tls_key")
-        )
-        if self.client_ca:
-            check_authority(CredentialFile(self.client_ca, "access.client_ca"))
+        certificate, key, authority = self._files
+        certificate.read()
+        check_certificate(certificate, key)
+        if authority is not None:
+            check_authority(authority)
 
     def context(self) -> ssl.SSLContext:
         """A context for a server that asks for client certificates, but does not require them.
@@ -69,13 +68,19 @@ class ServerTls(NamedTuple):
             configuration(), again, require_client_authentication=bool(self.client_ca)
         )
 
+    @property
+    def _files(self) -> tuple[CredentialFile, CredentialFile, CredentialFile | None]:
+        """Certificate, key and CA."""
+        authority = CredentialFile(self.client_ca, "access.client_ca") if self.client_ca else None
+        return (
+            CredentialFile(self.certificate, "service.tls_cert"),
+            CredentialFile(self.key, "service.tls_key"),
+            authority,
+        )
+
     def _read(self) -> tuple[bytes, bytes, bytes | None]:
-        certificate = read_checked(self.certificate, "the certificate", secret=False)
-        key = read_checked(self.key, "the private key", secret=True)
-        authority = None
-        if self.client_ca:
-            authority = read_checked(self.client_ca, "the CA of client certificates", secret=False)
-        return certificate, key, authority
+        certificate, key, authority = self._files
+        return certificate.read(), key.read(secret=True), None if authority is None else authority.read()
 
 
 class WatchedTls:
