@@ -80,6 +80,7 @@ class Ledger:
 
     `entries` counts all messages ever written to it (next entry number), `bytes` its size in storage;
     `closed` says that nothing will be added. A ledger that is not `lasting` is empty and may be replaced by another.
+    `original` is the first ledger that the topic ever had, so nothing before it was trimmed; False if that is unknown.
     """
 
     ledger: int
@@ -87,6 +88,7 @@ class Ledger:
     bytes: int
     closed: bool
     lasting: bool = True
+    original: bool = False
 
 
 def messages_up_to(ledgers: list[Ledger], position: Position | None) -> int:

@@ -7,10 +7,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
+from broker_io.memory.topic import LedgerLog
+from broker_io.port import Ledger
 from broker_io.position import EARLIEST, Position, Positions
 from snapshots.format import SNAPSHOT_TOPIC, EndEntry, Stored
 from snapshots.scan import TopicEntries, scan
@@ -103,6 +106,11 @@ def put(broker: MemoryBroker, *messages: Message, topic: str = SNAPSHOT_TOPIC) -
     """Append messages to a topic as its exclusive writer, to simulate messages of other processes."""
     with broker.writer(topic, exclusive=True) as writer:
         return list(writer.append(Batch.of(messages)).result())
+
+
+def forget_origins(patch: pytest.MonkeyPatch) -> None:
+    """Let logs in memory not know whether they were trimmed, as a cluster."""
+    patch.setattr(LedgerLog, "describe", lambda self, _: Ledger(self.number, self.entries, self.bytes, self.closed))
 
 
 class Interfering:

@@ -316,6 +316,12 @@ class TopicEntry(NamedTuple):
     compaction: CompactionState = CompactionState()
     operations: int = 0
 
+    @property
+    def original(self) -> int | None:
+        """The first ledger that the topic ever had, if nothing was trimmed: a trimmed topic has a floor below it."""
+        first = self.ledgers[0].ledger
+        return first if self.floor in ((0, 0), (first, 0)) else None
+
     def find(self, ledger: int) -> LedgerEntry | None:
         """The first ledger at or above a number."""
         at = bisect.bisect_left(self.ledgers, (ledger,))

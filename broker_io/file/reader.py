@@ -451,9 +451,10 @@ class ReadingBroker(Resource):
 
     def ledgers(self, topic: str) -> list[Ledger]:
         entry = self._ask(topic, self.grown)
-        newest = entry.ledgers[-1]
+        newest, original = entry.ledgers[-1], entry.original
         return [
-            Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
+            Ledger(one.ledger, one.entries, one.bytes, closed=one is not newest, original=one.ledger == original)
+            for one in entry.ledgers
         ]
 
     def compaction(self, topic: str) -> CompactionState:

@@ -344,7 +344,8 @@ class MemoryBroker(Resource):
 
     def ledgers(self, topic: str) -> list[Ledger]:
         with self.log.changed:
-            return [ledger.describe() for ledger in self._topic(topic).ledgers]
+            log = self._topic(topic)
+            return [ledger.describe(log.original) for ledger in log.ledgers]
 
     def first_position(self, topic: str) -> Position | None:
         with self.log.changed:

@@ -26,8 +26,8 @@ class LedgerLog:
     bytes: int = 0
     closed: bool = False
 
-    def describe(self) -> Ledger:
-        return Ledger(self.number, self.entries, self.bytes, self.closed)
+    def describe(self, original: int) -> Ledger:
+        return Ledger(self.number, self.entries, self.bytes, self.closed, original=self.number == original)
 
 
 class TopicLog:
@@ -37,6 +37,7 @@ class TopicLog:
         self.incarnation = incarnation
         self.deleted = False
         self.ledgers = [LedgerLog(new_ledger())]
+        self.original = self.ledgers[0].number
         self.last: Position | None = None
         self.lost = EARLIEST  # the last message that trimming dropped
         self.horizon = EARLIEST  # compaction saw everything up to here

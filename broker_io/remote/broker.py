@@ -112,7 +112,7 @@ class RemoteBroker(Resource):
 
     def ledgers(self, topic: str) -> list[Ledger]:
         rows = self._ask("Ledgers", log_pb2.LedgerList, topic).ledgers
-        return [Ledger(row.ledger, row.entries, row.bytes, closed=row.closed, lasting=row.lasting) for row in rows]
+        return [Ledger(row.ledger, row.entries, row.bytes, row.closed, row.lasting, row.original) for row in rows]
 
     def first_position(self, topic: str) -> Position | None:
         return self._position("FirstPosition", topic)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62roker_io/rpc/log.proto\x12\x0ctxnbuffer.v1\"a\n\x05\x45rror\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12*\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\x19.txnbuffer.v1.ErrorDetail\"F\n\x0b\x45rrorDetail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x12H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x07\n\x05value\";\n\x0bLogPosition\x12\x0e\n\x06ledger\x18\x01 \x01(\x12\x12\r\n\x05\x65ntry\x18\x02 \x01(\x12\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x12\"\x07\n\x05\x45mpty\"-\n\x0cTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x12\"@\n\tLogLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x03\x12\x18\n\x10max_append_bytes\x18\x02 \x01(\x03\"\x1b\n\nTopicNames\x12\r\n\x05names\x18\x01 \x03(\t\"\'\n\x10TopicIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"6\n\nLedgerList\x12(\n\x07ledgers\x18\x01 \x03(\x0b\x32\x17.txnbuffer.v1.LogLedger\"\\\n\tLogLedger\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x0f\n\x07lasting\x18\x05 \x01(\x08\"2\n\x0fTopicCompaction\x12\x0f\n\x07\x63leaned\x18\x01 \x01(\x03\x12\x0e\n\x06purged\x18\x02 \x01(\x03\"<\n\rFoundPosition\x12+\n\x08position\x18\x01 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition\"J\n\rAppendRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x1b.txnbuffer.v1.OpenLogWriter\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\"1\n\rOpenLogWriter\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\texclusive\x18\x02 \x01(\x08\"\x86\x01\n\x0b\x41ppendReply\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x12\x12\x0f\n\x07ledgers\x18\x02 \x03(\x12\x12\x0f\n\x07\x65ntries\x18\x03 \x03(\x12\x12\x0f\n\x07indexes\x18\x04 \x03(\x12\x12\x0f\n\x07lengths\x18\x05 \x03(\x12\x12#\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\x13.txnbuffer.v1.Error\"X\n\x0bReadRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x1b.txnbuffer.v1.OpenLogReader\x12\r\n\x05limit\x18\x02 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x03\"\x83\x01\n\rOpenLogReader\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition\x12\x11\n\tinclusive\x18\x04 \x01(\x08\x12\x11\n\tcompacted\x18\x05 \x01(\x08\"\xae\x01\n\tReadReply\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.txnbuffer.v1.LogReaderOpened\x12\x0e\n\x06ledger\x18\x02 \x01(\x12\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x0c\x12\x0f\n\x07indexes\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\x12\"\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x13.txnbuffer.v1.Error\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\"P\n\x0fLogReaderOpened\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition2\xe6\x07\n\x03Log\x12<\n\x05Hello\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x17.txnbuffer.v1.LogLimits\x12>\n\x06Topics\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x18.txnbuffer.v1.TopicNames\x12>\n\x0b\x43reateTopic\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12>\n\x0b\x44\x65leteTopic\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12I\n\x0bIncarnation\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1e.txnbuffer.v1.TopicIncarnation\x12?\n\x07Ledgers\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x18.txnbuffer.v1.LedgerList\x12H\n\rFirstPosition\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12G\n\x0cLastPosition\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12\x45\n\nPositionAt\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12G\n\nCompaction\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1d.txnbuffer.v1.TopicCompaction\x12\x37\n\x04Roll\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12\x37\n\x04Trim\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12:\n\x07\x43ompact\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12\x44\n\x06\x41ppend\x12\x1b.txnbuffer.v1.AppendRequest\x1a\x19.txnbuffer.v1.AppendReply(\x01\x30\x01\x12>\n\x04Read\x12\x19.txnbuffer.v1.ReadRequest\x1a\x17.txnbuffer.v1.ReadReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62roker_io/rpc/log.proto\x12\x0ctxnbuffer.v1\"a\n\x05\x45rror\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12*\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\x19.txnbuffer.v1.ErrorDetail\"F\n\x0b\x45rrorDetail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x12H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x07\n\x05value\";\n\x0bLogPosition\x12\x0e\n\x06ledger\x18\x01 \x01(\x12\x12\r\n\x05\x65ntry\x18\x02 \x01(\x12\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\x12\"\x07\n\x05\x45mpty\"-\n\x0cTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x12\"@\n\tLogLimits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x03\x12\x18\n\x10max_append_bytes\x18\x02 \x01(\x03\"\x1b\n\nTopicNames\x12\r\n\x05names\x18\x01 \x03(\t\"\'\n\x10TopicIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"6\n\nLedgerList\x12(\n\x07ledgers\x18\x01 \x03(\x0b\x32\x17.txnbuffer.v1.LogLedger\"n\n\tLogLedger\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x0f\n\x07lasting\x18\x05 \x01(\x08\x12\x10\n\x08original\x18\x06 \x01(\x08\"2\n\x0fTopicCompaction\x12\x0f\n\x07\x63leaned\x18\x01 \x01(\x03\x12\x0e\n\x06purged\x18\x02 \x01(\x03\"<\n\rFoundPosition\x12+\n\x08position\x18\x01 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition\"J\n\rAppendRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x1b.txnbuffer.v1.OpenLogWriter\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\"1\n\rOpenLogWriter\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\texclusive\x18\x02 \x01(\x08\"\x86\x01\n\x0b\x41ppendReply\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x12\x12\x0f\n\x07ledgers\x18\x02 \x03(\x12\x12\x0f\n\x07\x65ntries\x18\x03 \x03(\x12\x12\x0f\n\x07indexes\x18\x04 \x03(\x12\x12\x0f\n\x07lengths\x18\x05 \x03(\x12\x12#\n\x06\x65rrors\x18\x06 \x03(\x0b\x32\x13.txnbuffer.v1.Error\"X\n\x0bReadRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x1b.txnbuffer.v1.OpenLogReader\x12\r\n\x05limit\x18\x02 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x03\"\x83\x01\n\rOpenLogReader\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x05start\x18\x03 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition\x12\x11\n\tinclusive\x18\x04 \x01(\x08\x12\x11\n\tcompacted\x18\x05 \x01(\x08\"\xae\x01\n\tReadReply\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.txnbuffer.v1.LogReaderOpened\x12\x0e\n\x06ledger\x18\x02 \x01(\x12\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x0c\x12\x0f\n\x07indexes\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\x12\"\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x13.txnbuffer.v1.Error\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\"P\n\x0fLogReaderOpened\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x19.txnbuffer.v1.LogPosition2\xe6\x07\n\x03Log\x12<\n\x05Hello\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x17.txnbuffer.v1.LogLimits\x12>\n\x06Topics\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x18.txnbuffer.v1.TopicNames\x12>\n\x0b\x43reateTopic\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12>\n\x0b\x44\x65leteTopic\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12I\n\x0bIncarnation\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1e.txnbuffer.v1.TopicIncarnation\x12?\n\x07Ledgers\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x18.txnbuffer.v1.LedgerList\x12H\n\rFirstPosition\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12G\n\x0cLastPosition\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12\x45\n\nPositionAt\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1b.txnbuffer.v1.FoundPosition\x12G\n\nCompaction\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x1d.txnbuffer.v1.TopicCompaction\x12\x37\n\x04Roll\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12\x37\n\x04Trim\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12:\n\x07\x43ompact\x12\x1a.txnbuffer.v1.TopicRequest\x1a\x13.txnbuffer.v1.Empty\x12\x44\n\x06\x41ppend\x12\x1b.txnbuffer.v1.AppendRequest\x1a\x19.txnbuffer.v1.AppendReply(\x01\x30\x01\x12>\n\x04Read\x12\x19.txnbuffer.v1.ReadRequest\x1a\x17.txnbuffer.v1.ReadReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,25 +50,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERLIST']._serialized_start=465
   _globals['_LEDGERLIST']._serialized_end=519
   _globals['_LOGLEDGER']._serialized_start=521
-  _globals['_LOGLEDGER']._serialized_end=613
-  _globals['_TOPICCOMPACTION']._serialized_start=615
-  _globals['_TOPICCOMPACTION']._serialized_end=665
-  _globals['_FOUNDPOSITION']._serialized_start=667
-  _globals['_FOUNDPOSITION']._serialized_end=727
-  _globals['_APPENDREQUEST']._serialized_start=729
-  _globals['_APPENDREQUEST']._serialized_end=803
-  _globals['_OPENLOGWRITER']._serialized_start=805
-  _globals['_OPENLOGWRITER']._serialized_end=854
-  _globals['_APPENDREPLY']._serialized_start=857
-  _globals['_APPENDREPLY']._serialized_end=991
-  _globals['_READREQUEST']._serialized_start=993
-  _globals['_READREQUEST']._serialized_end=1081
-  _globals['_OPENLOGREADER']._serialized_start=1084
-  _globals['_OPENLOGREADER']._serialized_end=1215
-  _globals['_READREPLY']._serialized_start=1218
-  _globals['_READREPLY']._serialized_end=1392
-  _globals['_LOGREADEROPENED']._serialized_start=1394
-  _globals['_LOGREADEROPENED']._serialized_end=1474
-  _globals['_LOG']._serialized_start=1477
-  _globals['_LOG']._serialized_end=2475
+  _globals['_LOGLEDGER']._serialized_end=631
+  _globals['_TOPICCOMPACTION']._serialized_start=633
+  _globals['_TOPICCOMPACTION']._serialized_end=683
+  _globals['_FOUNDPOSITION']._serialized_start=685
+  _globals['_FOUNDPOSITION']._serialized_end=745
+  _globals['_APPENDREQUEST']._serialized_start=747
+  _globals['_APPENDREQUEST']._serialized_end=821
+  _globals['_OPENLOGWRITER']._serialized_start=823
+  _globals['_OPENLOGWRITER']._serialized_end=872
+  _globals['_APPENDREPLY']._serialized_start=875
+  _globals['_APPENDREPLY']._serialized_end=1009
+  _globals['_READREQUEST']._serialized_start=1011
+  _globals['_READREQUEST']._serialized_end=1099
+  _globals['_OPENLOGREADER']._serialized_start=1102
+  _globals['_OPENLOGREADER']._serialized_end=1233
+  _globals['_READREPLY']._serialized_start=1236
+  _globals['_READREPLY']._serialized_end=1410
+  _globals['_LOGREADEROPENED']._serialized_start=1412
+  _globals['_LOGREADEROPENED']._serialized_end=1492
+  _globals['_LOG']._serialized_start=1495
+  _globals['_LOG']._serialized_end=2493
 # @@protoc_insertion_point(module_scope)

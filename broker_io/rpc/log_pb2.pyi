@@ -77,18 +77,20 @@ class LedgerList(_message.Message):
     def __init__(self, ledgers: _Optional[_Iterable[_Union[LogLedger, _Mapping]]] = ...) -> None: ...
 
 class LogLedger(_message.Message):
-    __slots__ = ("ledger", "entries", "bytes", "closed", "lasting")
+    __slots__ = ("ledger", "entries", "bytes", "closed", "lasting", "original")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     LASTING_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_FIELD_NUMBER: _ClassVar[int]
     ledger: int
     entries: int
     bytes: int
     closed: bool
     lasting: bool
-    def __init__(self, ledger: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., closed: _Optional[bool] = ..., lasting: _Optional[bool] = ...) -> None: ...
+    original: bool
+    def __init__(self, ledger: _Optional[int] = ..., entries: _Optional[int] = ..., bytes: _Optional[int] = ..., closed: _Optional[bool] = ..., lasting: _Optional[bool] = ..., original: _Optional[bool] = ...) -> None: ...
 
 class TopicCompaction(_message.Message):
     __slots__ = ("cleaned", "purged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -312,8 +313,8 @@ class Emptied(MemoryBroker):
     """A broker with ledgers of every kind."""
 
     def ledgers(self, topic: str) -> list[Ledger]:
-        kinds = [(closed, lasting) for closed in (False, True) for lasting in (False, True)]
-        return [Ledger(number, 0, 7, closed, lasting) for number, (closed, lasting) in enumerate(kinds)]
+        kinds = itertools.product((False, True), repeat=3)
+        return [Ledger(number, 0, 7, *kind) for number, kind in enumerate(kinds)]
 
 
 def test_ledgers_are_sent_unchanged() -> None:

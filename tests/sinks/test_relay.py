@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshot_driver import forget_origins
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -157,8 +158,8 @@ def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(fa
     (found,) = messages(far)
     assert found.event_time == 1234
     assert {name: text for name, text in found.properties.items() if name not in MARK_PROPERTIES} == {"colour": "red"}
-    assert ("relay.seqno" in found.properties, "relay.rollback" in found.properties) == (False, False)
-    assert done == RelayProgress(1, None, done.position, None)
+    assert (found.properties["relay.seqno"], "relay.rollback" in found.properties) == ("1", False)
+    assert done == RelayProgress(1, 1, done.position, None)
 
 
 def test_another_run_continues_after_the_last(source: Source, far: MemoryBroker) -> None:
@@ -171,7 +172,13 @@ def test_another_run_continues_after_the_last(source: Source, far: MemoryBroker)
     assert values(far) == [b"a", b"b", b"c"]
 
 
-def test_records_have_seqnos_from_the_first_transaction_on(far: MemoryBroker) -> None:
+@pytest.mark.parametrize("aware", [True, False])
+def test_records_have_seqnos_from_the_first_transaction_on(
+    far: MemoryBroker, monkeypatch: pytest.MonkeyPatch, aware: bool
+) -> None:
+    """A log that knows that it was never trimmed has them earlier."""
+    if not aware:
+        forget_origins(monkeypatch)
     source = Source(registered=False)
     source.log.plain("a")
     source.relay(owned(far)).run(follow=False)
@@ -181,7 +188,7 @@ def test_records_have_seqnos_from_the_first_transaction_on(far: MemoryBroker) ->
     source.commit("c")
     source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"a", b"b", b"c"]
-    assert [one.properties.get("relay.seqno") for one in messages(far)] == [None, "2", "3"]
+    assert [one.properties.get("relay.seqno") for one in messages(far)] == ["1" if aware else None, "2", "3"]
 
 
 def test_record_sets_are_split(far: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from relayed_topic import CLEAN, Relayed, T, append
+from snapshot_driver import forget_origins
 
 from broker_io import open_broker
 from broker_io.batch import Message
@@ -139,7 +140,8 @@ def test_messages_of_others_are_refused(world: Relayed) -> None:
         other.audit()
 
 
-def test_a_source_without_transactions_has_no_seqnos_to_compare_by() -> None:
+def test_a_source_without_transactions_has_no_seqnos_to_compare_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_origins(monkeypatch)
     world = Relayed(registered=False)
     world.log.plain("1", key="a")
     world.relay()

@@ -101,8 +101,9 @@ class LoadedTopic:
     Apply the log to `buffer` after `resume`, and sequence it after `sequenced` (both exclusive). `buffer` knows at
     once what is decided up to `resume`; the rest once it is applied up to the end of the log. The snapshot covers the
     ledgers from `origin_ledger` on; the log still has those from `first_ledger` on. `index` is empty for readers.
-    `rewrite` has the segments of the snapshot if some are not live any more: they have to be written again before an
-    end entry names them. `versions`: the stored failover log, not checked. `notes` are messages for operators.
+    `whole`: nothing was trimmed since the topic was created. `rewrite` has the segments of the snapshot if some are
+    not live any more: they have to be written again before an end entry names them. `versions`: the stored failover
+    log, not checked. `notes` are messages for operators.
     """
 
     topic: str
@@ -120,11 +121,21 @@ class LoadedTopic:
     cursors: dict[str, int] = field(default_factory=dict)
     rewrite: list[BufferSegment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    whole: bool = False
 
     @property
     def registered(self) -> bool:
-        """Whether it has a snapshot. Without one it has no transactions, and its records have no seqnos yet."""
+        """Whether it has a snapshot. Without one it has no transactions."""
         return self.snapshot is not None
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its records have seqnos.
+
+        Without a snapshot they are counted from the start of the log, if that is the start of the topic: registering it
+        counts them in the same way, and its owner registers it before anything is trimmed.
+        """
+        return self.registered or self.whole
 
     @property
     def failover(self) -> FailoverLog:
@@ -138,14 +149,19 @@ class LoadedTopic:
         `position` is right before `start`.
         """
         lowest = before_ledger(self.first_ledger)
-        known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
-        if self.registered:
-            known.append((self.sequenced, self.sequencer.next_seqno))
-        usable = [(at, seqno) for at, seqno in known if at == lowest or lowest < at < start]
+        usable = [(at, seqno) for at, seqno in self.known_seqnos() if at == lowest or at < start]
         if not usable:
             return None, max(lowest, Position(start.ledger, start.entry - 1))
         at, seqno = max(usable)
         return seqno, at
+
+    def known_seqnos(self) -> list[tuple[Position, int]]:
+        """The positions in the log after which the first visible record has a known seqno, and these seqnos."""
+        lowest = before_ledger(self.first_ledger)
+        known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
+        if self.numbered:
+            known.append((self.sequenced, self.sequencer.next_seqno))
+        return [(at, seqno) for at, seqno in known if at >= lowest]
 
 
 def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
@@ -332,7 +348,8 @@ def fresh(
     start = before_ledger(origin)
     buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     first = Version(version_of(topic, incarnation, branch), 0)
-    return LoadedTopic(topic, incarnation, None, buffer, sequencer, origin, origin, origin, start, start, (first,))
+    places = origin, origin, origin, start, start
+    return LoadedTopic(topic, incarnation, None, buffer, sequencer, *places, (first,), whole=ledgers[0].original)
 
 
 def kept_history(

@@ -76,6 +76,11 @@ class LogRetention:
         oldest = ledgers[0].ledger
         if first <= oldest:
             return
+        if topic.followed is None and ledgers[0].original:
+            # Its readers count from its first record: the snapshot keeps what they need when that is trimmed.
+            if (error := await self._topics.register(name, create=False)) is not None:
+                raise error
+            topic = self._topics.by_name.get(name, topic)
         held = self._floors.cursors(name, ledgers, first)
         if topic.followed is not None:
             await self._scheduler.snapshot([name])

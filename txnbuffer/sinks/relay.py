@@ -23,8 +23,9 @@ from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
 from broker_io.waits import Backoff
-from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
+from txnbuffer.client.starts import Start
 from txnbuffer.errors import (
     MutationsTrimmed,
     OutcomeUnknown,
@@ -270,7 +271,7 @@ class Relay:
             self.progress.resumed = mark.position
             ledger, entry, index = mark.position
             start: Start = Position(ledger, entry, index + 1)
-            if mark.seqno is not None and ledger < loaded.first_ledger:
+            if mark.seqno is not None and loaded.numbered and ledger < loaded.first_ledger:
                 start = "beginning"  # nothing is missing if the log begins with the next seqno, which is checked
             return _ResumePoint(start, mark.seqno, origin)
         if not self.resend:
@@ -314,7 +315,7 @@ class Relay:
             if batch.seqnos is not None:
                 after = _next_after(after, batch.seqnos, reader.first_seqnos.get(batch.topic))
                 # A new owner starts a version before its first records.
-                if origin.failover is None or reader.epochs != epochs:
+                if reader.epochs != epochs:
                     epochs = reader.epochs
                     origin = _Origin.of(self.topic, load(broker, self.topic))
             if self.keyed:

@@ -34,6 +34,13 @@ class LedgersContract(Base):
         assert broker.first_position(topic) is None
         assert broker.last_position(topic) is None
 
+    def test_only_the_first_ledger_is_the_original_one_until_it_is_trimmed(self, broker: Broker, topic: str) -> None:
+        knows = broker.ledgers(topic)[0].original  # a cluster does not
+        groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
+        assert [ledger.original for ledger in broker.ledgers(topic)] == [knows, *[False] * (len(groups) - 1)]
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        assert not any(ledger.original for ledger in broker.ledgers(topic))
+
     def test_ledgers_count_their_messages(self, broker: Broker, topic: str) -> None:
         groups = fill(broker, topic, numbered(7), numbered(3, 7), numbered(1, 10))
         counted: dict[int, int] = {}
