@@ -75,7 +75,8 @@ def _write_versions(directory: str, records: int, keys: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from txnbuffer.pipeline.arrow import TYPES, binary, fixed, strings
+    from txnbuffer.client.arrow import binary, fixed, strings
+    from txnbuffer.pipeline.arrow import TYPES
 
     chance = np.random.default_rng(1)
     schema = pa.schema([(name, TYPES[name]) for name in COLUMNS])

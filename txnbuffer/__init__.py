@@ -42,13 +42,26 @@ if TYPE_CHECKING:
         UntrustedService,
     )
     from snapshots.errors import TopicDamaged
+    from txnbuffer.client.async_reader import AsyncReader
     from txnbuffer.client.client import Client
     from txnbuffer.client.connection import connect
     from txnbuffer.client.handling import Processed, dead_letter
     from txnbuffer.client.partition_streams import stream_partitions
-    from txnbuffer.client.reader import AsyncReader, CommittedReader
+    from txnbuffer.client.reader import CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
-    from txnbuffer.client.send_columns import AvroSerializer, JsonSerializer, Serializer
+    from txnbuffer.client.serializers import (
+        AvroDeserializer,
+        AvroSerializer,
+        Deserializer,
+        JsonDeserializer,
+        JsonSerializer,
+        ProtobufDeserializer,
+        ProtobufSerializer,
+        PydanticDeserializer,
+        PydanticSerializer,
+        Serializer,
+    )
+    from txnbuffer.client.starts import Seqno
     from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.sync_client import SyncClient
     from txnbuffer.client.sync_transaction import SyncTransaction
@@ -94,6 +107,7 @@ if TYPE_CHECKING:
         TooManyTransactions,
         TransactionAborted,
         Unauthenticated,
+        UndecodableValue,
         UnknownCursor,
         UnknownTransaction,
         UnreadableToken,
@@ -107,6 +121,7 @@ __all__ = [
     "AlreadyCommitted",
     "AppendUnknown",
     "AsyncReader",
+    "AvroDeserializer",
     "AvroSerializer",
     "BackfillFailed",
     "CallbackTokens",
@@ -116,6 +131,7 @@ __all__ = [
     "Client",
     "CommittedReader",
     "Damaged",
+    "Deserializer",
     "DiskFailed",
     "DiskFull",
     "DiskWatermark",
@@ -131,6 +147,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidRequest",
     "InvalidTopicName",
+    "JsonDeserializer",
     "JsonSerializer",
     "LimitExceeded",
     "Locked",
@@ -152,6 +169,10 @@ __all__ = [
     "Processed",
     "ProducerFenced",
     "Progress",
+    "ProtobufDeserializer",
+    "ProtobufSerializer",
+    "PydanticDeserializer",
+    "PydanticSerializer",
     "Record",
     "RecordBatch",
     "RegistrationRefused",
@@ -161,6 +182,7 @@ __all__ = [
     "Rollback",
     "SQLiteTokens",
     "SendUnknown",
+    "Seqno",
     "SeqnoOutOfRange",
     "Serializer",
     "ServiceUnavailable",
@@ -190,6 +212,7 @@ __all__ = [
     "TransactionAborted",
     "TxnId",
     "Unauthenticated",
+    "UndecodableValue",
     "UnknownCursor",
     "UnknownOption",
     "UnknownTransaction",
@@ -234,6 +257,7 @@ _HOMES = {
         "UntrustedService",
     ),
     "snapshots.errors": ("TopicDamaged",),
+    "txnbuffer.client.async_reader": ("AsyncReader",),
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connection": ("connect",),
     "txnbuffer.client.handling": (
@@ -241,19 +265,24 @@ _HOMES = {
         "dead_letter",
     ),
     "txnbuffer.client.partition_streams": ("stream_partitions",),
-    "txnbuffer.client.reader": (
-        "AsyncReader",
-        "CommittedReader",
-    ),
+    "txnbuffer.client.reader": ("CommittedReader",),
     "txnbuffer.client.records": (
         "Record",
         "RecordBatch",
     ),
-    "txnbuffer.client.send_columns": (
+    "txnbuffer.client.serializers": (
+        "AvroDeserializer",
         "AvroSerializer",
+        "Deserializer",
+        "JsonDeserializer",
         "JsonSerializer",
+        "ProtobufDeserializer",
+        "ProtobufSerializer",
+        "PydanticDeserializer",
+        "PydanticSerializer",
         "Serializer",
     ),
+    "txnbuffer.client.starts": ("Seqno",),
     "txnbuffer.client.streams": (
         "ChangeBatch",
         "ChangeStream",

@@ -71,6 +71,15 @@ class LogRestored(CallerError):
     """The service's log lacks what this client has read: an older copy was restored, or a promotion was forced."""
 
 
+class UndecodableValue(CallerError):
+    """The deserializer of a topic can't decode the value of a record; reading continues after that record."""
+
+    def __init__(self, topic: str, position: Position, why: str) -> None:
+        super().__init__(f"topic {topic!r}: the value of the record at {position} can't be decoded: {why}")
+        self.topic = topic
+        self.position = position
+
+
 # The caller: transactions
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from client_world import LONG, World, in_world, run
 
+from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.lifecycle import opened
-from txnbuffer.client.reader import AsyncReader, CommittedReader
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 

@@ -50,7 +50,7 @@ def test_errors_of_opening_a_cluster_are_raised() -> None:
     [
         ({"schemas": ["orders"]}, "schemas must be a mapping from topic to schema, got list"),
         ({"schemas": {"orders": "avro"}}, "the schema of topic 'orders' must be one of the Pulsar client library"),
-        ({"serializer": "json"}, "a serializer needs methods dumps and loads, got 'json'"),
+        ({"serializer": "json"}, "a serializer needs a method dumps, got 'json'"),
         ({"broker_options": ["token"]}, "broker_options must be a mapping, got list"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from txnbuffer import dead_letter
 from txnbuffer.client.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, dead_letter_columns
 from txnbuffer.client.records import Record
-from txnbuffer.client.send_columns import Serializers
+from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.model import Position
 

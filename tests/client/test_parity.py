@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from txnbuffer import Client, SyncClient, SyncTransaction, Transaction, connect
+from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.cursors import DurableCursors
-from txnbuffer.client.reader import AsyncReader, CommittedReader
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.streams import ChangeStream
 from txnbuffer.client.sync_client import SyncCursors, SyncStream
 from txnbuffer.errors import Error

@@ -16,7 +16,7 @@ from broker_io import open_broker
 from broker_io.errors import PositionTrimmed
 from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client import handling
-from txnbuffer.client.reader import AsyncReader
+from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.records import Record
 from txnbuffer.client.sync_transaction import SyncTransaction
 from txnbuffer.client.transaction import Transaction

@@ -177,12 +177,12 @@ def test_read_returns_none_after_the_timeout(broker: Broker, log: TopicWriter) -
         assert reader.read(timeout=0.05) is None
 
 
-def test_topic_without_transactions_is_read_without_seqnos(broker: Broker, manager: SnapshotManager) -> None:
+def test_topic_without_transactions_is_numbered_from_its_start(broker: Broker, manager: SnapshotManager) -> None:
     broker.create_topic("plain")
     with broker.writer("plain") as writer:
         writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(120)
     with CommittedReader(broker, "plain") as reader:
-        assert [(record.seqno, record.value) for record in drain(reader)] == [(None, b"1"), (None, b"2")]
+        assert [(record.seqno, record.value) for record in drain(reader)] == [(1, b"1"), (2, b"2")]
 
 
 def test_continues_while_the_owner_trims(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from snapshot_driver import Interfering, abort_some, manager_on
+from snapshot_driver import Interfering, abort_some, forget_origins, manager_on
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -32,6 +32,13 @@ T = "orders"
 def broker() -> Iterator[MemoryBroker]:
     with MemoryBroker() as broker:
         yield broker
+
+
+@pytest.fixture
+def unaware(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> MemoryBroker:
+    """A broker that does not know whether a log was trimmed, as a cluster."""
+    forget_origins(monkeypatch)
+    return broker
 
 
 def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
@@ -127,14 +134,14 @@ def test_trim_after_the_first_read_is_a_gap(broker: MemoryBroker) -> None:
 
 
 @pytest.mark.parametrize("start", ["beginning", "end"])
-def test_records_have_seqnos_once_the_topic_is_registered(broker: MemoryBroker, start: str) -> None:
-    log = TopicWriter(broker, T)
+def test_records_have_seqnos_once_the_topic_is_registered(unaware: MemoryBroker, start: str) -> None:
+    log = TopicWriter(unaware, T)
     log.plain("a", "b")
-    broker.roll(T)
+    unaware.roll(T)
     log.plain("c")
-    with CommittedReader(broker, T, start=start) as reader:
+    with CommittedReader(unaware, T, start=start) as reader:
         assert drain(reader) == [(None, value) for value in "abc" if start == "beginning"]
-        owner, log = owned(broker)
+        owner, log = owned(unaware)
         log.plain("d")
         assert drain(reader) == [(None, "d")]  # nothing has shown yet that it is
         log.records(1, "e")
@@ -143,7 +150,7 @@ def test_records_have_seqnos_once_the_topic_is_registered(broker: MemoryBroker, 
         log.commit(1)
         log.plain("f")
         assert drain(reader) == [(5, "e"), (6, "f")]
-        broker.roll(T)
+        unaware.roll(T)
         log.plain("g")
         owner.pump()
         owner.snapshot(T)
@@ -154,7 +161,7 @@ def test_transactions_of_an_unregistered_topic_are_an_error(broker: MemoryBroker
     log = TopicWriter(broker, T)
     log.plain("a")
     with CommittedReader(broker, T) as reader:
-        assert drain(reader) == [(None, "a")]
+        assert drain(reader) == [(1, "a")]
         log.records(1, "b")
         log.commit(1)
         for _ in range(2):
@@ -191,16 +198,16 @@ def failing(broker: MemoryBroker, method: str, topic: str, *, times: int) -> Int
 
 
 @pytest.mark.parametrize(("method", "topic"), [("reader", SNAPSHOT_TOPIC), ("read", SNAPSHOT_TOPIC)])
-def test_reader_continues_after_the_seqno_could_not_be_loaded(broker: MemoryBroker, method: str, topic: str) -> None:
-    log = TopicWriter(broker, T)
+def test_reader_continues_after_the_seqno_could_not_be_loaded(unaware: MemoryBroker, method: str, topic: str) -> None:
+    log = TopicWriter(unaware, T)
     log.plain("a", "b")
-    between = Interfering(broker)
+    between = Interfering(unaware)
     with CommittedReader(between, T) as reader:
         assert drain(reader) == [(None, "a"), (None, "b")]
-        _, log = owned(broker)
+        _, log = owned(unaware)
         log.records(1, "c")
         log.commit(1)
-        between.before = failing(broker, method, topic, times=3).before
+        between.before = failing(unaware, method, topic, times=3).before
         for _ in range(3):
             with pytest.raises(ServiceUnavailable):
                 drain(reader)
@@ -209,24 +216,24 @@ def test_reader_continues_after_the_seqno_could_not_be_loaded(broker: MemoryBrok
 
 
 def test_reader_retries_if_messages_for_the_seqno_are_not_delivered(
-    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+    unaware: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
     monkeypatch.setattr(readers, "MAX_WAIT", 0.01)
-    log = TopicWriter(broker, T)
+    log = TopicWriter(unaware, T)
     log.plain("a")
-    between = Interfering(broker)
+    between = Interfering(unaware)
     with CommittedReader(between, T) as reader:
-        _, log = owned(broker)
+        _, log = owned(unaware)
         log.plain("b")
         assert drain(reader) == [(None, "a"), (None, "b")]
         log.records(1, "c")
         log.commit(1)
-        broker.create_topic("silent")
-        opened = broker.reader
+        unaware.create_topic("silent")
+        opened = unaware.reader
         with monkeypatch.context() as silent:
             silent.setattr(
-                broker, "reader", lambda topic, *at, **how: opened("silent" if topic == T else topic, *at, **how)
+                unaware, "reader", lambda topic, *at, **how: opened("silent" if topic == T else topic, *at, **how)
             )
             with pytest.raises(ReplayStalled, match="nothing came after"):
                 drain(reader)

@@ -7,7 +7,7 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema
 from pulsar.schema import Record as SchemaRecord
 
 from txnbuffer import JsonSerializer, connect
-from txnbuffer.client.send_columns import Serializers
+from txnbuffer.client.serializers import Serializers
 from txnbuffer.errors import InvalidRequest
 
 

@@ -29,7 +29,7 @@ from txnbuffer.cli.compact import parse_policy
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.produce import _send
 from txnbuffer.cli.tail import parse_start
-from txnbuffer.client.send_columns import AvroSerializer, JsonSerializer
+from txnbuffer.client.serializers import AvroSerializer, JsonSerializer
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.config import load_config
 from txnbuffer.coordinator.decisions import decode_owner_address
@@ -268,14 +268,14 @@ TEXTS = (
     Target(
         "json-value",
         JsonSerializer().loads,
-        ("txnbuffer.client.send_columns.JsonSerializer.loads",),
+        ("txnbuffer.client.serializers.JsonDeserializer.loads",),
         (InvalidRequest,),
         lambda: [b'{"a":[1,2.5,null,"x"]}'],
     ),
     Target(
         "avro-value",
         AvroSerializer(AVRO).loads,
-        ("txnbuffer.client.send_columns.AvroSerializer.loads",),
+        ("txnbuffer.client.serializers.AvroDeserializer.loads",),
         (InvalidRequest,),
         lambda: [AvroSerializer(AVRO).dumps({"a": 5, "b": ["x", "y"]})],
     ),

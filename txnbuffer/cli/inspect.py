@@ -28,7 +28,7 @@ from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
-from txnbuffer.client.reader import start_point
+from txnbuffer.client.starts import start_point
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, decode_marker

@@ -11,8 +11,9 @@ import click
 from txnbuffer.cli.options import LogAddress, address_argument, log_options
 from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
-from txnbuffer.client.reader import ISOLATIONS, CommittedReader, Start
+from txnbuffer.client.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.records import Record
+from txnbuffer.client.starts import Start
 from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.model import Position

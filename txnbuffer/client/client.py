@@ -22,15 +22,12 @@ from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import run_to_completion
 from txnbuffer.client.processing import GroupSource, process
-from txnbuffer.client.reader import Start
 from txnbuffer.client.send_columns import (
     Batching,
     EventTime,
     Key,
     Properties,
     SendColumns,
-    Serializer,
-    Serializers,
     check_size,
     deletion,
     many_rows,
@@ -38,7 +35,9 @@ from txnbuffer.client.send_columns import (
     slices,
     take_rows,
 )
+from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import ClientSession
+from txnbuffer.client.starts import Start
 from txnbuffer.client.streams import ChangeStream, ShardStreams
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import BaseClient, Transaction

@@ -39,7 +39,8 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.cursors import AdminClients, AdminConnector, AdminLink
 from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.routing import Routes
-from txnbuffer.client.send_columns import BATCHINGS, Batching, Schema, Serializer, Serializers
+from txnbuffer.client.send_columns import BATCHINGS, Batching
+from txnbuffer.client.serializers import DeserializerChoice, Deserializers, Schema, SerializerChoice, Serializers
 from txnbuffer.client.session import ClientSession, Connector, Link, ShardSessions
 from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
@@ -345,6 +346,7 @@ class PendingConnection:
     access: ServiceAccess
     cluster: ClusterOptions
     batching: Batching = "messages"
+    deserializers: Deserializers = field(default_factory=Deserializers)
     _client: Client | None = field(default=None, init=False)
     _sync_client: SyncClient | None = field(default=None, init=False)
 
@@ -367,6 +369,7 @@ class PendingConnection:
             client.streams = ShardStreams([shard.streams for shard in connectors], self.max_unavailable)
             client.admin = AdminClients([shard.admin for shard in connectors], self.max_unavailable)
             client.batching = self.batching
+            client.deserializers = self.deserializers
             client.resources = resources.pop_all()
         return client
 
@@ -486,7 +489,8 @@ class PendingConnection:
 def connect(
     address: str,
     *,
-    serializer: Serializer | None = None,
+    serializer: SerializerChoice = None,
+    deserializers: DeserializerChoice = None,
     timeout: float = 10.0,
     max_unavailable: float = 60.0,
     tls_ca: str | None = None,
@@ -509,7 +513,9 @@ def connect(
       the client uses the live one, and moves to the other one after a failover.
       `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a Pulsar cluster; it needs a running service
       (`txnbuf serve`) that records which transactions committed.
-    - `serializer`: converts values to bytes, for example `JsonSerializer()`. Without one, values are bytes or text.
+    - `serializer`: converts values to bytes, for example `JsonSerializer()`; or a mapping with one for each topic.
+      Without one, values are bytes or text.
+    - `deserializers`: convert what readers and handlers get, for example `JsonDeserializer()`; one, or a mapping.
     - `timeout`: seconds for one attempt to connect to a service; it does not limit calls or transactions.
     - `max_unavailable`: seconds that calls wait for a new connection after the connection was lost. Then they raise
       ServiceUnavailable; a commit in flight raises OutcomeUnknown: call `client.outcome`.
@@ -535,9 +541,11 @@ def connect(
     """
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
     times = timeout, max_unavailable
-    return _checked(
+    pending = _checked(
         address, Serializers(serializer, schemas), times, access, service, broker_options, schemas, batching
     )
+    pending.deserializers = Deserializers(deserializers)
+    return pending
 
 
 def _checked(

@@ -280,9 +280,10 @@ class HandlerRunner:
             if self._task.batch_handler is not None:
                 await check_awaitable(self._task.batch_handler(txn, records))
             elif self._task.handler is not None:
-                for index, record in enumerate(records):
-                    at = index
-                    await check_awaitable(self._task.handler(txn, record))
+                rows = iter(records)
+                for index in range(len(records)):
+                    at = index  # also if its value can't be decoded
+                    await check_awaitable(self._task.handler(txn, next(rows)))
                     if (now := clock()) >= until:
                         self._tried = index + 1
                         return index + 1
@@ -314,7 +315,7 @@ class HandlerRunner:
 
     async def _skip_record(self, records: RecordBatch, error: Exception, attempts: int) -> None:
         """Move the group past a failed record, and send the record to the dead-letter topic if there is one."""
-        (record,) = records
+        (record,) = records.as_stored()
         target = self._task.on_error
         if not isinstance(target, DeadLetter):
             await self._commit_all(records, _nothing)

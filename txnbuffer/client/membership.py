@@ -17,7 +17,7 @@ from typing import Self
 from broker_io.environment import current
 from broker_io.position import EARLIEST, Position
 from txnbuffer.checks import check_name
-from txnbuffer.client.reader import ReadTopics
+from txnbuffer.client.starts import ReadTopics
 from txnbuffer.client.transaction import BaseClient
 from txnbuffer.coordinator.messages import GroupHeartbeat, PartitionAssignment
 from txnbuffer.errors import Error, StaleGeneration

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import NamedTuple
 
 from broker_io.errors import InvalidTopicName, PositionTrimmed
@@ -22,7 +21,7 @@ from snapshots.format import is_internal
 from txnbuffer.checks import check_callable, check_topics
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
-from txnbuffer.client.reader import Start
+from txnbuffer.client.starts import Seqno, Start, canonical
 from txnbuffer.client.transaction import BaseClient
 from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
@@ -44,6 +43,7 @@ class GroupSource(NamedTuple):
 
 async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
     """Join the group and handle its records until the idle timeout or a cancellation. Raises the handler's error."""
+    source = source._replace(start=canonical(source.start))
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
     work = _Process(client, source, topics, task, member)
@@ -67,8 +67,6 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
     idle = source.idle_timeout
     if idle is not None and (type(idle) not in (int, float) or not 0 < idle <= math.inf):
         raise InvalidRequest(f"idle_timeout must be a number of seconds above 0, or None, got {idle!r}")
-    if not isinstance(source.start, (str, datetime, Position)):
-        raise InvalidRequest(f"start must be 'beginning', 'end', a datetime or a position, got {source.start!r}")
     topics = check_topics(source.topics)
     for name in topics:
         if is_internal(check_topic_name(name)):
@@ -194,8 +192,8 @@ class _Process:
         start = self.source.start
         if assignment.end != EARLIEST:
             return position_after(assignment.end)
-        if isinstance(start, Position) and assignment.partition not in self.topics:
-            raise InvalidRequest(f"start {start} is a position in one partition: use the partition's name as the topic")
+        if isinstance(start, (Position, Seqno)) and assignment.partition not in self.topics:
+            raise InvalidRequest(f"start {start} is in one partition: use the partition's name as the topic")
         return "beginning" if start == "end" else start  # the group started at the end of an empty topic
 
     @contextmanager

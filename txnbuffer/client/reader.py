@@ -1,6 +1,6 @@
 """Readers of committed records
 
-`CommittedReader` reads the snapshot topic and the logs directly, in any process. `AsyncReader` runs one in a thread.
+`CommittedReader` reads the snapshot topic and the logs directly, in any process.
 
 A follower reads one topic, from any position: visible records in log order, with their seqnos. The log is applied from
 the position of the snapshot on, which may be after the position where reading starts: what is before it is read from
@@ -9,37 +9,28 @@ the log a second time, by the visibility of the buffer.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from datetime import datetime
-from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
-from broker_io.errors import Error, PositionTrimmed, TopicNotFound
-from broker_io.partitions import partition_name, partition_of
-from broker_io.port import Broker, PartitionedBroker, Resource, messages_up_to
+from broker_io.errors import Error, PositionTrimmed
+from broker_io.port import Broker, Resource, messages_up_to
 from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
 from txnbuffer.buffer.visibility import reader_floor
-from txnbuffer.checks import check_limit, check_topics, check_wait
+from txnbuffer.checks import check_flag, check_limit, check_wait
 from txnbuffer.client import lifecycle
-from txnbuffer.client.lifecycle import ClosedOnExit, opened
-from txnbuffer.client.records import RecordBatch
+from txnbuffer.client.records import Record, RecordBatch, UnreadRecords
+from txnbuffer.client.serializers import Deserializer, DeserializerChoice, Deserializers
+from txnbuffer.client.starts import ReadTopics, Start, StartPoint, start_point
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, ReplayStalled
 from txnbuffer.follow import LogFollower, RecordFollower, VisibleRecords, unpacked
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import any_transactional
 from txnbuffer.recordset import TOGETHER, rows_within, without_content
 from txnbuffer.recovery.restore import LOST, LoadedTopic, load
-
-Start: TypeAlias = "Position | datetime | str"
-"""Where to start: a position, a time, "beginning" or "end"."""
 
 MAX_WAIT = 10.0
 """Seconds to wait for a message that was already read once."""
@@ -51,27 +42,6 @@ MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 """Approximate bytes of undecided messages kept in memory for a topic; beyond it they are read from the log again."""
 
 
-class StartPoint(NamedTuple):
-    """The first record to read: at or after `position`, published at or after `not_before` (milliseconds)."""
-
-    position: Position
-    not_before: int = 0
-
-    @property
-    def before(self) -> Position:
-        """The position just before the start."""
-        start = self.position
-        return start if start == EARLIEST else Position(start.ledger, start.entry - 1)
-
-    def first_of(self, records: PlacedBatch) -> int:
-        """Return the row of the first record to read, or the number of rows if there is none."""
-        first = records.positions.search(self.position)
-        if self.not_before:
-            rows = np.flatnonzero(records.publish_times[first:] >= self.not_before)
-            first = first + int(rows[0]) if len(rows) else len(records)
-        return first
-
-
 class CommittedFollower:
     """One topic of a reader: its committed records in log order, each with its seqno.
 
@@ -79,9 +49,10 @@ class CommittedFollower:
     start; None if unknown.
     """
 
-    def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
+    def __init__(self, broker: Broker, topic: str, start: StartPoint, deserializer: Deserializer | None = None) -> None:
         self.topic = topic
         self._broker = broker
+        self._deserializer = deserializer
         self._start = start
         self.first_seqno: int | None = None
         self._attempts = ATTEMPTS - 1
@@ -104,6 +75,8 @@ class CommittedFollower:
                 self._at = loaded.resume
             try:
                 self._check_start()
+                if self._start.seqno:
+                    seqno, self._at = self._place_of(self._start.seqno, loaded)
                 self._log = self._follow(loaded)
             except PositionTrimmed:
                 if not self._attempts:
@@ -126,6 +99,19 @@ class CommittedFollower:
         if start > EARLIEST and start.ledger < self._first_ledger:
             with self._broker.reader(self.topic, start._replace(batch=NO_INDEX)) as reader:
                 reader.read(limit=1)
+
+    def _place_of(self, seqno: int, loaded: LoadedTopic) -> tuple[int, Position]:
+        """The nearest known place at or before a seqno, as `anchor`. Raises InvalidRequest, PositionTrimmed."""
+        known = loaded.known_seqnos()
+        if not known:
+            raise InvalidRequest(f"topic {self.topic!r} has no seqnos yet: start at a position or at a time")
+        usable = [(first, at) for at, first in known if first <= seqno]
+        if not usable:
+            first = min(first for _, first in known)
+            raise PositionTrimmed(
+                f"topic {self.topic} begins at seqno {first}: seqno {seqno} was trimmed; start at the beginning"
+            )
+        return max(usable)
 
     @property
     def next_position(self) -> Position:
@@ -212,9 +198,9 @@ class CommittedFollower:
         else:
             self._stopped, self._blocked = broken, True
             self._at = records.positions.last if len(records) else self._at
-        first = self._start.first_of(records)
+        first = self._start.first_of(records, seqnos)
         if len(records) > first:
-            self._rest = RecordBatch.of(self.topic, records, seqnos).take(slice(first, None))
+            self._rest = RecordBatch.of(self.topic, records, seqnos, self._deserializer).take(slice(first, None))
             self._start = StartPoint(EARLIEST)
 
     def _learn_state(self) -> bool:
@@ -280,8 +266,11 @@ class UncommittedFollower:
 
     first_seqno: int | None = None
 
-    def __init__(self, broker: Broker, topic: str, start: StartPoint) -> None:
+    def __init__(self, broker: Broker, topic: str, start: StartPoint, deserializer: Deserializer | None = None) -> None:
+        if start.seqno:
+            raise InvalidRequest("a read_uncommitted reader has no seqnos: start at a position or at a time")
         self.topic = topic
+        self._deserializer = deserializer
         self._start = start
         self._stopped: Error | None = None
         # A start inside a record set is inside its message.
@@ -312,7 +301,7 @@ class UncommittedFollower:
         self._records = rest if len(rest) else None
         over = self._records is None and self._messages is None and self._stopped is None
         self._at = self._read_to if over else batch.positions.last
-        return RecordBatch.of(self.topic, batch, None)
+        return RecordBatch.of(self.topic, batch, None, self._deserializer)
 
     def advance(self, timeout: float) -> bool:
         if self._stopped is not None or self._records is not None:
@@ -341,76 +330,19 @@ class UncommittedFollower:
         self._reader.close()
 
 
-class ReadTopics:
-    """The topics and partitions that a reader reads. `partitioned`: the partitioned topics; they may get more.
-
-    Raises InvalidRequest, TopicNotFound.
-    """
-
-    def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
-        self._broker = broker
-        self._start = start
-        self._names = check_topics(topics)
-        known = set(broker.topics())
-        self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
-        self._read = {name: name for name in self._names if name in known}
-        for name in self._names:
-            if name not in known and name not in self.partitioned:
-                raise TopicNotFound(
-                    f"there is no topic {name!r} to read: create it, correct the name, or ask for the right to read it"
-                )
-        self._add(known)
-        if isinstance(start, Mapping):
-            unread = sorted(start.keys() - {*self._names, *self._read})
-            parts = [(name, partition_of(name)) for name in unread]
-            unknown = [name for name, part in parts if part is None or part.topic not in self.partitioned]
-            if unknown:
-                raise InvalidRequest(f"start has {', '.join(unknown)}, which this reader does not read")
-
-    def first(self) -> list[tuple[str, Start]]:
-        """Return all existing topics and partitions, each with its start."""
-        return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
-
-    def parts(self) -> list[tuple[str, str]]:
-        """Return all existing topics and partitions, each with the topic that it belongs to."""
-        return list(self._read.items())
-
-    def added(self, read: set[str]) -> list[tuple[str, Start]]:
-        """Return the partitions that were added, other than those in `read`, each with its start."""
-        self._add(set(self._broker.topics()))
-        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in read]
-        return [(name, "beginning" if start == "end" else start) for name, start in new]
-
-    def _add(self, known: set[str]) -> None:
-        for topic in self.partitioned:
-            names = (partition_name(topic, number) for number in range(_count(self._broker, topic)))
-            self._read |= {name: topic for name in names if name in known}
-
-    def _start_of(self, name: str, topic: str) -> Start:
-        if not isinstance(self._start, Mapping):
-            found = self._start
-        elif name in self._start:
-            return self._start[name]
-        else:
-            found = self._start.get(topic, "beginning")
-        if isinstance(found, Position) and name != topic:
-            raise InvalidRequest(
-                f"start {found} is a position in one partition of {topic!r}: give a start for each partition"
-            )
-        return found
-
-
-def _count(broker: Broker, topic: str) -> int:
-    return broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0
-
-
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
 PARTITION_CHECK_INTERVAL = 10.0
 """Seconds between checks for new partitions of a topic."""
+TOPIC_CHECK_INTERVAL = 0.5
+"""Seconds between checks for topics that do not exist yet."""
 CLOSED = "the reader is closed: open another one"
 SLICE = 0.01
 """Seconds that a reader of several topics waits for one of them before it checks the next."""
+IDLE_WAIT = 1.0
+"""Seconds of one wait of an iteration without a timeout."""
+ONE_BY_ONE = 1_000
+"""Records that are read together when they are returned one by one."""
 
 
 class Lag(NamedTuple):
@@ -439,9 +371,13 @@ class CommittedReader(Resource):
 
     - `topics`: one name or several. The name of a partitioned topic means all its partitions (`T-partition-0` and so
       on). Partitions that are added later are read from their beginning.
-    - `start`: "beginning"; "end"; the Position of the first record to read; or a datetime, for the first record
-      published at or after it (local time if it has no time zone). A mapping gives a start for each topic or partition.
+    - `start`: "beginning" (or "earliest"); "end" (or "latest"); the Position of the first record to read, or its
+      Seqno; or a datetime, for the first record published at or after it (local time if it has no time zone). A mapping
+      gives a start for each topic or partition.
     - `isolation`: "read_committed", or "read_uncommitted" for all records in the log, without seqnos.
+    - `wait`: if a topic does not exist, wait for it instead of raising TopicNotFound: `read` returns None until there
+      is something to read. A topic that is created later is read from its beginning, also with `start="end"`.
+    - `deserializers`: decode the values of records: one for all topics, or a mapping with one for each topic.
 
     Creating a reader restores the transaction state of each topic from its snapshot; reading then replays the log.
     Raises TopicNotFound, PositionTrimmed, InvalidRequest, the errors of damaged snapshots and logs, and UsedAfterFork
@@ -455,24 +391,37 @@ class CommittedReader(Resource):
         *,
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
+        wait: bool = False,
+        deserializers: DeserializerChoice | Deserializers = None,
         clock: Clock | None = None,
     ) -> None:
         if isolation not in ISOLATIONS:
             raise InvalidRequest(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
         self._broker = broker
+        self._deserializers = (
+            deserializers if isinstance(deserializers, Deserializers) else Deserializers(deserializers)
+        )
         self._forked_from = lifecycle.generation()
         self._clock = clock or current().clock
         self._followers: list[CommittedFollower | UncommittedFollower] = []
         self._turn = 0
+        self._unread: UnreadRecords | None = None
         self._closed = False
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
-        self._read_topics = ReadTopics(broker, topics, start)
+        self._read_topics = ReadTopics(broker, topics, start, wait=check_flag(wait, "wait"))
         try:
-            self._open(self._read_topics.first())
+            self._followers += self._opened(self._read_topics.first())
         except BaseException:
             self.close()
             raise
-        self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
+        self._check_at = self._next_check()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+    def describe(self) -> str:
+        """Its topics and its state, for `repr`."""
+        return f"of {', '.join(map(repr, self._read_topics.names))}, {'closed' if self._closed else 'open'}"
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.
@@ -483,8 +432,10 @@ class CommittedReader(Resource):
         lifecycle.check(self._forked_from)
         deadline = self._clock.monotonic() + check_wait(timeout)
         self._check_open()
+        if self._unread:
+            return self._unread.take(limit)
         while True:
-            self._add_partitions()
+            self._add_topics()
             for _ in self._followers:
                 follower = self._followers[self._turn]
                 self._turn = (self._turn + 1) % len(self._followers)
@@ -495,36 +446,98 @@ class CommittedReader(Resource):
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return None
-            if not self._followers:  # a topic whose partitions do not exist yet
+            if not self._followers:  # no topic or partition exists yet
                 self._clock.sleep(min(left, SLICE))
                 continue
-            self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
+            alone = len(self._followers) == 1 and not self._read_topics.missing
+            self._followers[self._turn].advance(left if alone else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
 
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidRequest(CLOSED)
 
-    def _open(self, topics: list[tuple[str, Start]]) -> None:
-        for topic, start in topics:
-            self._followers.append(self._kind(self._broker, topic, start_point(self._broker, topic, start)))
-
-    def _add_partitions(self) -> None:
-        """Start reading new partitions. If one cannot be opened now, the next check tries again."""
-        if not self._read_topics.partitioned or self._clock.monotonic() < self._check_at:
-            return
-        self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
+    def _opened(self, topics: list[tuple[str, Start]]) -> list[CommittedFollower | UncommittedFollower]:
+        """Followers of topics at their starts; if one cannot be opened, the others are closed."""
+        followers: list[CommittedFollower | UncommittedFollower] = []
         try:
-            self._open(self._read_topics.added({follower.topic for follower in self._followers}))
+            for topic, start in topics:
+                point = start_point(self._broker, topic, start)
+                followers.append(self._kind(self._broker, topic, point, self._deserializers.of(topic)))
+        except BaseException:
+            for follower in followers:
+                follower.close()
+            raise
+        return followers
+
+    def _next_check(self) -> float:
+        interval = TOPIC_CHECK_INTERVAL if self._read_topics.missing else PARTITION_CHECK_INTERVAL
+        return self._clock.monotonic() + interval
+
+    def _add_topics(self) -> None:
+        """Start reading new topics and partitions. If one cannot be opened now, the next check tries again."""
+        if not self._read_topics.may_grow or self._clock.monotonic() < self._check_at:
+            return
+        self._check_at = self._next_check()
+        try:
+            self._followers += self._opened(self._read_topics.added({follower.topic for follower in self._followers}))
         except Error as error:
             if not error.retryable:
                 raise
 
+    def records(self, *, timeout: float | None = None) -> Iterator[Record]:
+        """Yield the records one by one. A later call continues after the last one that was yielded.
+
+        Ends when nothing has come for `timeout` seconds; None: has no end. Raises as `read`, and UndecodableValue for a
+        record whose value cannot be decoded: another call continues with the record after it.
+        """
+        while True:
+            if not self._unread:
+                batch = self.read(limit=ONE_BY_ONE, timeout=IDLE_WAIT if timeout is None else timeout)
+                if batch is None and timeout is not None:
+                    return
+                self._unread = None if batch is None else UnreadRecords(batch)
+            else:
+                yield self._unread.next()
+
+    def batches(self, *, limit: int = 10_000, timeout: float | None = None) -> Iterator[RecordBatch]:
+        """Yield batches of up to `limit` records of one topic each.
+
+        Ends when nothing has come for `timeout` seconds; None: has no end. Raises as `read`.
+        """
+        while True:
+            if (batch := self.read(limit=limit, timeout=IDLE_WAIT if timeout is None else timeout)) is not None:
+                yield batch
+            elif timeout is not None:
+                return
+
     def __iter__(self) -> Iterator[RecordBatch]:
         """Yield batches without end; leave the loop to stop."""
-        while True:
-            if (batch := self.read(timeout=1.0)) is not None:
-                yield batch
+        return self.batches()
+
+    def seek(self, start: Start | Mapping[str, Start]) -> None:
+        """Continue at another place, given as for a new reader; of a mapping, the topics that it lacks do not move.
+
+        Raises as a new reader; then nothing has moved.
+        """
+        self.move(start)
+
+    def move(self, start: Start | Mapping[str, Start]) -> set[str]:
+        """Internal: `seek`; return the topics and partitions that it moved."""
+        lifecycle.check(self._forked_from)
+        self._check_open()
+        moved = {follower.topic: follower for follower in self._opened(self._read_topics.moved(start))}
+        for follower in self._followers:
+            if follower.topic in moved:
+                follower.close()
+        known = {follower.topic: moved.get(follower.topic, follower) for follower in self._followers}
+        self._followers = [*(known | moved).values()]
+        if not isinstance(start, Mapping):
+            self._read_topics.start = start
+        if self._unread and self._unread.topic in moved:
+            self._unread = None
+        self._turn = 0
+        return {*moved}
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -556,136 +569,3 @@ class CommittedReader(Resource):
         self._closed = True
         for follower in self._followers:
             follower.close()
-
-
-def start_point(broker: Broker, topic: str, start: Start) -> StartPoint:
-    """Return the first record to read for the argument `start`. Raises InvalidRequest, PositionTrimmed."""
-    if isinstance(start, Position):
-        if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):
-            raise PositionTrimmed(
-                f"topic {topic} begins at ledger {first}: position {start} was trimmed; start at the beginning"
-            )
-        return StartPoint(start)
-    if start == "beginning":
-        return StartPoint(EARLIEST)
-    last = broker.last_position(topic)
-    end = EARLIEST if last is None else Position(last.ledger, last.entry + 1)
-    if start == "end":
-        return StartPoint(end)
-    if not isinstance(start, datetime):
-        raise InvalidRequest(f"start must be a position, a datetime, 'beginning' or 'end', got {start!r}")
-    time = _milliseconds(start)
-    found = broker.position_at(topic, time)
-    return StartPoint(end, time) if found is None else StartPoint(found)
-
-
-def _milliseconds(time: datetime) -> int:
-    try:
-        return max(round(time.timestamp() * 1000), 0)
-    except (OverflowError, ValueError):
-        raise InvalidRequest(f"start is out of range: {time}") from None
-
-
-Result = TypeVar("Result")
-
-POLL = 0.5
-"""Seconds of one wait in the thread; `close` waits no longer than this."""
-
-
-def _retrieve(reading: asyncio.Future[RecordBatch | None]) -> None:
-    """Mark the error of a read as seen: if its caller was cancelled and no other read follows, nobody raises it."""
-    if not reading.cancelled():
-        reading.exception()
-
-
-class AsyncReader(ClosedOnExit):
-    """A CommittedReader for asyncio, created by `Client.reader`.
-
-    Records of a cancelled read are returned by the next one.
-    """
-
-    def __init__(self, reader: CommittedReader, thread: Executor) -> None:
-        self._reader = reader
-        self._thread = thread
-        self._turn = asyncio.Lock()
-        self._reading: asyncio.Future[RecordBatch | None] | None = None
-        self._closing: asyncio.Future[None] | None = None
-
-    @classmethod
-    async def open(
-        cls,
-        broker: Callable[[], Broker],
-        topics: str | Sequence[str],
-        start: Start | Mapping[str, Start],
-        isolation: str,
-    ) -> AsyncReader:
-        """Open a CommittedReader in a thread of its own. Raises the errors of CommittedReader."""
-        thread = current().threads.executor(1, "txnbuffer-reader")
-        try:
-            reader = await opened(thread, lambda: CommittedReader(broker(), topics, start=start, isolation=isolation))
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
-        return cls(reader, thread)
-
-    async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.
-
-        Concurrent reads run one after the other. Raises the errors of `CommittedReader.read`.
-        """
-        check_limit(limit)
-        deadline = asyncio.get_running_loop().time() + check_wait(timeout)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._turn.acquire()
-        except TimeoutError:
-            return None
-        try:
-            return await self._read(limit, deadline)
-        finally:
-            self._turn.release()
-
-    async def _read(self, limit: int, deadline: float) -> RecordBatch | None:
-        loop = asyncio.get_running_loop()
-        while True:
-            left = deadline - loop.time()
-            if self._reading is None:
-                read = partial(self._reader.read, limit=limit, timeout=max(min(left, POLL), 0.0))
-                self._reading = self._call(read)
-                self._reading.add_done_callback(_retrieve)
-            try:
-                batch = await asyncio.shield(self._reading)
-            except Error as error:
-                if error.retryable:
-                    self._reading = None
-                raise
-            self._reading = None
-            if batch is not None and len(batch) > limit:  # a cancelled call with a higher limit read it
-                self._reading = loop.create_future()
-                self._reading.set_result(batch.take(slice(limit, None)))
-                batch = batch.take(slice(limit))
-            if batch is not None or left <= 0:
-                return batch
-
-    async def __aiter__(self) -> AsyncIterator[RecordBatch]:
-        """Yield batches without end; leave the loop to stop."""
-        while True:
-            if (batch := await self.read(timeout=60.0)) is not None:
-                yield batch
-
-    async def lag(self) -> dict[str, Lag]:
-        """Return the lag of each topic and partition, by name."""
-        return await self._call(self._reader.lag)
-
-    async def close(self) -> None:
-        """Close the reader once a running read has ended. Cancelling the caller does not stop this."""
-        if self._closing is None:
-            self._closing = self._call(self._reader.close)
-            self._thread.shutdown(wait=False)
-        await asyncio.shield(self._closing)
-
-    def _call(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run a function in the reader's thread. Raises InvalidRequest once the reader is closed."""
-        if self._closing is not None:
-            raise InvalidRequest(CLOSED)
-        return asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -15,7 +15,8 @@ from txnbuffer.checks import check_attempts, check_sync_function, check_sync_res
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import DurableCursors
 from txnbuffer.client.portal import InCaller, Portal, SyncObject, blocking
-from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.starts import Start
 from txnbuffer.client.streams import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.sync_transaction import RETURNED, SyncTransaction
 from txnbuffer.client.tokens import TokenStore
@@ -104,7 +105,10 @@ class SyncClient(Portal):
     ) -> CommittedReader:
         """Return a reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check()
-        return CommittedReader(self.client.open_broker(), topics, start=start, isolation=isolation)
+        deserializers = self.client.deserializers
+        return CommittedReader(
+            self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers
+        )
 
     def stream(
         self,

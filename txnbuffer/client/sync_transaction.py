@@ -22,13 +22,13 @@ from txnbuffer.client.send_columns import (
     Key,
     Properties,
     SendColumns,
-    Serializer,
     check_size,
     deletion,
     many_rows,
     one_row,
     weight,
 )
+from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transaction import Transaction, check_branches
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import InvalidRequest

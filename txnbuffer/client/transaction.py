@@ -14,7 +14,7 @@ from broker_io.batch import Blobs
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
-from txnbuffer.client.reader import AsyncReader, Start
+from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
 from txnbuffer.client.routing import Groups, Routes
 from txnbuffer.client.send_columns import (
@@ -25,8 +25,6 @@ from txnbuffer.client.send_columns import (
     Key,
     Properties,
     SendColumns,
-    Serializer,
-    Serializers,
     check_size,
     deletion,
     many_rows,
@@ -34,7 +32,9 @@ from txnbuffer.client.send_columns import (
     slices,
     take_rows,
 )
+from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session import CLOSED, ClientSession, ShardSessions
+from txnbuffer.client.starts import Start
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import (
     Branch,
@@ -110,6 +110,7 @@ class BaseClient:
         self.session = session
         self.sessions = ShardSessions(session)
         self.serializers = serializers or Serializers()
+        self.deserializers = Deserializers()
         self.batching: Batching = "messages"
         self.routes: Routes | None = None  # set if topics may have partitions
         self.open_broker = broker
@@ -146,7 +147,7 @@ class BaseClient:
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check()
-        return await AsyncReader.open(self.open_broker, topics, start, isolation)
+        return await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers)
 
     def check_open(self) -> None:
         """Raises InvalidRequest once the client is closed."""

@@ -16,27 +16,25 @@ The columns, as named in `options.COLUMNS`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from broker_io.batch import NO_TIME, Blobs, Labels, PropertyColumn
+from broker_io.batch import NO_TIME, Blobs
 from broker_io.position import Int64s
+from txnbuffer.client.arrow import POSITION, PROPERTIES, Column, binary, fixed, positions, properties, strings, text
 from txnbuffer.pipeline.reading import RecordOutcome, RecordRows
-from txnbuffer.protocol import RESERVED, TXN, present
-
-Column: TypeAlias = "pa.Array"
+from txnbuffer.protocol import RESERVED, TXN
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TYPES = {
     "topic": pa.string(),
-    "position": pa.struct([("ledger", pa.int64()), ("entry", pa.int64()), ("batch", pa.int64())]),
+    "position": POSITION,
     "seqno": pa.int64(),
     "key": pa.binary(),
     "value": pa.binary(),
-    "properties": pa.map_(pa.string(), pa.string()),
+    "properties": PROPERTIES,
     "txn": pa.string(),
     "event_time": TIMESTAMP,
     "publish_time": TIMESTAMP,
@@ -58,45 +56,9 @@ def record_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
     return batch.filter(pa.Array.from_buffers(pa.bool_(), len(rows), [None, bits]))
 
 
-# Columns are built from buffers: `pa.array` imports pandas, which takes longer than a small task.
-
-
-def fixed(values: NDArray[Any], kind: pa.DataType, absent: NDArray[np.bool_] | None = None) -> Column:
-    """A column of numbers with the width of the type, null where `absent`."""
-    return pa.Array.from_buffers(kind, len(values), [_validity(absent), pa.py_buffer(np.ascontiguousarray(values))])
-
-
-def binary(blobs: Blobs, kind: pa.DataType = TYPES["value"]) -> Column:
-    """A column of strings; the bytes are not copied."""
-    offsets = pa.py_buffer(np.ascontiguousarray(blobs.offsets, np.int32))
-    return pa.Array.from_buffers(kind, len(blobs), [_validity(blobs.absent), offsets, pa.py_buffer(blobs.data)])
-
-
-def strings(texts: Sequence[str | None]) -> Column:
-    return binary(Blobs.of([None if text is None else text.encode() for text in texts]), pa.string())
-
-
-def text(column: PropertyColumn) -> Column:
-    """A property as a column of strings."""
-    if isinstance(column, Labels):
-        absent = column.codes < 0
-        return strings(column.values).take(fixed(np.where(absent, 0, column.codes), pa.int32(), absent))
-    return fixed(column.values, pa.int64(), None if column.present is None else ~column.present).cast(pa.string())
-
-
-def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
-    return None if absent is None or not absent.any() else pa.py_buffer(np.packbits(~absent, bitorder="little"))
-
-
 def _topic(rows: RecordRows) -> Column:
     name, count = rows.topic.encode(), len(rows)
     return binary(Blobs(name * count, np.arange(count + 1, dtype=np.int32) * len(name), None), pa.string())
-
-
-def _position(rows: RecordRows) -> Column:
-    positions = rows.placed.positions
-    axes = [fixed(axis, pa.int64()) for axis in (positions.ledgers, positions.entries, positions.indexes)]
-    return pa.StructArray.from_arrays(axes, fields=[*TYPES["position"]])
 
 
 def _seqno(rows: RecordRows) -> Column:
@@ -106,20 +68,8 @@ def _seqno(rows: RecordRows) -> Column:
 
 
 def _properties(rows: RecordRows) -> Column:
-    count = len(rows)
-    columns = {
-        name: column for name, column in rows.placed.messages.properties.items() if not name.startswith(RESERVED)
-    }
-    there = np.zeros((count, len(columns)), np.bool_)
-    for index, column in enumerate(columns.values()):
-        there[:, index] = present(column, count)
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(there.sum(axis=1), out=offsets[1:])
-    row, which = np.nonzero(there)
-    names = strings([*columns]).take(fixed(which, pa.int64()))
-    texts = pa.concat_arrays([strings([]), *map(text, columns.values())])
-    values = texts.take(fixed(which * count + row, pa.int64()))
-    return pa.MapArray.from_arrays(fixed(offsets, pa.int32()), names, values)
+    found = rows.placed.messages.properties.items()
+    return properties({name: column for name, column in found if not name.startswith(RESERVED)}, len(rows))
 
 
 def _txn(rows: RecordRows) -> Column:
@@ -144,7 +94,7 @@ def _outcome(rows: RecordRows) -> Column:
 
 _MAKERS: Mapping[str, Callable[[RecordRows], Column]] = {
     "topic": _topic,
-    "position": _position,
+    "position": lambda rows: positions(rows.placed.positions),
     "seqno": _seqno,
     "key": lambda rows: binary(rows.placed.messages.keys),
     "value": lambda rows: binary(rows.placed.messages.values),

@@ -32,9 +32,9 @@ from broker_io.compaction import (
     TaskingBroker,
 )
 from broker_io.port import Broker
+from txnbuffer.client.arrow import fixed
 from txnbuffer.config import CompactionConfig
 from txnbuffer.errors import CompactionFailed
-from txnbuffer.pipeline.arrow import fixed
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.service.compaction import unsupported
 from txnbuffer.service.offline import compact_all, owning

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from txnbuffer.pipeline.arrow import fixed
+from txnbuffer.client.arrow import fixed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
