@@ -16,14 +16,17 @@ import asyncio
 import os
 import sys
 
-from txnbuffer import Client, Rollback, connect
+from txnbuffer import Client, Rollback, TopicNotFound, connect
 
 ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
 ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
 
 
 class Cache:
-    """The newest value of each key of a topic. `ready` is set once the cache has everything that was committed."""
+    """The newest value of each key of a topic; empty while there is no such topic.
+
+    `ready` is set once the cache has everything that was committed.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -32,6 +35,14 @@ class Cache:
 
     async def follow(self, client: Client) -> None:
         """Apply the changes of the topic until the task is cancelled."""
+        while True:
+            try:
+                await self._apply(client)
+            except TopicNotFound:  # nobody has written to it yet
+                self.ready.set()
+                await asyncio.sleep(0.5)
+
+    async def _apply(self, client: Client) -> None:
         async with client.stream(self.topic) as stream:
             async for change in stream:
                 if isinstance(change, Rollback):  # this cache remembers no older values, so it starts over

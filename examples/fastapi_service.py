@@ -42,7 +42,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}, max_unavailable=10.0) as client:
         app.state.client = client
         app.state.orders = orders = Cache("orders")
-        following = asyncio.create_task(orders.follow(client))
+        app.state.following = following = asyncio.create_task(orders.follow(client))
         yield
         following.cancel()
 
@@ -74,8 +74,9 @@ async def show(number: int, request: Request) -> Order:
 
 @app.get("/ready")
 async def ready(request: Request) -> Response:
-    """Answer 200 once the cache has everything that was committed."""
-    return Response(status_code=200 if request.app.state.orders.ready.is_set() else 503)
+    """Answer 200 once the cache has everything that was committed, and as long as it follows."""
+    state = request.app.state
+    return Response(status_code=200 if state.orders.ready.is_set() and not state.following.done() else 503)
 
 
 @app.exception_handler(Error)
