@@ -1,8 +1,8 @@
 """Runs the snippets of a page in order in an empty directory, and compares what they print with what the page shows.
 
-Each block of Python is a program of its own; one after `<!-- TEST runs this -->` is left to that test. Blocks of text
-show what the one before printed, and `...` in them matches anything within a line. Commands of a console that end in
-`&` run until the end. Blocks of TOML are files: the first line is `# FILE`.
+Each block of Python is a program of its own; one after `<!-- TEST runs this -->` is left to that test. A block of
+text right after a block shows what that printed, and `...` in it matches anything within a line. Commands of a console
+that end in `&` run until the end. Blocks of TOML are files: the first line is `# FILE`.
 
 `python page_runner.py PAGE` runs a page with the package and the `txnbuf` of that Python's environment.
 """
@@ -47,15 +47,17 @@ class PageRunner:
         """Run the blocks of a page. Raises AssertionError with the block whose result is another one."""
         for number, port in zip(PORTS, self._ports, strict=True):
             text = text.replace(number, str(port.number))
-        printed, source = "", ""
+        printed, source, end = "", "", 0
         for block in BLOCK.finditer(text):
             kind, content = block["kind"], block["text"]
             self.kinds.add(kind)
-            if kind != "text":
+            shown = kind == "text" and not text[end : block.start()].strip()
+            end = block.end()
+            if not shown:
                 check(printed == "", f"the page does not show what this prints:\n{source}{printed}")
             if kind == "toml":
                 (self.directory / content.partition("\n")[0].removeprefix("# ")).write_text(content)
-            elif kind == "text":
+            elif shown:
                 expect(printed, content, source)
                 printed = ""
             elif kind == "python" and not block["test"]:

@@ -42,6 +42,8 @@ def test_snippets_print_what_the_page_shows(runner: PageRunner, page: str) -> No
     [
         "```python\nprint(1)\n```\n",
         "```python\nprint(1)\n```\n```text\n2\n```\n",
+        "```python\nprint(1)\n```\nThen\n```text\n1\n```\n",
+        "```python\n1\n```\n```text\n1\n```\n",
         "```python\nprint(1)\n```\n```text\n1\n1\n```\n",
         "```console\n$ false\n```\n",
         "```console\n$ echo 1\n2\n```\n",
