@@ -43,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
 COPIED = (
     "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "examples", "mkdocs.yml",
-    "pyproject.toml", "requirements", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md",
+    "pyproject.toml", "requirements", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+    "SECURITY.md",
 )  # fmt: skip
 TEST_TIMEOUT_S = 120  # of tests that have none of their own
 TIMEOUT_S = 600

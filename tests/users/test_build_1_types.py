@@ -152,7 +152,8 @@ def mypy(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (directory / "mypy.ini").write_text("[mypy]\n" + "".join(config))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-color-output"]
     command += [f"--cache-dir={ROOT / '.mypy_cache' / 'blocks'}", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")}
+    command += ["--follow-imports=silent"]  # as for installed packages
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
 
