@@ -14,35 +14,42 @@ that cannot be invoiced goes to the topic `orders-failed`, with the error in its
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+from typing import Any
 
 from cache import Cache
 
-from txnbuffer import Record, Transaction, connect, dead_letter
+from txnbuffer import JsonDeserializer, JsonSerializer, Record, Transaction, connect, dead_letter
 
 ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
 ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
 
 
-def invoice(order: bytes, prices: Cache) -> str:
-    """Return the invoice of an order as JSON. Raises LookupError if the item has no price, ValueError for no order."""
-    fields = json.loads(order)
-    price = prices.get(fields["item"])
+def invoice(order: dict[str, Any], prices: Cache) -> dict[str, Any]:
+    """Return the invoice of an order. Raises LookupError if the item has no price, or the order no item or count."""
+    price = prices.get(order["item"])
     if price is None:
-        raise LookupError(f"{fields['item']} has no price")
-    return json.dumps({**fields, "cents": int(price) * int(fields["count"])})
+        raise LookupError(f"{order['item']} has no price")
+    return {**order, "cents": int(price) * int(order["count"])}
 
 
 async def main() -> None:
-    async with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client, asyncio.TaskGroup() as tasks:
+    async with (
+        connect(
+            ADDRESS,
+            broker_options={"admin_url": ADMIN_URL},
+            serializer=JsonSerializer(),
+            deserializers={"orders": JsonDeserializer()},
+        ) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
         prices = Cache("prices")
         following = tasks.create_task(prices.follow(client))
         await prices.ready.wait()
         print("ready", flush=True)
 
         async def enrich(txn: Transaction, order: Record) -> None:
-            await txn.send("invoices", invoice(order.value or b"", prices), key=order.key)
+            await txn.send("invoices", invoice(order.value, prices), key=order.key)
 
         await client.process("orders", "invoicing", enrich, on_error=dead_letter("orders-failed"))
         following.cancel()

@@ -11,7 +11,12 @@ ORDERS = 60
 
 def test_each_order_has_one_invoice(market: Shop) -> None:
     orders = {f"order-{number}": {"item": "apples", "count": number} for number in range(ORDERS)}
-    market.fill({"prices": {"apples": "120"}, "orders": {**orders, "order-x": {"item": "stones", "count": 1}}})
+    market.fill(
+        {
+            "prices": {"apples": "120"},
+            "orders": {**orders, "order-x": {"item": "stones", "count": 1}, "order-y": "many apples"},
+        }
+    )
     first = market.example("enrichment.py")
     market.wait(lambda: "ready" in market.output, first)
     market.read("invoices", 1)
@@ -25,4 +30,5 @@ def test_each_order_has_one_invoice(market: Shop) -> None:
     expected |= {f"late-{key}": invoice for key, invoice in expected.items()}
     assert {key: json.loads(value) for key, value in invoices} == expected
     assert len(invoices) == len(expected)
-    assert market.read("orders-failed", 1) == [("order-x", '{"item": "stones", "count": 1}')]
+    failed = [("order-x", '{"item": "stones", "count": 1}'), ("order-y", "many apples")]
+    assert market.read("orders-failed", 2) == failed
