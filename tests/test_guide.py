@@ -13,7 +13,11 @@ import pytest
 from page_runner import PageRunner
 from source_tree import ROOT
 
-KINDS = {"guide.md": {"python", "text", "console"}, "security.md": {"python", "text", "console", "toml"}}
+KINDS = {
+    "guide.md": {"python", "text", "console"},
+    "read.md": {"python", "text"},
+    "security.md": {"python", "text", "console", "toml"},
+}
 """The pages whose snippets are run, and the kinds of their blocks."""
 
 
@@ -70,7 +74,8 @@ def test_names_in_the_guide_exist() -> None:
     import txnbuffer
     from txnbuffer import Client, Transaction
 
-    text = (ROOT / "docs" / "guide.md").read_text()
+    pages = "guide.md", "handle-errors.md", "read.md", "reference/records.md"
+    text = "\n".join((ROOT / "docs" / page).read_text() for page in pages)
     known = set(dir(txnbuffer)) | set(dir(Client)) | set(dir(Transaction))
     errors = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert len(errors) == 6

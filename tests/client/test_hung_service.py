@@ -26,7 +26,7 @@ BOUND = 60.0
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", ["guide.md", "outages.md"])
+@pytest.mark.parametrize("page", ["handle-errors.md", "outages.md"])
 def test_documents_name_the_seconds_until_a_hanging_service_is_noticed(page: str) -> None:
     options = dict(OPTIONS)
     assert int(options["grpc.keepalive_time_ms"]) + int(options["grpc.keepalive_timeout_ms"]) == 1000 * SECONDS
