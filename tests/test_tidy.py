@@ -164,6 +164,7 @@ SMALL_WITH_A_REASON = {
     "broker_io.pair.aside": "a format of a directory, with what continues it after a crash",
     "broker_io.pair.dissolving": "the end of a pair, which one command uses",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
+    "txnbuffer.service.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

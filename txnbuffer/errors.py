@@ -37,6 +37,11 @@ def retry_pause(error: Error | None, pause: float) -> float:
 # The caller: requests and configuration
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: `1 record`, `1,200 records`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 class InvalidRequest(CallerError):
     """An argument is invalid."""
 

@@ -111,7 +111,8 @@ class PulsarBroker(Resource):
         self._policy_locks = [threads.lock() for _ in range(POLICY_LOCKS)]
         self._upkeep = LedgerUpkeep(self._cluster)
         try:
-            self._cluster.retry(f"the cluster at {address}", partial(self._greet, address))
+            at = f"{place.service}/{place.namespace}"  # also names the namespace of an address without one
+            self._cluster.retry(f"the cluster at {at}", partial(self._greet, at))
         except BaseException:
             self._cluster.close()
             raise

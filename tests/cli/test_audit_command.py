@@ -177,7 +177,7 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
     manifest.write_bytes(b"txnbuffer-log 2 %08x\n" % google_crc32c.value(rest) + rest)
     wrong = txnbuf("audit", address, T)
     assert wrong.returncode == 1
-    assert "in 1 ledgers, the first of them 1, differ from the digests that the last compaction has" in wrong.stderr
+    assert "in 1 ledger, the first of them 1, differ from the digests that the last compaction has" in wrong.stderr
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_inspect_buffer_shows_the_state(directory: Path) -> None:
     state = result("inspect", "buffer", f"file:{directory}", "orders")
     assert state["registered"] is True
     assert state["max_read_position"] == "1:6"
-    assert state["oldest_open"] == ["0:3 since 1:7, 1 records"]
+    assert state["oldest_open"] == ["0:3 since 1:7, 1 record"]
     assert (state["aborts"], state["late"], state["suppressed_ranges"]) == (1, 1, 1)
 
 
@@ -232,7 +232,7 @@ def test_output_that_cannot_be_written_is_one_clear_error(directory: Path, comma
 
 def test_closed_output_changes_nothing_else(directory: Path) -> None:
     done = piped(f"txnbuf verify file:{directory} >&-")
-    assert (done.returncode, done.stderr) == (0, "0 errors in 1 topics\n")
+    assert (done.returncode, done.stderr) == (0, "0 errors in 1 topic\n")
 
 
 ODD = [

@@ -134,7 +134,7 @@ def test_check_of_a_snapshot_does_not_take_silence_for_the_end(monkeypatch: pyte
                 log.replay()
         silence_first_reader(monkeypatch, broker)
         (difference,) = _shown_wrongly(broker, SimpleNamespace(buffer=wrong, topic=T), right)  # type: ignore[arg-type]  # all it needs
-        assert "1 records" in difference
+        assert "1 record," in difference
 
 
 def test_inspect_does_not_take_silence_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ INSIDE = {
     "snapshots.shards": "hashes names, decodes nothing",
     "txnbuffer.buffer.buffer.BufferSegments.unsealed": "the items of a buffer that are not sealed",
     "txnbuffer.buffer.buffer.decode": "chooses between decode_rows and decode_columns",
+    "txnbuffer.cli.commands.AddressCommand.parse_args": "passes the arguments of a command on to click",
     "txnbuffer.client.reader.UncommittedFollower._unpack": "calls follow.unpacked",
     "txnbuffer.client.records": "calls the deserializer of the application; any exception becomes UndecodableValue",
     "txnbuffer.client.serializers.Schema.decode": "an interface of Pulsar's client library",

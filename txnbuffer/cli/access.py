@@ -36,17 +36,18 @@ from txnbuffer.access.tokens import (
     with_token,
     without_tokens,
 )
+from txnbuffer.cli.commands import CommandGroup
 from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import output_option, show_rows
 from txnbuffer.config import Config
-from txnbuffer.errors import EnvironmentFault, InvalidRequest
+from txnbuffer.errors import EnvironmentFault, InvalidRequest, counted
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhd]?)")
 MODE = 0o600
 
 
-@click.group("token")
+@click.group("token", cls=CommandGroup)
 def token_command() -> None:
     """Create, list and revoke the tokens of a service.
 
@@ -197,7 +198,7 @@ def _replace(path: str, file: TokenFile) -> None:
         os.close(directory)
 
 
-@click.group("access")
+@click.group("access", cls=CommandGroup)
 def access_command() -> None:
     """Check a policy, and what it allows."""
 
@@ -211,7 +212,7 @@ def _policy(path: str) -> Policy:
 def check_access(path: str) -> None:
     """Check a policy for mistakes."""
     policy = _policy(path)
-    click.echo(f"{len(policy.rules)} rules, {len(policy.limit_rules)} limits: no mistake")
+    click.echo(f"{counted(len(policy.rules), 'rule')}, {counted(len(policy.limit_rules), 'limit')}: no mistake")
 
 
 @access_command.command("may")

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from broker_io.errors import TopicNotFound
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_argument, with_service
+from txnbuffer.cli.commands import AddressCommand, CommandGroup, topic_argument
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.output import output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
@@ -20,8 +21,9 @@ STREAM_COLUMNS = (
 """The columns of the table of `txnbuf streams`, after the peer."""
 
 
-@click.command("list")
-@service_option
+@click.command("list", cls=AddressCommand)
+@service_argument
+@with_service
 @output_option
 def list_command(service: ServiceAddress, output: str) -> None:
     """List the topics that a running service has open.
@@ -34,9 +36,10 @@ def list_command(service: ServiceAddress, output: str) -> None:
     responses.check()
 
 
-@click.command("describe")
-@click.argument("topic")
-@service_option
+@click.command("describe", cls=AddressCommand)
+@service_argument
+@topic_argument()
+@with_service
 @output_option
 def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
     """Show the state of TOPIC and what its readers wait for.
@@ -60,10 +63,11 @@ def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
         show_rows(transactions, output, title="open transactions, oldest first")
 
 
-@click.command("find-hanging")
+@click.command("find-hanging", cls=AddressCommand)
+@service_argument
 @click.option("--older-than", "seconds", default=10.0, show_default=True, type=click.FloatRange(0),
               help="Show transactions whose first record is at least this many seconds old.")  # fmt: skip
-@service_option
+@with_service
 @output_option
 def find_hanging_command(seconds: float, service: ServiceAddress, output: str) -> None:
     """Find transactions that have been open for long, the oldest first.
@@ -90,9 +94,10 @@ def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda row: -(row["open_seconds"] or 0))
 
 
-@click.command("abort")
+@click.command("abort", cls=AddressCommand)
+@service_argument
 @click.argument("txn", metavar="MOST:LEAST")
-@service_option
+@with_service
 @output_option
 def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
     """Abort the transaction MOST:LEAST of any client, and show its outcome.
@@ -102,18 +107,19 @@ def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
     show_record(call_owner(service, "Abort", txn=str(parse_txn(txn))), output)
 
 
-@click.command("groups")
+@click.command("groups", cls=AddressCommand)
+@service_argument
 @click.argument("group", required=False)
 @click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
 @click.option("--topic", metavar="TOPIC", help="With --forget: only the positions on this topic and its partitions.")
-@service_option
+@with_service
 @output_option
 def groups_command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:
     """Show all consumer groups, or GROUP: the member that owns each topic or partition, its position and its lag.
 
     `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
-    on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the messages of the log after the
-    position, markers included. A member without a topic is idle: there are more members than topics and partitions.
+    on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the committed records after the
+    position. A member without a topic is idle: there are more members than topics and partitions.
 
     Use --forget after a topic was deleted and created again: the group then keeps nothing in the log, and starts
     at the `start` of its next member.
@@ -130,8 +136,9 @@ def groups_command(group: str | None, forget: bool, topic: str | None, service: 
     responses.check()
 
 
-@click.command("streams")
-@service_option
+@click.command("streams", cls=AddressCommand)
+@service_argument
+@with_service
 @output_option
 def streams_command(service: ServiceAddress, output: str) -> None:
     """Show the open change streams and their progress.
@@ -155,7 +162,7 @@ def streams_command(service: ServiceAddress, output: str) -> None:
     responses.check()
 
 
-@click.group("cursors")
+@click.group("cursors", cls=CommandGroup)
 def cursors_command() -> None:
     """List and change durable cursors: each keeps in the log what its reader has not read yet.
 
@@ -165,7 +172,8 @@ def cursors_command() -> None:
 
 
 @cursors_command.command("list")
-@service_option
+@service_argument
+@with_service
 @output_option
 def list_cursors(service: ServiceAddress, output: str) -> None:
     """Show all cursors, their positions and what they keep in the log.
@@ -178,11 +186,12 @@ def list_cursors(service: ServiceAddress, output: str) -> None:
 
 
 @cursors_command.command("add")
-@click.argument("topic")
+@service_argument
+@topic_argument()
 @click.argument("cursor")
 @click.option("--at", default="beginning", show_default=True, metavar="PLACE",
               help="Position: beginning, now, a seqno or a resume token.")  # fmt: skip
-@service_option
+@with_service
 @output_option
 def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) -> None:
     """Add CURSOR to TOPIC. A cursor that exists keeps its position."""
@@ -190,10 +199,11 @@ def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output
 
 
 @cursors_command.command("advance")
-@click.argument("topic")
+@service_argument
+@topic_argument()
 @click.argument("cursor")
 @click.argument("place")
-@service_option
+@with_service
 @output_option
 def advance_cursor(topic: str, cursor: str, place: str, service: ServiceAddress, output: str) -> None:
     """Move CURSOR of TOPIC forward to PLACE, the seqno or resume token that its reader has processed.
@@ -204,9 +214,10 @@ def advance_cursor(topic: str, cursor: str, place: str, service: ServiceAddress,
 
 
 @cursors_command.command("remove")
-@click.argument("topic")
+@service_argument
+@topic_argument()
 @click.argument("cursor")
-@service_option
+@with_service
 @output_option
 def remove_cursor(topic: str, cursor: str, service: ServiceAddress, output: str) -> None:
     """Remove CURSOR of TOPIC, so that retention may trim what it kept."""

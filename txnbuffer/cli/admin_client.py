@@ -6,15 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import click
-
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
+from txnbuffer.cli.commands import address_argument
 from txnbuffer.cli.options import access_options
-from txnbuffer.errors import ForeignTopic, ForeignTransaction
+from txnbuffer.errors import ForeignTopic, ForeignTransaction, counted
 from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess
 
 TIMEOUT = 30.0
-DEFAULT = "127.0.0.1:7711"
 
 
 class ServiceAddress(NamedTuple):
@@ -28,30 +26,23 @@ class ServiceAddress(NamedTuple):
 
     @property
     def each(self) -> list[ServiceAddress]:
-        """Each address once, also if it is given twice."""
-        addresses = [address.strip() for address in self.address.split(",")]
-        return [
-            ServiceAddress(one, self.access) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()
-        ]
+        """Each address once, also if it is given twice, as HOST:PORT."""
+        addresses = [address.strip().removeprefix("txnbuf://") for address in self.address.split(",")]
+        return [ServiceAddress(one, self.access) for one in dict.fromkeys(addresses)]
 
 
-def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--service HOST:PORT` and `access_options`, as one argument `service`."""
+service_argument = address_argument("--service")
+"""The argument ADDRESS of a command that `with_service` decorates."""
+
+
+def with_service(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`access_options`; they and the argument `address` give one argument `service`."""
 
     @functools.wraps(function)
-    def with_service(*arguments: Any, service: str, access: ServiceAccess, **named: Any) -> Any:
-        return function(*arguments, service=ServiceAddress(service, access), **named)
+    def wrapped(*arguments: Any, address: str, access: ServiceAccess, **named: Any) -> Any:
+        return function(*arguments, service=ServiceAddress(address, access), **named)
 
-    decorated = access_options(with_service)
-    return click.option(
-        "--service",
-        default=DEFAULT,
-        show_default=True,
-        metavar="HOST:PORT,…",
-        envvar="TXNBUFFER_SERVICE",
-        help="Address of the running service; of a sharded service or a pair, all addresses, separated by commas. "
-        "Environment: TXNBUFFER_SERVICE.",
-    )(decorated)
+    return access_options(wrapped)
 
 
 class ServiceResponses(NamedTuple):
@@ -71,9 +62,9 @@ class ServiceResponses(NamedTuple):
         """Raises ServiceUnavailable if a service did not respond, so that the output is incomplete."""
         if self.missing:
             errors = "; ".join(str(error) for error in self.missing.values())
-            called = len(self.each) + len(self.missing)
+            called = counted(len(self.each) + len(self.missing), "service")
             raise ServiceUnavailable(
-                f"the output is incomplete: {len(self.missing)} of {called} services did not respond: {errors}"
+                f"the output is incomplete: {len(self.missing)} of {called} did not respond: {errors}"
             )
 
 
@@ -124,7 +115,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     target = service.address.removeprefix("txnbuf://")
     if not is_target(target):
         kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
-        raise InvalidAddress(f"{service.address!r} is {kind}: give HOST:PORT of the service")
+        raise InvalidAddress(f"{service.address!r} is {kind}: give txnbuf://HOST:PORT of the service")
     message = encode_admin_request(request).SerializeToString()
     endpoint = Endpoint(target, service.access.load())
     metadata = (*VERSION_METADATA, *endpoint.metadata())

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
+import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import click
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer import __version__
+from txnbuffer.cli.commands import CommandGroup
 
 COMMANDS = {
     "serve": ("serve", "Serve transactions on a log until SIGTERM."),
@@ -84,7 +86,12 @@ def output_errors() -> Iterator[None]:
         raise OutputFailed(f"cannot write to stdout: {error.strerror}; redirect the output") from error
 
 
-class Commands(click.Group):
+def can_run_benchmarks() -> bool:
+    """Whether the benchmarks can be imported: they are in the source tree, not in the installed package."""
+    return importlib.util.find_spec("bench") is not None and importlib.util.find_spec("bench.harness") is not None
+
+
+class Commands(CommandGroup):
     """A group that imports a command only when it runs, so that `txnbuf --help` is fast."""
 
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
@@ -96,7 +103,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name in COMMANDS if name != "bench" or can_run_benchmarks()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -107,7 +114,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,7 +123,8 @@ def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
     An ADDRESS is file:DIR for an embedded log, txnbuf://HOST:PORT for a running service, or
-    pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace.
+    pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace. Without ADDRESS a command works on that of
+    TXNBUFFER_ADDRESS, else on the service at txnbuf://127.0.0.1:7711.
 
     Exit codes: 0 success; 1 success, but the command found a problem in what it examined; 2 invalid
     request; 3 another process failed or fenced this one; 4 storage failed; 5 this machine lacks something,
@@ -124,10 +132,16 @@ def app() -> None:
     """
 
 
+def _quiet_grpc() -> None:
+    """Let gRPC write no lines of its own among ours; errors of calls have the same reasons."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when gRPC is imported
+    # Event loops of several threads share the queue of gRPC, and asyncio reports that another one was faster.
+    logging.getLogger("asyncio").addFilter(lambda record: "PollerCompletionQueue" not in record.getMessage())
+
+
 def main() -> NoReturn:
     """Run `txnbuf` and exit with its code."""
-    # gRPC would write lines of its own among ours; errors of calls have the same reasons. Read when gRPC is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _quiet_grpc()
     if sys.stdout is None:  # the parent process closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
     try:

@@ -16,9 +16,10 @@ from broker_io import is_cluster, restore_backup
 from broker_io.errors import disk_error
 from broker_io.port import Broker
 from snapshots.format import check_data_topic
-from txnbuffer.cli.options import ACCESS, LogAddress, address_argument, given, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import ACCESS, LogAddress, given, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.errors import InvalidConfiguration, counted
 from txnbuffer.recovery.audit import (
     FIRST_DIFFERENCES,
     MEMORY_BYTES,
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-@click.command("audit")
-@address_argument
-@click.argument("topic")
+@click.command("audit", cls=AddressCommand)
+@address_argument()
+@topic_argument()
 @click.option("--against", metavar="ADDRESS", help="Address of another copy of TOPIC.")
 @click.option("--against-topic", metavar="NAME", help="Name of the other copy, if it is not TOPIC.")
 @click.option("--relayed", is_flag=True, help="The other copy was written by `txnbuf relay`.")
@@ -167,8 +168,9 @@ def _show_digest(topic: str, found: DigestAudit, like: LogDigest | None, output:
     same = report["same"] is not False
     if stored is not None and stored.different:
         narrate(
-            f"the newest records of keys in {len(stored.different)} ledgers, the first of them {stored.different[0]}, "
-            "differ from the digests that the last compaction has stored: compare with another copy to see which"
+            f"the newest records of keys in {counted(len(stored.different), 'ledger')}, the first of them "
+            f"{stored.different[0]}, differ from the digests that the last compaction has stored: compare with another "
+            "copy to see which"
         )
     elif not same:
         narrate(

@@ -6,18 +6,19 @@ import click
 
 from broker_io import check_backup, is_cluster, restore_backup
 from broker_io.environment import current
-from broker_io.errors import NotSupported
+from broker_io.errors import NotSupported, ServiceUnavailable
 from broker_io.port import BackupBroker, BackupProgress
 from txnbuffer.cli.admin_client import ServiceAddress, call_owner
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record
 from txnbuffer.errors import BackupFailed
 
 POLL_SECONDS = 0.2
 
 
-@click.command("backup")
-@address_argument
+@click.command("backup", cls=AddressCommand)
+@address_argument()
 @click.argument("file", metavar="FILE")
 @log_options
 @output_option
@@ -31,8 +32,8 @@ def backup_command(log: LogAddress, file: str, output: str) -> None:
     a backup of damaged data ends with exit code 4 and names the damaged file. Until it is complete, its name ends with
     .partial. If you interrupt the command (Ctrl-C), a service continues to write.
 
-    Exit code 2 if the request is invalid or FILE exists, 3 if the service can't be reached, 4 if the backup failed, 5
-    if another process has the log.
+    Exit code 2 if the request is invalid or FILE exists, 3 if the service can't be reached or ended, 4 if the backup
+    failed, 5 if another process has the log.
     """
     log.check_not_in_memory()
     if is_cluster(log.address):
@@ -61,7 +62,7 @@ def _ask_for_backup(service: ServiceAddress, file: str, show: BackupProgress) ->
         while True:
             rows = call_owner(service, "Backups")
             if not rows or rows[0]["run"] != number or rows[0]["path"] != file:
-                raise BackupFailed(file, "the service has ended meanwhile")
+                raise ServiceUnavailable(f"the backup {file} was not written: the service has ended meanwhile")
             run = rows[0]
             show(run["bytes_done"], run["bytes_expected"])
             if run["problem"] is not None:
@@ -75,7 +76,7 @@ def _ask_for_backup(service: ServiceAddress, file: str, show: BackupProgress) ->
         raise
 
 
-@click.command("restore")
+@click.command("restore", cls=AddressCommand)
 @click.argument("file", metavar="FILE")
 @click.argument("address", metavar="ADDRESS", required=False)
 @click.option("--check", is_flag=True, help="Verify FILE without restoring anything.")

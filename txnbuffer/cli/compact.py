@@ -11,10 +11,10 @@ import click
 
 from broker_io import is_cluster
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
-from txnbuffer.cli.options import ACCESS, LogAddress, given, with_config
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import ACCESS, LogAddress, given, log_options
 from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record, show_rows
-from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -25,43 +25,43 @@ CONTINUES = "interrupted: the compaction continues in the service; `txnbuf compa
 ENDED = "interrupted: a compaction that was not complete has left the topic as it was"
 
 
-@click.command("compact")
-@click.argument("topic", required=False)
+@click.command("compact", cls=AddressCommand)
+@address_argument("--log", "--service")
+@topic_argument(required=False)
 @click.option("--policy", metavar="NAME=VALUE,…", help="Set when the service compacts TOPIC: dirty_ratio, and "
               "least_lag, most_lag and grace in seconds.")  # fmt: skip
 @click.option("--no-policy", is_flag=True, help="Remove the policy: TOPIC is compacted by this command only.")
-@click.option("--log", "address", metavar="file:DIR", help="Work on a log that no service has open.")
-@service_option
-@with_config
+@log_options
 @output_option
 def compact_command(
+    log: LogAddress,
     topic: str | None,
     policy: str | None,
     no_policy: bool,
-    address: str | None,
-    service: ServiceAddress,
-    config: Config,
     output: str,
 ) -> None:
     """Compact TOPIC now and show statistics, or set its policy. Without TOPIC, show all policies.
+
+    ADDRESS is txnbuf://HOST:PORT, a running service, or file:DIR, a log that no service has open.
 
     Compaction keeps the newest committed record of each key, all records without a key, and the positions and seqnos of
     all. It reads what is decided; the newest ledger is closed first. A topic that is quarantined because a segment was
     damaged is compacted again.
 
     The command waits for the end of the compaction. If you interrupt it (Ctrl-C), the compaction continues in the
-    service; with --log it ends, and the topic stays as it was.
+    service; with file:DIR it ends, and the topic stays as it was.
 
     Policy: the topic is due once `dirty_ratio` of its bytes (0.5) was written since the last compaction, or once such a
     record is older than `most_lag` (0: no limit). Records younger than `least_lag` (0) are left alone. Deletions stay
     for `grace` (86400).
 
-    --config and --set can be used with --log only; a service has its own settings.
+    --config and --set can be used with file:DIR only; a service has its own settings.
 
     Exit code 0 also if there is nothing to compact yet; 2 if the request is invalid, 3 if the service can't be reached,
     4 if the compaction failed, 5 if another process has the log.
     """
-    _check_options(topic, policy, no_policy, address)
+    _check_options(log, topic, policy, no_policy)
+    service = ServiceAddress(log.address, log.access)
     if topic is None:
         responses = call_all(service, "Compactions")
         rows = [{name: value for name, value in row.items() if name != "run"} for row in responses.rows("topic")]
@@ -71,25 +71,30 @@ def compact_command(
     wanted = None if policy is None else parse_policy(policy)
 
     async def work() -> None:
-        opened = _service(service) if address is None else _log(LogAddress(address, config), topic)
+        opened = _log(log, topic) if _is_log(log) else _service(service)
         async with opened as ask:
             if wanted is not None or no_policy:
                 show_record(await ask("SetCompaction", topic=topic, **(wanted or {})), output)
             else:
-                statistics = await _compact(ask, topic, CONTINUES if address is None else ENDED)
+                statistics = await _compact(ask, topic, ENDED if _is_log(log) else CONTINUES)
                 show_record(statistics, output, title=f"compaction of {topic}")
 
     asyncio.run(work())
 
 
-def _check_options(topic: str | None, policy: str | None, no_policy: bool, address: str | None) -> None:
+def _is_log(log: LogAddress) -> bool:
+    """Whether the command works on a log itself, and asks no service."""
+    return not log.address.startswith("txnbuf:")
+
+
+def _check_options(log: LogAddress, topic: str | None, policy: str | None, no_policy: bool) -> None:
     if policy is not None and no_policy:
         raise click.UsageError("--policy and --no-policy exclude each other: give one of them")
-    if address is None and (ignored := given("config_path", "flags")):
-        raise click.UsageError(f"{ignored} can be used with --log only: a service has its own settings")
-    if address is not None and (ignored := given("service", *ACCESS)):
-        raise click.UsageError(f"{ignored} can't be used with --log: no service may have that log open")
-    if topic is None and (policy is not None or no_policy or address is not None):
+    if not _is_log(log) and (ignored := given("config_path", "flags")):
+        raise click.UsageError(f"{ignored} can be used with file:DIR only: a service has its own settings")
+    if _is_log(log) and (ignored := given(*ACCESS)):
+        raise click.UsageError(f"{ignored} can't be used with file:DIR: no service may have that log open")
+    if topic is None and (policy is not None or no_policy or _is_log(log)):
         raise click.UsageError("give the TOPIC")
 
 
@@ -132,7 +137,7 @@ async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
     if is_cluster(log.address):
         raise unsupported(topic)
     if not log.address.startswith("file:"):
-        raise InvalidAddress(f"{log.address!r} is not a directory: give --log file:DIR, or --service HOST:PORT")
+        raise InvalidAddress(f"{log.address!r} is not a directory: give file:DIR, or txnbuf://HOST:PORT")
     log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
     with log.open_for_writing() as broker:
         async with owning(broker, "txnbuf compact", log.config.compaction) as ask:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from txnbuffer.cli.commands import AddressCommand
 from txnbuffer.cli.output import narrate, output_option, show_line
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, counted
 
 if TYPE_CHECKING:
     from txnbuffer.demo.conductor import Report
 
 
-@click.command("demo")
+@click.command("demo", cls=AddressCommand)
 @click.option("--broker", default="file", show_default=True, type=click.Choice(["file", "pulsar"]),
               help="Backend to run the demo on.")  # fmt: skip
 @click.option("--pair", is_flag=True, help="With --broker file: two services, of which one follows the other.")
@@ -48,7 +49,7 @@ def demo_command(
     Several producer processes write one transaction per hour of 2013 to the topics `departures` and
     `arrivals`; every tenth is aborted after writing. The service is killed with SIGKILL at random moments,
     once during its recovery, and a producer is killed too, while another process reads live. Exit code 1 if
-    a record was lost, duplicated, or seen uncommitted.
+    a record was lost, duplicated, or seen uncommitted; 3 if a process of the demo failed.
 
     With --pair the log is on two services: the backup takes over from the killed one, whose directory is deleted once
     half-way, and which then follows.
@@ -62,13 +63,14 @@ def demo_command(
     on_cluster = broker == "pulsar"
     _check_options(directory, pair=pair, on_cluster=on_cluster)
     home = _distribution(pulsar_home) if on_cluster else ""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the child processes too
+    _end_cleanly()
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     started = time.monotonic()
     # A killed broker may leave its directory half written.
     with tempfile.TemporaryDirectory(prefix="txnbuf-demo-", ignore_cleanup_errors=True) as scratch:
         place = scratch if on_cluster else directory or os.path.join(scratch, "log")
-        narrate(f"{'broker' if on_cluster else 'log'} in {place}; repeat the kills with --seed {seed}")
+        removed = "" if directory else ", removed at the end"
+        narrate(f"{'broker' if on_cluster else 'log'} in {place}{removed}; repeat the kills with --seed {seed}")
         chance = random.Random(seed)  # noqa: S311 - moments, no secrets
         embedded = PairSite(place, scratch, kills) if pair else EmbeddedSite(place, scratch)
         site = ClusterSite(home, place) if on_cluster else embedded
@@ -82,13 +84,19 @@ def demo_command(
     sys.exit(0 if report.good else 1)
 
 
+def _end_cleanly() -> None:
+    """Let signals end the command as an exit does, which also ends the child processes and removes the log."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda got, _: sys.exit(128 + got))
+
+
 def _summary(report: Report, seconds: float) -> str:
     result = "every committed record once, no aborted one" if report.good else "NOT equal to the input"
     of_broker = f", {report.broker_kills} of the broker" if report.broker_kills else ""
     return (
         f"{result}: {report.records_read:,} of {report.records_expected:,} records read, "
         f"lost {report.lost}, duplicated {report.duplicated}, uncommitted seen {report.uncommitted_seen}; "
-        f"{report.kills} kills of the service{of_broker} and {report.producer_kills} of a producer, "
+        f"{counted(report.kills, 'kill')} of the service{of_broker} and {report.producer_kills} of a producer, "
         f"slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
         f"{report.transactions_per_second:,.0f} transactions/s, {seconds:.0f} s in all"
     )

@@ -25,10 +25,12 @@ from snapshots.format import (
 )
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
-from txnbuffer.cli.options import LogAddress, address_argument, log_options, parse_txn
+from txnbuffer.cli.commands import CommandGroup, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, log_options, parse_txn
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.starts import start_point
+from txnbuffer.errors import counted
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, decode_marker
@@ -39,14 +41,14 @@ SHOWN_OPEN = 20
 """Open transactions shown one by one, oldest first."""
 
 
-@click.group("inspect")
+@click.group("inspect", cls=CommandGroup)
 def inspect_command() -> None:
     """Show stored messages, transaction state and snapshots without changing anything."""
 
 
 @inspect_command.command("log")
-@address_argument
-@click.argument("topic", required=False)
+@address_argument()
+@topic_argument(required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of messages to show.")
 @log_options
@@ -92,7 +94,7 @@ def _message_row(placed: PlacedMessage) -> Row:
     elif REMOVED in properties:
         kind, detail = "emptied", "(by compaction)"
     elif RECORDS in properties:
-        kind, detail = "set", f"{properties[RECORDS]} records in {len(value or b''):,} bytes"
+        kind, detail = "set", f"{_records(properties[RECORDS])} in {counted(len(value or b''), 'byte')}"
     return {
         "position": position,
         "published": instant(publish_time),
@@ -102,6 +104,10 @@ def _message_row(placed: PlacedMessage) -> Row:
         "key": key,
         "content": detail,
     }
+
+
+def _records(number: str) -> str:
+    return counted(int(number), "record") if number.isdecimal() else f"{number} records"
 
 
 def _marker_text(value: bytes | None) -> str:
@@ -115,8 +121,8 @@ def _marker_text(value: bytes | None) -> str:
 
 
 @inspect_command.command("buffer")
-@address_argument
-@click.argument("topic")
+@address_argument()
+@topic_argument()
 @click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Show the state of this transaction only.")
 @log_options
 @output_option
@@ -144,7 +150,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         "log_end": broker.last_position(loaded.topic),
         "open_transactions": len(state.ongoing),
         "oldest_open": [
-            f"{entry.txn} since {entry.first}, {entry.accepted} records"
+            f"{entry.txn} since {entry.first}, {counted(entry.accepted, 'record')}"
             for entry in itertools.islice(buffer.ongoing, SHOWN_OPEN)
         ],
         "aborts": len(buffer.aborted),
@@ -157,7 +163,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         ],
         **buffer.counters._asdict(),
         "damage": [
-            f"{txn} at {position}: {expected} records expected, {accepted} found"
+            f"{txn} at {position}: {counted(expected, 'record')} expected, {accepted} found"
             for txn, position, expected, accepted in buffer.damage
         ],
     }
@@ -176,8 +182,8 @@ def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
 
 
 @inspect_command.command("snapshot")
-@address_argument
-@click.argument("topic", required=False)
+@address_argument()
+@topic_argument(required=False)
 @log_options
 @output_option
 def inspect_snapshot(log: LogAddress, topic: str | None, output: str) -> None:
@@ -211,7 +217,7 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
                 unsealed = 0 if state is None else len(state.unsealed_index)
                 detail = (
                     f"snapshot {end.snapshot_id}, {', '.join(chains)} and {unsealed} unsealed, "
-                    f"{len(end.overflow)} overflow entries"
+                    f"{len(end.overflow)} overflow {'entry' if len(end.overflow) == 1 else 'entries'}"
                 )
                 if end.deleted:
                     detail = f"snapshot {end.snapshot_id}: topic deleted by request"

@@ -8,12 +8,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from broker_io.errors import MissingDependency
+from txnbuffer.cli.commands import AddressCommand, CommandGroup
 from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import output_option, show_record, show_rows
 from txnbuffer.config import PREFIX, Config, shown
 
 
-@click.group("config")
+@click.group("config", cls=CommandGroup)
 def config_command() -> None:
     """Show the configuration: TOML file, then environment, then --set; the last one wins."""
 
@@ -35,7 +36,7 @@ def show_config(config: Config, output: str) -> None:
     show_rows(rows, output, title="configuration")
 
 
-@click.command("bench")
+@click.command("bench", cls=AddressCommand)
 @click.argument("prefix", default="")
 def bench_command(prefix: str) -> None:
     """Run all benchmarks, or those whose names start with PREFIX.
@@ -50,7 +51,7 @@ def bench_command(prefix: str) -> None:
     sys.exit(main([prefix] if prefix else []))
 
 
-@click.command("completions")
+@click.command("completions", cls=AddressCommand)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completions_command(shell: str) -> None:
     """Print the completion script for SHELL.

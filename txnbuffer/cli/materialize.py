@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.errors import InvalidRequest
 
@@ -22,9 +23,9 @@ PROGRESS_INTERVAL = 5.0
 """Seconds between two lines about the progress of a topic."""
 
 
-@click.command("materialize")
-@address_argument
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC…")
+@click.command("materialize", cls=AddressCommand)
+@address_argument()
+@topic_argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.argument("target", metavar="sqlite:FILE")
 @click.option("--to", metavar="SEQNO|now", help="Stop at this seqno, or at the present end. Default: never.")
 @click.option("--table", metavar="NAME", help="Table for a single topic; by default named after the topic.")

@@ -21,11 +21,6 @@ from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess, broker_option
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def address_argument(function: Function) -> Function:
-    """The `ADDRESS` argument."""
-    return click.argument("address", metavar="ADDRESS")(function)
-
-
 ACCESS = ("tls_ca", "tls_cert", "tls_key", "token_file")
 """The parameters of `access_options`."""
 
@@ -39,8 +34,7 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         files = {name: named.pop(name) for name in ACCESS}
-        token = None if files["token_file"] is not None else os.environ.get("TXNBUFFER_TOKEN") or None
-        access = ServiceAccess(**files, token=token)
+        access = access_of(files)
         access.check()
         return function(*arguments, access=access, **named)
 
@@ -55,6 +49,12 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
         option = click.option(name, metavar="FILE", envvar=variable, help=f"{text} Environment: {variable}.")
         decorated = option(decorated)
     return decorated
+
+
+def access_of(files: dict[str, str | None]) -> ServiceAccess:
+    """How to connect to a service, from the values of `ACCESS` and the environment."""
+    token = None if files["token_file"] is not None else os.environ.get("TXNBUFFER_TOKEN") or None
+    return ServiceAccess(**files, token=token)
 
 
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,8 +91,8 @@ class LogAddress(NamedTuple):
                 "file:DIR, or the address of the service"
             )
 
-    def open_for_reading(self) -> Broker:
-        """Open a broker that another process may own."""
+    def open_for_reading(self, max_unavailable: float | None = None) -> Broker:
+        """Open a broker that another process may own. `max_unavailable`: seconds to wait for a service or a cluster."""
         options: dict[str, Any] = {}
         if self.address.startswith("file:"):
             options = {"read_only": True}
@@ -100,6 +100,8 @@ class LogAddress(NamedTuple):
             options = self.config.pulsar.options()
         elif self.address.startswith("txnbuf:"):
             options = broker_options_of(self.access.load())
+        if max_unavailable is not None and not self.address.startswith(("file:", "memory:")):
+            options["max_unavailable"] = max_unavailable
         return open_broker(self.address, **options)
 
     def open_for_writing(self, *, compacted: str | None = None) -> Broker:
@@ -142,7 +144,7 @@ class LogAddress(NamedTuple):
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`access_options` and the options of `with_config`; they and `address_argument` give one argument `log`."""
+    """`access_options` and the options of `with_config`; they and the argument `address` give one argument `log`."""
 
     @functools.wraps(function)
     def wrapped(*arguments: Any, address: str, config: Config, access: ServiceAccess, **named: Any) -> Any:

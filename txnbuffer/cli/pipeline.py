@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.options import ACCESS, LogAddress, access_options, address_argument
+from txnbuffer.cli.commands import CommandGroup, address_argument
+from txnbuffer.cli.options import ACCESS, LogAddress, access_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
@@ -24,7 +25,7 @@ from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
 from txnbuffer.rpc.service_access import ServiceAccess
 
 
-@click.group("pipeline")
+@click.group("pipeline", cls=CommandGroup)
 def pipeline_command() -> None:
     """Run Spark jobs on logs that are too big for one process.
 
@@ -93,7 +94,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 
 
 @pipeline_command.command("export")
-@address_argument
+@address_argument()
 @click.argument("directory", metavar="DIR")
 @topics_options
 @click.option("--latest", is_flag=True, help="Export the latest value of each key instead of all records.")
@@ -158,7 +159,7 @@ def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
 
 
 @pipeline_command.command("audit")
-@address_argument
+@address_argument()
 @click.argument("directory", metavar="DIR")
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
@@ -215,7 +216,7 @@ def _write(path: str | None, page: str) -> None:
 
 
 @pipeline_command.command("profile")
-@address_argument
+@address_argument()
 @topics_options
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
@@ -244,7 +245,7 @@ def profile(
 
 
 @pipeline_command.command("recover")
-@address_argument
+@address_argument()
 @topics_options
 @click.option("--write", "wanted", is_flag=True, help="Write lost or differing snapshots; no service may be running.")
 @click.option("--all", "everything", is_flag=True, help="With --write: also rewrite snapshots that are correct.")
@@ -274,7 +275,7 @@ def recover(
 
 
 @pipeline_command.command("compact")
-@address_argument
+@address_argument()
 @topics_options
 @job_options
 @output_option

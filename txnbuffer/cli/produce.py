@@ -10,9 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, counted
 
 if TYPE_CHECKING:
     from txnbuffer.client.sync_transaction import SyncTransaction
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_key", "topic", "delete"}
 
 
-@click.command("produce")
-@address_argument
-@click.argument("topic")
+@click.command("produce", cls=AddressCommand)
+@address_argument()
+@topic_argument()
 @click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, as described above.")
 @click.option("--key-separator", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
 @click.option("--per-transaction", "size", type=click.IntRange(1), default=1000, show_default=True,
@@ -65,7 +66,8 @@ def produce_command(
             records += len(lines)
             transactions += 1
     if skipped:
-        narrate(f"{skipped} lines were already committed and are not sent again")
+        were = "was already committed and is" if skipped == 1 else "were already committed and are"
+        narrate(f"{counted(skipped, 'line')} {were} not sent again")
     show_record({"records": records, "transactions": transactions}, output)
 
 

@@ -9,16 +9,18 @@ import click
 from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.errors import counted
 from txnbuffer.recovery.decision_log import exclusive_writer, read_decisions, reset_decisions
 from txnbuffer.recovery.rebuild import compare
 from txnbuffer.recovery.verify import Level, verify
 
 
-@click.command("verify")
-@address_argument
-@click.argument("topic", required=False)
+@click.command("verify", cls=AddressCommand)
+@address_argument()
+@topic_argument(required=False)
 @log_options
 @output_option
 def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
@@ -42,13 +44,13 @@ def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
     ]
     show_rows(rows, output, empty="no snapshots")
     wrong = sum(finding.level is Level.ERROR for finding in findings)
-    narrate(f"{wrong} errors in {len({finding.topic for finding in findings})} topics")
+    narrate(f"{counted(wrong, 'error')} in {counted(len({finding.topic for finding in findings}), 'topic')}")
     sys.exit(1 if wrong else 0)
 
 
-@click.command("recover")
-@address_argument
-@click.argument("topic", required=False)
+@click.command("recover", cls=AddressCommand)
+@address_argument()
+@topic_argument(required=False)
 @click.option("--decisions", is_flag=True, help="Check the decision log instead of a topic.")
 @click.option(
     "--write", is_flag=True, help="Write the rebuilt state, or repair the decision log; no service may be running."

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker_io import check_address, is_cluster
+from broker_io import canonical_address, check_address, is_cluster
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from txnbuffer.cli.admin_client import ServiceAddress
 from txnbuffer.cli.admin_client import call_owner as ask_owner
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.errors import InvalidRequest
 
@@ -34,10 +35,10 @@ CURSOR_TIMEOUT = 5.0
 """Seconds for one call about the cursor."""
 
 
-@click.command("relay")
-@address_argument
-@click.argument("source")
-@click.argument("target")
+@click.command("relay", cls=AddressCommand)
+@address_argument()
+@topic_argument("source")
+@topic_argument("target")
 @click.option("--to", "destination", metavar="ADDRESS", help="Address of TARGET, if it is not ADDRESS: file:DIR, "
               "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE.")  # fmt: skip
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more records at the end.")
@@ -47,7 +48,9 @@ CURSOR_TIMEOUT = 5.0
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Give up after this many seconds of transient errors without progress.")  # fmt: skip
 @click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that SOURCE keeps what is not in TARGET yet.")
-@click.option("--service", metavar="HOST:PORT", help="Service that keeps the cursor, if ADDRESS is a log directory.")
+@click.option(
+    "--service", metavar="txnbuf://HOST:PORT", help="Service that keeps the cursor, if ADDRESS is a log directory."
+)
 @log_options
 @output_option
 def relay_command(
@@ -83,7 +86,7 @@ def relay_command(
         on_progress=_progress(),
         cursor=None if cursor is None else _cursor(log, source, cursor, service),
     )
-    narrate(f"relaying {source} to {target} at {there.address}")
+    narrate(f"relaying {source} to {target} at {canonical_address(there.address)}")
     ended = _run(relay, follow, stop)
     show_record(_summary(relay), output)
     if not ended:

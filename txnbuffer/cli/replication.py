@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from broker_io.errors import Error, NotLive
-from txnbuffer.cli.admin_client import ServiceAddress, ServiceResponses, call, service_option
-from txnbuffer.cli.options import address_argument, with_config
+from txnbuffer.cli.admin_client import ServiceAddress, ServiceResponses, call, service_argument, with_service
+from txnbuffer.cli.commands import CommandGroup
+from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
@@ -34,18 +35,19 @@ STORE_DIGITS = 8
 """Digits of a store that the table shows."""
 
 
-@click.group("replication")
+@click.group("replication", cls=CommandGroup)
 def replication_command() -> None:
     """Show and command the pair of an embedded log: a live service and its backup."""
 
 
 @replication_command.command("status")
-@service_option
+@service_argument
+@with_service
 @output_option
 def status_command(service: ServiceAddress, output: str) -> None:
     """Show the machines of a pair: which one is live, and how far its backup is.
 
-    Give the addresses of both as --service HOST:PORT,HOST:PORT. `in_sync` are the stores that have every acknowledged
+    Give the addresses of both as txnbuf://HOST:PORT,HOST:PORT. `in_sync` are the stores that have every acknowledged
     record; `partial`: the copy of the log is incomplete; `waits_for_backup`: appends wait for it. `lag_records`,
     `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many seconds the live may serve
     without another answer of the lock. --output json has all facts.
@@ -76,8 +78,9 @@ timeout_option = click.option(
 
 
 @replication_command.command("switch")
+@service_argument
 @timeout_option
-@service_option
+@with_service
 @output_option
 def switch_command(timeout: float, service: ServiceAddress, output: str) -> None:
     """Make the backup live, with nothing lost; the live service becomes its backup.
@@ -138,12 +141,13 @@ def _states(service: ServiceAddress, until: float) -> Iterator[list[dict[str, An
 
 
 @replication_command.command("promote")
+@service_argument
 @click.option("--force", is_flag=True, help="Confirm that acknowledged records may be lost.")
 @timeout_option
-@service_option
+@with_service
 @output_option
 def promote_command(force: bool, timeout: float, service: ServiceAddress, output: str) -> None:
-    """Make the service at --service live although the other one may have more acknowledged records.
+    """Make the service at ADDRESS live although the other one may have more acknowledged records.
 
     For the case that the live machine is lost for good and its backup was not in sync, so that it does not become live
     by itself. What only the other machine has is lost; streams, named producers and groups notice it as they notice a
@@ -154,7 +158,7 @@ def promote_command(force: bool, timeout: float, service: ServiceAddress, output
     if not force:
         raise InvalidRequest("a promotion may lose acknowledged records: give --force to confirm that")
     if len(service.each) != 1:
-        raise InvalidRequest("name the one machine to promote with --service HOST:PORT")
+        raise InvalidRequest("name the one machine to promote with txnbuf://HOST:PORT")
     until, problem = time.monotonic() + timeout, "it does not answer"
     call(service.each[0], "Promote", timeout=max(timeout, POLL))
     for rows in _states(service, until):
@@ -169,7 +173,7 @@ def promote_command(force: bool, timeout: float, service: ServiceAddress, output
 
 
 @replication_command.command("dissolve")
-@address_argument
+@click.argument("address", metavar="file:DIR")
 @click.option("--pair-lock", metavar="ADDRESS", help="The lock of the pair, instead of pair.lock.")
 @click.option("--force", is_flag=True, help="Accept that acknowledged records may be lost.")
 @with_config

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from txnbuffer.cli.commands import AddressCommand
 from txnbuffer.cli.options import LogAddress, with_config
 from txnbuffer.config import Config
 
@@ -23,7 +24,7 @@ SHUTDOWN_TIMED_OUT = 3
 """The exit code of a service that did not."""
 
 
-@click.command("serve")
+@click.command("serve", cls=AddressCommand)
 @click.argument("address", metavar="[ADDRESS]", required=False)
 @click.option("--broker", metavar="ADDRESS", help="The same as ADDRESS.")
 @click.option("--listen", metavar="HOST:PORT", help="Address for gRPC (127.0.0.1:7711); port 0 takes a free port.")
@@ -91,7 +92,7 @@ def run(address: str, config: Config) -> int:
     import gc
     import socket
 
-    from broker_io import check_address, is_cluster
+    from broker_io import canonical_address, check_address, is_cluster
     from txnbuffer.service.process import Shutdown, check, serve
     from txnbuffer.service.replication import check_pair
 
@@ -102,6 +103,8 @@ def run(address: str, config: Config) -> int:
     gc.set_threshold(50_000, 20, 100)  # most objects are short-lived, and few are in cycles
     owner = f"{socket.gethostname()}:{address}"
     log = _log()
+    if cluster_mode and (used := canonical_address(address)) != address.rstrip("/"):
+        log("namespace", given=address, used=used)
     shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if cluster_mode else None
     serving = serve(
         LogAddress(address, config).open_to_serve, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
@@ -135,6 +138,7 @@ def _exit(log: Any) -> None:
 
 
 def _log() -> Any:
+    """The function that logs an event as one JSON object on stderr; what libraries log becomes such events, too."""
     import logging
 
     import structlog
@@ -149,4 +153,12 @@ def _log() -> Any:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    return structlog.get_logger().info
+    log = structlog.get_logger().info
+
+    class Events(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            log("library", logger=record.name, level=record.levelname.lower(), message=self.format(record))
+
+    logging.getLogger().addHandler(Events(logging.WARNING))
+    logging.captureWarnings(True)
+    return log

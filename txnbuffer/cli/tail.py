@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections import deque
 from datetime import datetime
 from typing import Any
 
 import click
 
-from txnbuffer.cli.options import LogAddress, address_argument, log_options
+from broker_io.partitions import partition_name
+from broker_io.port import Broker, PartitionedBroker
+from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
+from txnbuffer.cli.options import LogAddress, given, log_options
 from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
@@ -18,6 +23,7 @@ from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.model import Position
 
+COLUMNS = ("topic", "position", "seqno", "transaction", "key", "value")
 NO_KEY = "-"
 DELETED = "(deleted)"
 
@@ -25,15 +31,17 @@ POLL = 0.5
 """Seconds of one wait, so that an interrupt is noticed soon."""
 
 
-@click.command("tail")
-@address_argument
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC…")
+@click.command("tail", cls=AddressCommand)
+@address_argument()
+@topic_argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.option("--from", "start", default="beginning", show_default=True, metavar="START",
               help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True,
               help="read_uncommitted also prints records of open and aborted transactions.")  # fmt: skip
+@click.option("-n", "--last", type=click.IntRange(0), metavar="N", help="Begin with the last N records of each topic.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many records; not with --tokens.")
-@click.option("--follow/--no-follow", default=False, help="Wait for more records at the end.")
+@click.option("-f", "--follow/--no-follow", default=False, help="Wait for more records at the end.")
+@click.option("--header/--no-header", default=None, help="Print the names of the columns; by default on a terminal.")
 @click.option("--stream", is_flag=True, help="Print a change stream: the newest record of each key, and deletions.")
 @click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token in this file, and resume from it.")
 @log_options
@@ -43,15 +51,18 @@ def tail_command(
     topics: tuple[str, ...],
     start: str,
     isolation: str,
+    last: int | None,
     limit: int | None,
     follow: bool,
+    header: bool | None,
     stream: bool,
     tokens: str | None,
     output: str,
 ) -> None:
     r"""Print the visible records of topics in log order, one a line.
 
-    The columns are topic, position, seqno, transaction, key and value, separated by tabs. Unprintable characters
+    The columns are topic, position, seqno, transaction, key and value, separated by tabs; a terminal also gets a line
+    with their names. Unprintable characters
     are escaped (\n, \t, \xff, \\); in JSON, bytes that are not UTF-8 become value_base64 and key_base64. Prints
     committed records up to the oldest open transaction, unless --isolation is read_uncommitted.
 
@@ -59,7 +70,8 @@ def tail_command(
     a resume token.
     """
     if stream:
-        check(topics, isolation, limit, tokens)
+        check(topics, isolation, last, limit, tokens)
+        _show_header(header, output)
         batches = records(log, topics[0], start, tokens, follow=follow, json=output == "json")
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
@@ -67,11 +79,15 @@ def tail_command(
         return
     if tokens is not None:
         raise click.BadParameter("only change streams have resume tokens: add --stream", param_hint="--tokens")
-    with (
-        log.open_for_reading() as broker,
-        CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
-    ):
-        _read(reader, limit, follow, output)
+    if last is not None and given("start"):
+        raise click.UsageError("-n and --from exclude each other: give one of them")
+    with log.open_for_reading() as broker:
+        starts: Start | dict[str, Start] = parse_start(start)
+        if last is not None:
+            starts = {name: start_of_last(broker, name, last, isolation) for name in _logs(broker, topics)}
+        with CommittedReader(broker, topics, start=starts, isolation=isolation) as reader:
+            _show_header(header, output)
+            _read(reader, limit, follow, output)
 
 
 def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str) -> None:
@@ -87,6 +103,39 @@ def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str)
         left = None if left is None else left - len(batch)
 
 
+def _logs(broker: Broker, topics: tuple[str, ...]) -> list[str]:
+    """The topics, with its partitions in place of a partitioned one."""
+    names: list[str] = []
+    for topic in topics:
+        partitions = broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0
+        names += [partition_name(topic, one) for one in range(partitions)] or [topic]
+    return names
+
+
+def start_of_last(broker: Broker, topic: str, count: int, isolation: str) -> Start:
+    """The start from which a reader returns the last `count` records of a topic. Reads little more than these."""
+    messages = count
+    while count:
+        begin = _messages_before_end(broker, topic, messages)
+        positions: deque[Position] = deque(maxlen=count)
+        with CommittedReader(broker, topic, start=begin, isolation=isolation) as reader:
+            while (batch := reader.read()) is not None:
+                positions += batch.positions
+        if len(positions) == count or begin == "beginning":
+            return positions[0] if positions else "beginning"
+        messages *= 4
+    return "end"
+
+
+def _messages_before_end(broker: Broker, topic: str, count: int) -> Start:
+    """The position of the message that is followed by `count - 1` others, or of one before it."""
+    for ledger in reversed(broker.ledgers(topic)):
+        if ledger.entries >= count:
+            return Position(ledger.ledger, ledger.entries - count)
+        count -= ledger.entries
+    return "beginning"
+
+
 def parse_start(text: str) -> Start:
     """Parse a start position. Raises click.BadParameter."""
     if text in ("beginning", "end"):
@@ -97,6 +146,11 @@ def parse_start(text: str) -> Start:
         except ValueError:
             continue
     raise click.BadParameter(f"{text!r} is not a start: give beginning, end, a position or a time", param_hint="--from")
+
+
+def _show_header(wanted: bool | None, output: str) -> None:
+    if output == "table" and (sys.stdout.isatty() if wanted is None else wanted):
+        click.echo(click.style("\t".join(COLUMNS), bold=True))
 
 
 def _show(record: Record, output: str) -> None:
@@ -142,8 +196,10 @@ def records(log: LogAddress, topic: str, start: str, tokens: str | None, *, foll
             ]
 
 
-def check(topics: tuple[str, ...], isolation: str, limit: int | None, tokens: str | None) -> None:
+def check(topics: tuple[str, ...], isolation: str, last: int | None, limit: int | None, tokens: str | None) -> None:
     """Raises a usage error for options that a change stream does not have."""
+    if last is not None:
+        raise click.BadParameter("a change stream has no last records: use --from, or --limit", param_hint="-n")
     if len(topics) != 1:
         raise click.BadParameter("a change stream has one topic: run one command per topic", param_hint="TOPIC…")
     if isolation != "read_committed":

@@ -12,6 +12,7 @@ from broker_io.standalone import end_of
 from txnbuffer.demo.flights import Hour, load_hours
 from txnbuffer.demo.lanes import follow, produce
 from txnbuffer.demo.sites import MAX_WAIT, Child, DemoFailed, Site
+from txnbuffer.errors import counted
 
 PRODUCERS = 2
 
@@ -119,7 +120,7 @@ class Conductor:
             self._check_services()
         if self.report.kills < self.kills or broker_marks:
             raise DemoFailed(
-                f"the input ended after {self.report.kills} kills: choose fewer kills or more transactions"
+                f"the input ended after {counted(self.report.kills, 'kill')}: choose fewer kills or more transactions"
             )
 
     def _producer(self, hours: list[Hour], share: int) -> Child:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from broker_io.errors import Error
+from broker_io.errors import Error, PeerError
 from broker_io.standalone import SHORT_LIVED, Port, StandaloneProcess
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MAX_WAIT = 120.0
 ChildMessage: TypeAlias = tuple[str, Any]
 
 
-class DemoFailed(Error):
+class DemoFailed(PeerError):
     """A process of the demo ended by itself, or sent no message."""
 
 

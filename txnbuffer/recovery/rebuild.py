@@ -24,6 +24,7 @@ from snapshots.shard_count import snapshot_topic_of
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import PinnedVisibility, Sequencer, visible_counts
+from txnbuffer.errors import counted
 from txnbuffer.follow import LogFollower, read_existing
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
 from txnbuffer.recovery.bounds import BoundsCheck, readable_bounds
@@ -165,7 +166,7 @@ def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuff
         count += int(wrong.sum())
         if first is None and wrong.any():
             first = placed.positions[int(np.argmax(wrong > 0))]
-    return [] if first is None else [f"shown, and hidden by the log: {count} records, such as {first}"]
+    return [] if first is None else [f"shown, and hidden by the log: {counted(count, 'record')}, such as {first}"]
 
 
 def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: FoldedLog, now_ms: int) -> None:

@@ -39,7 +39,7 @@ from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.visibility import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
-from txnbuffer.errors import DecisionsLost
+from txnbuffer.errors import DecisionsLost, counted
 from txnbuffer.follow import LogFollower, SequencedFollower
 from txnbuffer.mutations.index import EMPTY, SnapshotIndex
 from txnbuffer.recovery.bounds import BoundsCheck
@@ -115,10 +115,10 @@ def _table(broker: Broker, snapshot_topic: str, topic: str | None) -> SnapshotTa
 def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
     name = shard.topic(SNAPSHOT_TOPIC)
     if table.zombies:
-        what = f"{table.zombies} entries of fenced owners are ignored"
+        what = f"entries of fenced owners, which are ignored: {table.zombies}"
         yield Finding(Level.WARNING, name, what)
     if table.foreign:
-        yield Finding(Level.WARNING, name, f"{len(table.foreign)} keys are not those of an entry")
+        yield Finding(Level.WARNING, name, f"keys that are not those of an entry: {len(table.foreign)}")
     for topic in restored_topics(table):
         if not shard.owns(topic):
             yield Finding(Level.WARNING, topic, f"{name} has a snapshot of it, which belongs to another shard")
@@ -246,8 +246,8 @@ def _against_log(
     end = str(EntryKey(topic, END))
     place = entries.end.position if entries.end is not None else None
     numbers = (
-        f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.digests)} segments, {len(index)} mutation snapshots, "
-        f"applied to {state.buffer.applied}"
+        f"snapshot {snapshot.end.snapshot_id}, {counted(len(snapshot.digests), 'segment')}, "
+        f"{counted(len(index), 'mutation snapshot')}, applied to {state.buffer.applied}"
     )
     rebuilt: tuple[TransactionBuffer, Sequencer] | Error | None = None
     bounds = BoundsCheck(index)
@@ -289,10 +289,11 @@ def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Findin
     except Error as error:
         problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
     for txn, position, expected, accepted in buffer.damage:
-        what = f"transaction {txn} committed at {position} with {expected} records, but the topic has {accepted}"
+        declared = counted(expected, "record")
+        what = f"transaction {txn} committed at {position} with {declared}, but the topic has {accepted}"
         problems.append(Finding(Level.ERROR, topic, what))
     if buffer.counters.damaged > len(buffer.damage):
-        problems.append(Finding(Level.ERROR, topic, f"{buffer.counters.damaged} commits are damaged in total"))
+        problems.append(Finding(Level.ERROR, topic, f"damaged commits in total: {buffer.counters.damaged}"))
     return problems
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from broker_io.compaction import CompactingBroker, CompactionPolicy
 from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Broker, messages_up_to
-from broker_io.position import Position
+from broker_io.port import Broker
 from broker_io.waits import long_waits
 from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.checks import check_name
@@ -27,6 +26,7 @@ from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.backups import BackupRun
 from txnbuffer.service.compaction import CompactionRun, CompactionScheduler, check_policy
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.group_lag import NumberedLog, records_after
 from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
@@ -50,20 +50,22 @@ def group_rows(coordinator: Coordinator, wanted: str | None) -> list[Answer]:
     return rows
 
 
-def with_lag(broker: Broker, rows: list[Answer]) -> list[Answer]:
-    """Add the `lag` to rows: messages after the position, markers included. Runs in another thread."""
+def with_lag(broker: Broker, rows: list[Answer], known: dict[str, NumberedLog], *, all_known: bool) -> list[Answer]:
+    """Add the `lag` to rows: committed records after the position. Runs in another thread.
+
+    `known`: topics of this service that had transactions; all of the namespace if `all_known`.
+    """
     for row in rows:
         topic, position = row["topic"], row["position"]
-        row |= {"position": _text(position), "lag": None if topic is None else _lag(broker, topic, position)}
+        row |= {"position": _text(position), "lag": None}
+        if topic is None:
+            continue
+        with contextlib.suppress(Error):  # the broker fails to answer
+            log = known.get(topic)
+            if log is None and not all_known:
+                log = NumberedLog.load(broker, topic)
+            row["lag"] = records_after(broker, topic, position, log)
     return rows
-
-
-def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
-    """The lag; None if the broker fails to answer."""
-    with contextlib.suppress(Error):
-        ledgers = broker.ledgers(topic)
-        return messages_up_to(ledgers, broker.last_position(topic)) - messages_up_to(ledgers, position)
-    return None
 
 
 POLICY_KEYS = ("dirty_ratio", "least_lag", "most_lag", "grace")
@@ -244,7 +246,15 @@ class ServiceAdmin:
         """All consumer groups, or `group`: members, their partitions and positions."""
         _check_keys(request, "group")
         rows = group_rows(self._engine.coordinator, request.get("group"))
-        return await asyncio.to_thread(with_lag, self._engine.broker, rows)
+        topics = self._engine.topics
+        found = {row["topic"]: topics.get(row["topic"]) for row in rows if row["topic"] is not None}
+        known = {
+            name: NumberedLog.of(topic.followed)
+            for name, topic in found.items()
+            if topic is not None and topic.followed is not None
+        }
+        alone = topics.shard.of == 1
+        return await asyncio.to_thread(with_lag, self._engine.broker, rows, known, all_known=alone)
 
     async def forget_group(self, request: dict[str, Any]) -> Answer:
         """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""

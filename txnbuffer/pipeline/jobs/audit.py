@@ -29,7 +29,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io import is_cluster
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, counted
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportRun
 from txnbuffer.pipeline.jobs.latest import latest
@@ -384,12 +384,12 @@ def as_page(found: Audit, directory: str, address: str) -> str:
     report = as_json(found)
     summary = "The export and the log are equal for every key."
     if found.gone:
-        summary = f"Topics were deleted after the export; {found.different:,} keys of the others differ."
+        summary = f"Topics were deleted after the export; different in the others: {counted(found.different, 'key')}."
     elif not found.same:
-        summary = f"The export and the log differ in {found.different:,} keys."
+        summary = f"The export and the log differ in {counted(found.different, 'key')}."
     what = f"Run {found.run.number} ({found.run.kind}) of {directory}, compared with {address}. "
     if found.unproven:
-        what += f"Not compared because they were trimmed from the log: {found.unproven:,} keys. "
+        what += f"Not compared because they were trimmed from the log: {counted(found.unproven, 'key')}. "
     if found.gone:
         what += f"Not compared because they were deleted: {', '.join(found.gone)}."
     sections = [

@@ -34,7 +34,7 @@ from broker_io.compaction import (
 from broker_io.port import Broker
 from txnbuffer.client.arrow import fixed
 from txnbuffer.config import CompactionConfig
-from txnbuffer.errors import CompactionFailed
+from txnbuffer.errors import CompactionFailed, counted
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.service.compaction import unsupported
 from txnbuffer.service.offline import compact_all, owning
@@ -105,7 +105,7 @@ class SparkCompaction:
         topic, ledgers = tasks.topic, tasks.count
         if not ledgers:
             return []
-        self._on_progress(f"{topic}: looking for the newest records in {ledgers} ledgers")
+        self._on_progress(f"{topic}: looking for the newest records in {counted(ledgers, 'ledger')}")
         with report_progress(self._spark, f"{topic}, newest records", self._on_progress):
             rows = self.survivors(tasks).collect()
         found = {row.ledger: Survivors(bytes(row.newest), bytes(row.purged)) for row in rows}

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
-from txnbuffer.errors import InvalidRequest, LogReplaced
+from txnbuffer.errors import InvalidRequest, LogReplaced, counted
 from txnbuffer.model import Position
 from txnbuffer.pipeline.arrow import schema_of
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, ExportRun
@@ -191,7 +191,9 @@ class Export:
         run = ExportRun(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
         run = self._directory.publish(run)
         more = "; the next run exports more" if self._limited else ""
-        self._on_progress(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s{more}")
+        self._on_progress(
+            f"run {run.number}: {counted(run.records, 'record')} in {time.monotonic() - began:.1f} s{more}"
+        )
         return run
 
     def follow(self, stop: threading.Event, every: float) -> ExportRun | None:

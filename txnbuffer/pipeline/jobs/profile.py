@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from txnbuffer.errors import counted
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress, source
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.pinned import pin_topics
@@ -177,7 +178,9 @@ def _rows(frame: DataFrame) -> list[Row]:
 def as_page(found: Profile, address: str) -> str:
     records = sum(row[outcome] for row in found.topics for outcome in OUTCOMES)
     volume = sum(row[f"{outcome}_bytes"] for row in found.topics for outcome in OUTCOMES)
-    summary = f"{records:,} records of {len(found.topics)} topics, {volume:,} bytes of keys and values."
+    summary = (
+        f"{counted(records, 'record')} of {counted(len(found.topics), 'topic')}, {volume:,} bytes of keys and values."
+    )
     hot = [(f"{shown(row['key'])} ({row['topic']})", float(row["records"])) for row in found.hot_keys]
     long = [(f"{row['txn']} ({row['outcome']})", row["duration"] / 1000) for row in found.long_transactions]
     sections = [

@@ -19,7 +19,7 @@ from broker_io.port import Broker
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from snapshots.shard_count import owner_of
 from snapshots.writer import acquire
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, counted
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
@@ -91,7 +91,7 @@ def recover(
         topics = [topic for topic in names(broker, chosen) if not is_internal(topic)]
     if not topics:
         return []
-    on_progress(f"folding the logs of {len(topics)} topics")
+    on_progress(f"folding the logs of {counted(len(topics), 'topic')}")
     frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
     folded = frame.mapInArrow(partial(fold_all, chosen), from_arrow_schema(SCHEMA))
     with report_progress(spark, "folding", on_progress):

@@ -1,0 +1,185 @@
+"""The classes of commands and groups: the ADDRESS that a command works on, and suggestions for misspelt names
+
+Commands that work on a log or a service take its ADDRESS as their first argument. If the first argument is not an
+address, they work on the one of `TXNBUFFER_ADDRESS`, or else on the service of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from broker_io import canonical_address
+from broker_io.errors import Error, InvalidAddress, TopicNotFound
+
+if TYPE_CHECKING:
+    from txnbuffer.cli.options import LogAddress
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+VARIABLE = "TXNBUFFER_ADDRESS"
+OLD_VARIABLE, OLD_OPTION = "TXNBUFFER_SERVICE", "old_address"
+"""Former ways to give the address, which may lack its scheme there."""
+DEFAULT = "txnbuf://127.0.0.1:7711"
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.*", re.DOTALL)
+HOST_PORT = re.compile(r"(?!\d+:\d+$)[\w.-]+:\d+(,[\w.-]+:\d+)*")
+"""An address without its scheme; two numbers are a transaction."""
+COMPLETION_SECONDS = 1.0
+"""How long a completion waits for a service or a cluster."""
+
+
+def default_address() -> str:
+    """The address of commands that were given none."""
+    return with_scheme(os.environ.get(VARIABLE) or os.environ.get(OLD_VARIABLE) or DEFAULT)
+
+
+def with_scheme(address: str) -> str:
+    """An address; `HOST:PORT` is that of a service."""
+    return f"txnbuf://{address}" if HOST_PORT.fullmatch(address) else address
+
+
+def is_address(text: str) -> bool:
+    """Whether the first argument of a command is its ADDRESS. Raises InvalidAddress for one without its scheme."""
+    if HOST_PORT.fullmatch(text):
+        raise InvalidAddress(f"{text!r} is not an address: write txnbuf://{text}")
+    return SCHEME.fullmatch(text) is not None
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The question which name was meant: ` Did you mean 'orders'?`; nothing if no name is similar."""
+    close = get_close_matches(name, names)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _show_namespace(address: str) -> None:
+    """Say which namespace is used if an address of a cluster names none."""
+    with contextlib.suppress(InvalidAddress):  # the command reports it
+        if (used := canonical_address(address)) != address.rstrip("/"):
+            click.echo(f"{address} names no namespace: using {used}", err=True)
+
+
+class AddressCommand(click.Command):
+    """A command; one with an argument `address` works on the default address if it is given none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if any(isinstance(one, AddressArgument) for one in self.params):
+            with contextlib.suppress(InvalidAddress) if ctx.resilient_parsing else contextlib.nullcontext():
+                args = self._with_address(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing and str(ctx.params.get("address", "")).startswith("pulsar"):
+            _show_namespace(ctx.params["address"])
+        return rest
+
+    def _with_address(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments with an ADDRESS before them, if they have none."""
+        options = click.Command(None, params=[one for one in self.get_params(ctx) if isinstance(one, click.Option)])
+        try:
+            named, positional, _ = options.make_parser(ctx).parse_args([*args])
+        except click.UsageError:  # the actual parser reports it
+            return args
+        first = positional[0] if positional else ""
+        if is_address(first):
+            return args
+        others = [
+            one for one in self.params if isinstance(one, click.Argument) and not isinstance(one, AddressArgument)
+        ]
+        if len(positional) > len(others) and all(one.nargs == 1 for one in others):
+            raise InvalidAddress(
+                f"{first!r} is not an address: write file:DIR, txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE"
+            )
+        if os.path.isdir(first) and any(isinstance(one, TopicArgument) for one in self.params):
+            raise InvalidAddress(f"{first!r} is a directory: for the log in it, write file:{first}")
+        old = named.get(OLD_OPTION)
+        return [default_address() if old is None else with_scheme(old), *args]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if any(isinstance(one, AddressArgument) for one in self.params):
+            formatter.write_paragraph()
+            formatter.write_text(f"Without ADDRESS: that of the environment variable {VARIABLE}, else {DEFAULT}.")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TopicNotFound as error:
+            raise _with_suggestion(error, ctx) from None
+
+
+class CommandGroup(click.Group):
+    """A group of commands that suggests what was meant instead of an unknown one."""
+
+    command_class = AddressCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}.{suggestion(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+CommandGroup.group_class = CommandGroup
+
+
+class AddressArgument(click.Argument):
+    """The argument ADDRESS, for which an `AddressCommand` has a default."""
+
+
+def address_argument(*old: str) -> Callable[[Function], Function]:
+    """The argument `address`; `old` are options that have given it formerly, and still do."""
+
+    def decorate(function: Function) -> Function:
+        if old:
+            function = click.option(*old, OLD_OPTION, hidden=True, expose_value=False)(function)
+        return click.argument("address", metavar="[ADDRESS]", cls=AddressArgument)(function)
+
+    return decorate
+
+
+def topic_argument(name: str = "topic", **settings: Any) -> Callable[[Function], Function]:
+    """An argument for a topic, or for several, which the shell can complete."""
+    return click.argument(name, cls=TopicArgument, **settings)
+
+
+class TopicArgument(click.Argument):
+    """An argument that is the name of a topic, or several, at the address of the command."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in topic_names(ctx) if name.startswith(incomplete)]
+
+
+def topic_names(ctx: click.Context) -> list[str]:
+    """The topics at the address of a command; none if they can't be listed in a moment."""
+    try:
+        log = _log(ctx)
+        with log.open_for_reading(max_unavailable=COMPLETION_SECONDS) as broker:
+            return [name for name in broker.topics() if not name.startswith("__")]
+    except (Error, KeyError, OSError):
+        return []
+
+
+def _log(ctx: click.Context) -> LogAddress:
+    from txnbuffer.cli.options import ACCESS, LogAddress, access_of
+    from txnbuffer.config import load_config
+
+    given = ctx.params
+    config = load_config(given.get("config_path"), os.environ, given.get("flags") or ())
+    return LogAddress(given["address"], config, access_of({name: given.get(name) for name in ACCESS}))
+
+
+def _with_suggestion(error: TopicNotFound, ctx: click.Context) -> TopicNotFound:
+    """The error, which also names the topics that may have been meant."""
+    params = [one.name for one in ctx.command.params if isinstance(one, TopicArgument)]
+    values = [ctx.params.get(name or "") for name in params]
+    wanted = [name for value in values for name in (value if isinstance(value, tuple) else (value,)) if name]
+    names = topic_names(ctx)
+    hints = [suggestion(name, names) for name in wanted if name not in names]
+    return TopicNotFound(f"{error}.{''.join(hints)}") if any(hints) else error
