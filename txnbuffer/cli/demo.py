@@ -75,12 +75,7 @@ def demo_command(
         embedded = PairSite(place, scratch, kills) if pair else EmbeddedSite(place, scratch)
         site = ClusterSite(home, place) if on_cluster else embedded
         report = Conductor(site, kills, broker_kills if on_cluster else 0, chance, narrate, transactions).run()
-    summary = _summary(report, time.monotonic() - started)
-    if output == "json":
-        narrate(summary)
-        show_line(dataclasses.asdict(report))
-    else:
-        click.echo(summary)
+    _show(report, time.monotonic() - started, output)
     sys.exit(0 if report.good else 1)
 
 
@@ -88,6 +83,14 @@ def _end_cleanly() -> None:
     """Let signals end the command as an exit does, which also ends the child processes and removes the log."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda got, _: sys.exit(128 + got))
+
+
+def _show(report: Report, seconds: float, output: str) -> None:
+    if output == "json":
+        narrate(_summary(report, seconds))
+        show_line(dataclasses.asdict(report))
+    else:
+        click.echo(_summary(report, seconds))
 
 
 def _summary(report: Report, seconds: float) -> str:
