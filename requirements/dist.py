@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
-PAGES = ("README.md", "docs/guide.md")
+PAGES = ("README.md", "docs/guide.md", "docs/read.md")
 SDIST_TESTS = ("tests/test_tidy.py", "tests/test_golden_files.py", "tests/buffer")
 """Tests that read files of all parts of the tree, and some that don't."""
 PLACES = (
@@ -110,8 +110,8 @@ def build() -> tuple[Path, Path]:
     return wheel, sdist
 
 
-def try_release(release: Path, python: str, scratch: Path) -> None:
-    """Install a wheel or an sdist into a fresh environment and run pages and demo there."""
+def try_release(release: Path, python: str, tree: Path, scratch: Path) -> None:
+    """Install a wheel or an sdist into a fresh environment and run the pages of `tree` and the demo there."""
     step("create an environment", [python, "-m", "venv", scratch / "env"])
     own = scratch / "env" / "bin"
     step(f"install {release.name}", [own / "python", "-m", "pip", "install", "--quiet", f"{release}[demo]"])
@@ -119,19 +119,16 @@ def try_release(release: Path, python: str, scratch: Path) -> None:
     shown = step("txnbuf --version", [own / "txnbuf", "--version"], cwd=scratch).split()[-1]
     if shown not in release.name:
         sys.exit(f"{release.name} says that it is version {shown}")
-    runner = shutil.copy(ROOT / "tests" / "page_runner.py", scratch)
     for page in PAGES:
-        step(page, [own / "python", "-I", runner, ROOT / page], cwd=scratch)
+        step(page, [own / "python", "-I", tree / "tests" / "page_runner.py", tree / page], cwd=scratch)
     step("the demo", [own / "txnbuf", "demo"], cwd=scratch)
 
 
-def try_sdist_tests(sdist: Path, scratch: Path) -> None:
-    """Run some tests from the files of the sdist."""
+def unpack(sdist: Path, directory: str) -> Path:
+    """Return the directory with the files of the sdist, which stay as they are while others work on this tree."""
     with tarfile.open(sdist) as packed:
-        packed.extractall(scratch, filter="data")
-    tree = scratch / sdist.name.removesuffix(".tar.gz")
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    step("tests of the sdist", [*pytest, *SDIST_TESTS], cwd=tree)
+        packed.extractall(directory, filter="data")
+    return Path(directory, sdist.name.removesuffix(".tar.gz"))
 
 
 def main() -> None:
@@ -143,13 +140,18 @@ def main() -> None:
     arguments = parser.parse_args()
     pythons = interpreters(arguments.only or supported(), arguments.python)
     releases = build()
-    with tempfile.TemporaryDirectory() as scratch:
-        try_sdist_tests(releases[1], Path(scratch))
-    for version, python in pythons.items():
-        for release in releases:
-            print(f"Python {version} ({python}), {release.name}", file=sys.stderr)
-            with tempfile.TemporaryDirectory() as scratch:
-                try_release(release, python, Path(scratch))
+    with tempfile.TemporaryDirectory() as unpacked:
+        tree = unpack(releases[1], unpacked)
+        step(
+            "tests of the sdist",
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SDIST_TESTS],
+            cwd=tree,
+        )
+        for version, python in pythons.items():
+            for release in releases:
+                print(f"Python {version} ({python}), {release.name}", file=sys.stderr)
+                with tempfile.TemporaryDirectory() as scratch:
+                    try_release(release, python, tree, Path(scratch))
     for release in releases:
         print(release)
 
