@@ -1,8 +1,8 @@
 """Build the release in dist/ and try it as users do: `make dist`.
 
 A wheel and an sdist are built. For each Python that pyproject.toml lists, both are installed into fresh environments,
-with the newest versions of what they require, and `tests/page_runner.py` runs README and guide there, and `txnbuf demo`
-the demo. Nothing of this tree is imported there. Some tests of the sdist run from its files, with .venv.
+with the newest versions of what they require, and `tests/page_runner.py` runs the pages there, and `txnbuf demo`
+runs the demo. Nothing of this tree is imported there. Some tests of the sdist run from its files, with .venv.
 """
 
 from __future__ import annotations
