@@ -212,6 +212,29 @@ class VerifyingBroker(Protocol):
         """Read and verify a whole ledger if it still exists. Raises Damaged or TopicNotFound."""
 
 
+SCHEMA_VERSION = "tb.schema_version"
+"""The property in which readers give the version of the schema that a message was written with. It is not stored."""
+
+
+class TopicSchema(NamedTuple):
+    """A schema that is registered for a topic. `kind`: avro, json, or another one; `definition`: as registered."""
+
+    kind: str
+    definition: str
+    version: int
+
+
+@runtime_checkable
+class SchemaBroker(Protocol):
+    """A broker with a schema registry, whose readers add SCHEMA_VERSION to messages that have one."""
+
+    def schema(self, topic: str, version: int | None = None) -> TopicSchema | None:
+        """The schema of a topic with this version, by default the newest; None if the topic has none."""
+
+    def write_with(self, topic: str, schema: TopicSchema) -> None:
+        """Let writers of a topic that are opened from now on declare a schema that is registered."""
+
+
 BackupProgress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes that are done, and with those of the whole backup."""
 

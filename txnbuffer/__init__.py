@@ -59,6 +59,8 @@ if TYPE_CHECKING:
         ProtobufSerializer,
         PydanticDeserializer,
         PydanticSerializer,
+        RegistryDeserializer,
+        RegistrySerializer,
         Serializer,
     )
     from txnbuffer.client.starts import Seqno
@@ -176,6 +178,8 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RegistrationRefused",
+    "RegistryDeserializer",
+    "RegistrySerializer",
     "RelayBranched",
     "RelayTargetTaken",
     "ResumeToken",
@@ -280,6 +284,8 @@ _HOMES = {
         "ProtobufSerializer",
         "PydanticDeserializer",
         "PydanticSerializer",
+        "RegistryDeserializer",
+        "RegistrySerializer",
         "Serializer",
     ),
     "txnbuffer.client.starts": ("Seqno",),

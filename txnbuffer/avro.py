@@ -7,6 +7,7 @@ from io import BytesIO
 from typing import Any
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.validation import validate
 
 Schema = Any
 """The result of `schema`."""
@@ -16,10 +17,19 @@ def schema(definition: Mapping[str, Any]) -> Schema:
     return parse_schema(dict(definition))
 
 
-def encode(parsed: Schema, record: Mapping[str, Any]) -> bytes:
+def encode(parsed: Schema, record: Mapping[str, Any], *, strict: bool = False) -> bytes:
+    """Return the payload of a record. `strict`: it has exactly the fields of the schema; those with defaults may lack.
+
+    Raises exceptions of any class if it does not match the schema.
+    """
     out = BytesIO()
-    schemaless_writer(out, parsed, record)
+    schemaless_writer(out, parsed, record, strict_allow_default=strict)
     return out.getvalue()
+
+
+def check(parsed: Schema, value: Any) -> None:
+    """Raises exceptions of any class if a value does not match the schema."""
+    validate(value, parsed, raise_errors=True)
 
 
 def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
+from urllib.parse import quote
 
+import _pulsar
 import pulsar
 
 from broker_io.errors import (
@@ -19,11 +22,19 @@ from broker_io.errors import (
     UnsafePolicy,
 )
 from broker_io.partitions import HASHINGS, Hashing, whole_name
-from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, Resource, check_compaction, check_topic_name
+from broker_io.port import (
+    MAX_MESSAGE_BYTES,
+    OWN_PREFIX,
+    Ledger,
+    Resource,
+    TopicSchema,
+    check_compaction,
+    check_topic_name,
+)
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import threads
-from broker_io.pulsar.answers import append_error, texts
-from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of
+from broker_io.pulsar.answers import append_error, integer, mapping, texts
+from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of, to_local_name
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.ledgers import (
     NEW,
@@ -56,6 +67,22 @@ POLICY_LOCKS = 32
 """Locks for changes of topic policies, chosen by hash of the topic."""
 
 Modes = pulsar.ProducerAccessMode
+
+
+class RegisteredSchema:
+    """A registered schema in the form of the client library, for writers."""
+
+    def __init__(self, schema: TopicSchema) -> None:
+        self._info = _pulsar.SchemaInfo(_pulsar.SchemaType.__members__[schema.kind.upper()], "", schema.definition)
+
+    def schema_info(self) -> Any:
+        return self._info
+
+
+def read_schema(answer: Any) -> TopicSchema:
+    """The schema in an answer of the registry."""
+    found = mapping(answer)
+    return TopicSchema(str(found["type"]).lower(), str(found["data"]), integer(found["version"]))
 
 
 class PulsarBroker(Resource):
@@ -103,7 +130,7 @@ class PulsarBroker(Resource):
         self._compacted_prefix = compacted_prefix
         self._batching = batching
         self.hashing = hashing
-        self._schemas = dict(schemas or {})
+        self._schemas: dict[str, Any] = dict(schemas or {})
         self._open: weakref.WeakKeyDictionary[PulsarReader | PulsarWriter, None] = weakref.WeakKeyDictionary()
         self._limit_asked = self._limit_answered = False
         threads = self._cluster.environment.threads
@@ -190,6 +217,22 @@ class PulsarBroker(Resource):
 
     def annotation(self, topic: str) -> str | None:
         return self._cluster.property(topic, NOTE, retry=False)
+
+    def schema(self, topic: str, version: int | None = None) -> TopicSchema | None:
+        """As `SchemaBroker` says; partitions have the schema of their topic."""
+        self._cluster.check()
+        name = quote(to_local_name(check_topic_name(whole_name(topic))), safe="")
+        path = f"schemas/{self._cluster.namespace}/{name}/schema"
+        try:
+            return self._cluster.admin.query(path if version is None else f"{path}/{version}", read_schema)
+        except ClusterRefused as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def write_with(self, topic: str, schema: TopicSchema) -> None:
+        """As `SchemaBroker` says. A schema of `schemas` takes precedence."""
+        self._schemas.setdefault(whole_name(topic), RegisteredSchema(schema))
 
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)

@@ -7,7 +7,8 @@ event time  the event time, two's complement below 1970; none: none
 replication to no other cluster: what is written here is about this log and no other
 
 So messages of other programs are read as they are; a partition key that Java wrote as bytes is text in base64 here.
-Ordering keys, schemas and names of producers are ignored.
+Ordering keys and names of producers are ignored. A message that was written with a schema has the version of that in
+the property SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 import _pulsar
 import numpy as np
 
-from broker_io.batch import Batch, Blobs, property_column
+from broker_io.batch import Batch, Blobs, Numbers, property_column
 from broker_io.errors import Damaged, MessageTooLarge
 from broker_io.partitions import PREFIX, key_of_text, key_to_text
+from broker_io.port import SCHEMA_VERSION
 
 _MASK = 2**64 - 1
 _SIGN = 2**63
@@ -103,11 +105,15 @@ def decode_messages(messages: Sequence[Any], properties: Sequence[Mapping[str, s
         raise Damaged(_topic_of(messages), 0, "a key or property among these messages is not UTF-8")
     values = [None if message.has_null_value() else message.data() for message in messages]
     names = dict.fromkeys(name for row in rows if row for name in row)
+    columns = {name: property_column([row.get(name) for row in rows]) for name in names}
+    versions = np.array([message.int_schema_version() for message in messages], np.int64)
+    if (versions >= 0).any():
+        columns[SCHEMA_VERSION] = Numbers(versions, None if (versions >= 0).all() else versions >= 0)
     times = [message.event_timestamp() for message in messages]
     return Batch(
         Blobs.of(keys),
         Blobs.of(values),
-        {name: property_column([row.get(name) for row in rows]) for name in names},
+        columns,
         np.array([time - 2 * _SIGN if time >= _SIGN else time for time in times], np.int64) if any(times) else None,
     )
 

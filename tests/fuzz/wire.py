@@ -116,6 +116,9 @@ class _PulsarMessage:
     def event_timestamp(self) -> int:
         return int.from_bytes(self._data[:8], "big")
 
+    def int_schema_version(self) -> int:
+        return int.from_bytes(self._data[8:16], "big", signed=True)
+
     def topic_name(self) -> str:
         return "orders"
 

@@ -83,6 +83,9 @@ class Received:
     def event_timestamp(self) -> int:
         return 0 if self._message is None else self._message.event_timestamp()
 
+    def int_schema_version(self) -> int:
+        return -1
+
     def topic_name(self) -> str:
         return ""
 

@@ -328,6 +328,17 @@ def test_partitions_have_the_deserializer_of_their_topic() -> None:
     assert chosen.of("more") is None
 
 
+def test_wrong_types_are_invalid_requests() -> None:
+    with connect("memory:") as client, pytest.raises(InvalidRequest, match="a serializer needs a method dumps"):
+        client.send("log", b"x", serializer=5)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidRequest, match="Avro schema"):
+        AvroSerializer(5)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        JsonDeserializer().loads(5)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidRequest, match="open_broker"):
+        CommittedReader("file:x", "log")  # type: ignore[arg-type]  # on purpose
+
+
 def test_classes_that_are_no_models_or_messages_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="message class"):
         ProtobufDeserializer(Order)  # type: ignore[type-var]  # on purpose

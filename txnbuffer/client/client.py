@@ -173,7 +173,8 @@ class Client(BaseClient):
         the log stopped before the acknowledgement: the record may or may not be in the log, and a retry may duplicate
         it.
         """
-        rows = one_row(value, key, ordering_key, event_time, properties, self.serializers.of(topic, serializer))
+        chosen = await self.serializer_of(topic, serializer)
+        rows = one_row(value, key, ordering_key, event_time, properties, chosen)
         await self._send(topic, rows, batching, partition)
 
     async def send_many(
@@ -193,7 +194,7 @@ class Client(BaseClient):
         `values`, `keys`, `event_times` and `properties` have one item for each record. More than 4 MiB are sent in
         several appends, one after the other, so after an error the first records may be in the log. Raises as `send`.
         """
-        rows = many_rows(values, keys, event_times, properties, self.serializers.of(topic, serializer))
+        rows = many_rows(values, keys, event_times, properties, await self.serializer_of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
     async def delete(

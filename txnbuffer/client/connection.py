@@ -278,6 +278,7 @@ async def client_on(
     home = current().randomness.below(len(connectors))  # spreads clients over the shards
     session = session_of(home)
     client = Client(session, lambda: broker, serializers, OrdinarySends(writers, broker))
+    client.serializers.use(broker)
     client.sessions = ShardSessions(session, home, len(connectors), session_of)
     if isinstance(broker, PartitionedBroker):
         client.routes = Routes(broker)

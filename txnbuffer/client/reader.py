@@ -138,6 +138,7 @@ class CommittedFollower:
                 raise self._stopped
             else:
                 return None
+        self._rest.prepare()
         records, self._rest = self._rest, None
         if len(records) > limit:
             self._rest = records.take(slice(limit, None))
@@ -298,10 +299,12 @@ class UncommittedFollower:
                 raise self._stopped
             return None
         batch, rest = self._records.take(slice(limit)), self._records.take(slice(limit, None))
+        found = RecordBatch.of(self.topic, batch, None, self._deserializer)
+        found.prepare()
         self._records = rest if len(rest) else None
         over = self._records is None and self._messages is None and self._stopped is None
         self._at = self._read_to if over else batch.positions.last
-        return RecordBatch.of(self.topic, batch, None, self._deserializer)
+        return found
 
     def advance(self, timeout: float) -> bool:
         if self._stopped is not None or self._records is not None:
@@ -397,6 +400,8 @@ class CommittedReader(Resource):
     ) -> None:
         if isolation not in ISOLATIONS:
             raise InvalidRequest(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
+        if not callable(getattr(broker, "reader", None)):
+            raise InvalidRequest(f"broker must be the result of open_broker, got {broker!r:.80}")
         self._broker = broker
         self._deserializers = (
             deserializers if isinstance(deserializers, Deserializers) else Deserializers(deserializers)
@@ -463,7 +468,7 @@ class CommittedReader(Resource):
         try:
             for topic, start in topics:
                 point = start_point(self._broker, topic, start)
-                followers.append(self._kind(self._broker, topic, point, self._deserializers.of(topic)))
+                followers.append(self._kind(self._broker, topic, point, self._deserializers.of(topic, self._broker)))
         except BaseException:
             for follower in followers:
                 follower.close()

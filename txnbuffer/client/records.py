@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io.batch import Batch, PlacedBatch, PropertyColumn, Which
+from broker_io.port import SCHEMA_VERSION
 from broker_io.position import Int64s, Positions
-from txnbuffer.client.serializers import Deserializer, optional
+from txnbuffer.client.serializers import Deserializer, TopicValues, optional
 from txnbuffer.errors import UndecodableValue
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import RESERVED, TXN
@@ -77,6 +78,7 @@ class RecordBatch:
     - `publish_times`: int64[n], milliseconds since 1970.
     - `messages`: keys, values as stored, properties and event times.
     - `txns`: transaction ids as text `most:least`; None if the batch has no transactional records.
+    - `schema_versions`: those with which the values were written, if they are registered; None if none has any.
     - `deserializer`: decodes the values of single records; None: they are bytes.
     """
 
@@ -87,6 +89,7 @@ class RecordBatch:
     messages: Batch
     txns: PropertyColumn | None
     deserializer: Deserializer | None = None
+    schema_versions: PropertyColumn | None = None
 
     @classmethod
     def of(
@@ -102,6 +105,7 @@ class RecordBatch:
             Batch(messages.keys, messages.values, properties, messages.event_times),
             messages.properties.get(TXN),
             deserializer,
+            messages.properties.get(SCHEMA_VERSION),
         )
 
     def take(self, which: Which) -> RecordBatch:
@@ -114,7 +118,17 @@ class RecordBatch:
             self.messages.take(which),
             None if self.txns is None else self.txns.take(which),
             self.deserializer,
+            None if self.schema_versions is None else self.schema_versions.take(which),
         )
+
+    def prepare(self) -> None:
+        """Internal: request what the deserializer needs. Raises as `SchemaRegistry.of`."""
+        if isinstance(self.deserializer, TopicValues):
+            self.deserializer.prepare({*self._versions()})
+
+    def _versions(self) -> list[int | None]:
+        texts = [None] * len(self) if self.schema_versions is None else self.schema_versions.to_list()
+        return [None if text is None else int(text) for text in texts]
 
     def as_stored(self) -> RecordBatch:
         """Return the same records, whose values are bytes."""
@@ -171,25 +185,28 @@ class RecordBatch:
         txns = [None] * len(self) if self.txns is None else self.txns.to_list()
         rows = zip(self.positions, seqnos, self.messages, self.publish_times.tolist(), txns, strict=True)
         decode = self.deserializer is not None
-        for position, seqno, message, publish_time, txn in rows:
+        versions = self._versions() if isinstance(self.deserializer, TopicValues) else [None] * len(self)
+        for (position, seqno, message, publish_time, txn), version in zip(rows, versions, strict=True):
             key, value, properties, event_time = message
             yield Record(
                 self.topic,
                 position,
                 seqno,
                 key,
-                self._decoded(position, value) if decode and value is not None else value,
+                self._decoded(position, value, version) if decode and value is not None else value,
                 properties,
                 event_time,
                 publish_time,
                 None if txn is None else TxnId.parse(txn),
             )
 
-    def _decoded(self, position: Position, value: bytes) -> Any:
+    def _decoded(self, position: Position, value: bytes, version: int | None) -> Any:
         """The value of the record at a position. Raises UndecodableValue."""
         if self.deserializer is None:
             return value
         try:
+            if isinstance(self.deserializer, TopicValues):
+                return self.deserializer.loads(value, version)
             return self.deserializer.loads(value)
         except Exception as error:  # deserializers raise exceptions of any class
             raise UndecodableValue(self.topic, position, str(error) or type(error).__name__) from error

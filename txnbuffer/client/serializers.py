@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from broker_io.errors import MissingDependency
 from broker_io.partitions import whole_name
+from broker_io.port import Broker, SchemaBroker, TopicSchema
 from txnbuffer import avro
 from txnbuffer.errors import InvalidRequest
 
@@ -43,7 +44,7 @@ class JsonDeserializer:
         """Return the value. Raises InvalidRequest if the bytes are not JSON."""
         try:
             return json.loads(data)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the value is not valid JSON: {error}") from None
 
 
@@ -62,7 +63,10 @@ class AvroDeserializer:
     """Decodes values that are Avro records without the schema. `schema` is an Avro schema as Python objects."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = avro.schema(schema)
+        try:
+            self._schema = avro.schema(schema)
+        except Exception as error:  # the parser raises errors of many classes
+            raise InvalidRequest(f"schema must be an Avro schema as Python objects: {_line(error)}") from None
 
     def loads(self, data: bytes) -> dict[str, Any]:
         """Return the value. Raises InvalidRequest if the bytes are not a record of the schema."""
@@ -181,9 +185,116 @@ class SchemaSerializer:
             raise InvalidRequest(f"the value does not match its schema: {type(error).__name__} {error}") from None
 
 
-SerializerChoice: TypeAlias = "Serializer | Mapping[str, Serializer] | None"
+# Pulsar's schema registry
+
+
+class RegistryDeserializer:
+    """Decodes values with the Avro or JSON schemas of their topic in Pulsar's schema registry, into dictionaries.
+
+    Each value is decoded with the version of the schema that it was written with, or with the newest if it has none.
+    """
+
+
+class RegistrySerializer(RegistryDeserializer):
+    """Encodes dictionaries with the newest Avro or JSON schema of their topic in Pulsar's schema registry.
+
+    A value that does not match the schema is an InvalidRequest. Messages have the version of the schema, as those of
+    any producer of Pulsar. A topic must have a schema before the first send; a client uses the one that it finds then.
+    """
+
+
+class RegisteredAvro(AvroSerializer):
+    """Values of a registered Avro schema. They have exactly its fields; those with a default may be missing."""
+
+    def dumps(self, value: Mapping[str, Any]) -> bytes:
+        """Return the value as bytes. Raises InvalidRequest if it does not match the schema."""
+        try:
+            return avro.encode(self._schema, value, strict=True)
+        except Exception as error:  # the encoder raises exceptions of any class
+            raise InvalidRequest(f"the value does not match the schema of its topic: {_line(error)}") from None
+
+
+class RegisteredJson(JsonSerializer):
+    """Values of a registered JSON schema, which Pulsar writes as an Avro schema."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = avro.schema(schema)
+
+    def dumps(self, value: Mapping[str, Any]) -> bytes:
+        """Return the value as bytes. Raises InvalidRequest if it does not match the schema."""
+        try:
+            avro.check(self._schema, value)
+        except Exception as error:  # as above
+            raise InvalidRequest(f"the value does not match the schema of its topic: {_line(error)}") from None
+        return super().dumps(value)
+
+
+RegisteredValues: TypeAlias = "RegisteredAvro | RegisteredJson"
+KINDS: Mapping[str, type[RegisteredAvro | RegisteredJson]] = {"avro": RegisteredAvro, "json": RegisteredJson}
+
+
+class SchemaRegistry:
+    """The registered schemas of topics; each version is requested once. Its methods wait for the cluster."""
+
+    def __init__(self, broker: SchemaBroker) -> None:
+        self._broker = broker
+        self._known: dict[tuple[str, int | None], RegisteredValues] = {}
+
+    def knows(self, topic: str) -> bool:
+        """Whether `of` returns the newest schema of a topic without a request."""
+        return (whole_name(topic), None) in self._known
+
+    def of(self, topic: str, version: int | None = None, *, writes: bool = False) -> RegisteredValues:
+        """Return the values of a version, by default the newest. `writes`: writers of the topic declare it.
+
+        Raises InvalidRequest if the topic has no Avro or JSON schema, and as requests to a cluster.
+        """
+        topic = whole_name(topic)
+        found = self._known.get((topic, version))
+        if found is None:
+            schema = self._broker.schema(topic, version)
+            found = self._known[topic, version] = _registered(topic, schema)
+            if writes and schema is not None:
+                self._broker.write_with(topic, schema)
+        return found
+
+
+def _registered(topic: str, schema: TopicSchema | None) -> RegisteredValues:
+    if schema is None:
+        raise InvalidRequest(f"topic {topic!r} has no schema in the registry of the cluster: register one first")
+    if (kind := KINDS.get(schema.kind)) is None:
+        raise InvalidRequest(
+            f"the schema of topic {topic!r} is of type {schema.kind}: only Avro and JSON can be used, give another "
+            "serializer or deserializer for this topic"
+        )
+    try:
+        return kind(json.loads(schema.definition))
+    except Exception as error:  # parsers raise errors of many classes
+        raise InvalidRequest(f"the schema of topic {topic!r} can't be read: {_line(error)}") from None
+
+
+class TopicValues:
+    """The deserializer of one topic with registered schemas."""
+
+    def __init__(self, registry: SchemaRegistry, topic: str) -> None:
+        self._registry = registry
+        self._topic = topic
+
+    def prepare(self, versions: Iterable[int | None]) -> None:
+        """Request the schemas of messages; after that `loads` does not wait. Raises as `SchemaRegistry.of`."""
+        for version in versions:
+            self._registry.of(self._topic, version)
+
+    def loads(self, data: bytes, version: int | None = None) -> Any:
+        """Return the value. Raises InvalidRequest."""
+        return self._registry.of(self._topic, version).loads(data)
+
+
+SerializerChoice: TypeAlias = "Serializer | RegistrySerializer | Mapping[str, Serializer | RegistrySerializer] | None"
 """A serializer for all topics, or one for each topic."""
-DeserializerChoice: TypeAlias = "Deserializer | Mapping[str, Deserializer] | None"
+DeserializerChoice: TypeAlias = (
+    "Deserializer | RegistryDeserializer | Mapping[str, Deserializer | RegistryDeserializer] | None"
+)
 """A deserializer for all topics, or one for each topic."""
 
 
@@ -203,15 +314,40 @@ class Serializers:
                 raise InvalidRequest(f"{text}, got {schema!r}")
         self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
         self._of_topic |= self._schemas
+        self._registry: SchemaRegistry | None = None
+
+    def use(self, broker: Broker) -> None:
+        """Take registered schemas from a broker, if it has a registry."""
+        self._registry = SchemaRegistry(broker) if isinstance(broker, SchemaBroker) else None
+
+    def must_load(self, topic: str, given: Serializer | None) -> bool:
+        """Return whether `of` waits for the cluster."""
+        if self._registry is None or not isinstance(self._chosen(topic, given), RegistrySerializer):
+            return False
+        return not self._registry.knows(topic)
 
     def of(self, topic: str, given: Serializer | None) -> Serializer | None:
-        """Return the serializer for a value of a topic: `given`, the argument of the send, takes precedence."""
+        """Return the serializer for a value of a topic: `given`, the argument of the send, takes precedence.
+
+        Raises InvalidRequest if that has no method dumps, and as `SchemaRegistry.of`.
+        """
+        found = self._chosen(topic, given)
+        if not isinstance(found, RegistrySerializer):
+            return found
+        if self._registry is None:
+            raise InvalidRequest("RegistrySerializer needs a Pulsar cluster: give another serializer for other logs")
+        return self._registry.of(topic, writes=True)
+
+    def _chosen(self, topic: str, given: Serializer | None) -> Serializer | RegistrySerializer | None:
+        if given is not None:
+            _check_method("serializer", "dumps", given)
         of_topic = self._of_topic.get(whole_name(topic)) if self._of_topic and isinstance(topic, str) else None
         return given or of_topic or self._all
 
     def check_sets(self, topic: str) -> None:
         """Raises InvalidRequest if the topic has a schema, because record sets do not match a schema."""
-        if whole_name(topic) in self._schemas:
+        registered = self._registry is not None and self._registry.knows(topic)
+        if whole_name(topic) in self._schemas or registered:
             raise InvalidRequest(
                 f"topic {topic!r} has a schema, which record sets do not match: use batching='messages'"
             )
@@ -222,12 +358,21 @@ class Deserializers:
 
     def __init__(self, choice: DeserializerChoice = None) -> None:
         """Raises InvalidRequest for an invalid deserializer."""
-        chosen: tuple[Deserializer | None, dict[str, Deserializer]] = _chosen("deserializer", "loads", choice)
+        chosen: tuple[Deserializer | RegistryDeserializer | None, dict[str, Deserializer | RegistryDeserializer]]
+        chosen = _chosen("deserializer", "loads", choice)
         self._all, self._of_topic = chosen
 
-    def of(self, topic: str) -> Deserializer | None:
-        """Return the deserializer for the values of a topic; None: they stay bytes."""
-        return self._of_topic.get(whole_name(topic), self._all) if self._of_topic else self._all
+    def of(self, topic: str, broker: object = None) -> Deserializer | None:
+        """Return the deserializer for the values of a topic of a broker; None: they stay bytes.
+
+        Raises InvalidRequest for registered schemas if the broker has no registry.
+        """
+        found = self._of_topic.get(whole_name(topic), self._all) if self._of_topic else self._all
+        if not isinstance(found, RegistryDeserializer):
+            return found
+        if not isinstance(broker, SchemaBroker):
+            raise InvalidRequest("RegistryDeserializer needs a Pulsar cluster: give another deserializer")
+        return TopicValues(SchemaRegistry(broker), topic)
 
 
 def _chosen(what: str, method: str, choice: Any) -> tuple[Any, dict[str, Any]]:
@@ -235,11 +380,17 @@ def _chosen(what: str, method: str, choice: Any) -> tuple[Any, dict[str, Any]]:
     by_topic = dict(choice) if isinstance(choice, Mapping) else {}
     one = None if isinstance(choice, Mapping) else choice
     for found in filter(lambda found: found is not None, (one, *by_topic.values())):
-        if isinstance(found, type) or not callable(getattr(found, method, None)):
-            raise InvalidRequest(f"a {what} needs a method {method}, got {found!r}")
+        _check_method(what, method, found)
     if not all(isinstance(topic, str) for topic in by_topic):
         raise InvalidRequest(f"a mapping of {what}s has names of topics as keys, got {[*by_topic]!r:.80}")
     return one, by_topic
+
+
+def _check_method(what: str, method: str, found: Any) -> None:
+    """Raises InvalidRequest for what is no serializer or deserializer."""
+    registered = isinstance(found, RegistrySerializer if method == "dumps" else RegistryDeserializer)
+    if isinstance(found, type) or not (registered or callable(getattr(found, method, None))):
+        raise InvalidRequest(f"a {what} needs a method {method}, got {found!r:.80}")
 
 
 def optional(module: str, extra: str) -> Any:

@@ -176,6 +176,12 @@ class BaseClient:
         own = self._ordinary.max_message_bytes
         return min(known, own) if known else own
 
+    async def serializer_of(self, topic: str, given: Serializer | None) -> Serializer | None:
+        """Return the serializer for a value of a topic, as `Serializers.of`, without blocking the event loop."""
+        if self.serializers.must_load(topic, given):
+            await asyncio.to_thread(self.serializers.of, topic, given)
+        return self.serializers.of(topic, given)
+
     def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
         """Return the rows with the size limit of their record sets set. Raises InvalidRequest."""
         set_bytes = self.set_bytes(topic, batching)
@@ -356,7 +362,7 @@ class Transaction:
         Raises InvalidMessage, MessageTooLarge, InvalidTopicName and InvalidRequest: this record is not sent, and the
         transaction can still commit. After any other error it can only abort; it may be the error of an earlier send.
         """
-        serializer = self._client.serializers.of(topic, serializer)
+        serializer = await self._client.serializer_of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
@@ -377,7 +383,7 @@ class Transaction:
         The other arguments and the errors are those of `send`. If only some of the records could be sent, the
         transaction can only abort. A commit of another task waits until all of the records are sent.
         """
-        serializer = self._client.serializers.of(topic, serializer)
+        serializer = await self._client.serializer_of(topic, serializer)
         rows = many_rows(values, keys, event_times, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
