@@ -37,6 +37,8 @@ def navigated(kind: str) -> list[str]:
 def test_build_5_navigation_and_index_agree_on_the_kind_of_each_page(kind: str) -> None:
     assert len(navigated(kind)) > 0
     assert [page for page in navigated(kind) if page not in listed(kind)] == []
+    other = {page for each in KINDS if each != kind for page in navigated(each)}
+    assert [page for page in listed(kind) if page in other] == []
 
 
 def test_build_5_each_page_is_of_one_kind() -> None:

@@ -1,0 +1,73 @@
+"""The quickstart of the README: the services of the compose file, and the commands, on a real Pulsar."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from example_process import Shop
+from pulsar_cluster import Cluster
+from service_process import kept_port
+from source_tree import ROOT
+
+COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+README = (ROOT / "README.md").read_text()
+ADDRESS = "pulsar://127.0.0.1:6650/public/default"
+INSIDE = "pulsar://pulsar:6650/public/default"
+
+
+def start(market: Shop, name: str) -> subprocess.Popen[bytes]:
+    """Start a service of the compose file, as a process with ports of its own."""
+    service = COMPOSE["services"][name]
+    port = kept_port()
+    command = [market.address if part == INSIDE else part for part in service["command"]]
+    command = [re.sub(r":7711$", f":{port}", re.sub(r":7712$", ":0", part)) for part in command]
+    (advertised,) = service["environment"].items()
+    assert advertised == ("TXNBUFFER_SERVICE_ADVERTISE", service["ports"][0].rpartition(":")[0])
+    return market.start("-m", "txnbuffer", *command, **{advertised[0]: f"127.0.0.1:{port}"})
+
+
+def run(market: Shop, command: str) -> str:
+    """Run a command of the README on this cluster; what it prints."""
+    here = command.replace(ADDRESS, market.address).replace("txnbuf ", f"{shlex.quote(sys.executable)} -m txnbuffer ")
+    done = subprocess.run(
+        ["/bin/sh", "-c", here],
+        cwd=market.directory,
+        env=market.environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + market.output
+    return done.stdout
+
+
+def test_the_quickstart_works_also_after_the_active_service_is_killed(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    section = README.partition("## On Pulsar, with Docker\n")[2].partition("\n## ")[0]
+    _, produce, tail, kill = re.findall(r"^ {4}(\S.*)$", section, re.MULTILINE)[:4]
+    assert kill.startswith("docker compose -f docker/compose.yaml kill active")
+    market = Shop(f"{cluster.url}/{namespace}", cluster.admin, tmp_path)
+    try:
+        active = start(market, "active")
+        market.wait(lambda: '"serving"' in market.output, active)
+        standby = start(market, "standby")
+        market.wait(lambda: '"standing by"' in market.output, active, standby)
+        run(market, produce)
+        assert [line.split("\t")[-2:] for line in run(market, tail).splitlines()] == [["apples", "3"], ["pears", "5"]]
+        active.send_signal(signal.SIGKILL)
+        active.wait()
+        run(market, produce)
+        assert len(run(market, tail).splitlines()) == 4
+        assert standby.poll() is None
+    finally:
+        for process in market.started:
+            process.kill()
+            process.wait()
