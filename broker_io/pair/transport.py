@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import google_crc32c
@@ -37,7 +36,7 @@ from broker_io.errors import (
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
 from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of, split_address
-from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
+from broker_io.rpc.credential_files import CredentialFile, TlsFiles
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
 
@@ -68,18 +67,6 @@ OPTIONS = [
 ]
 
 
-class LinkFiles(NamedTuple):
-    """The files for TLS, in the order in which gRPC takes their contents."""
-
-    authority: CredentialFile
-    key: CredentialFile
-    certificate: CredentialFile
-
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """Their contents. Raises EnvironmentFault."""
-        return self.authority.read(), self.key.read(secret=True), self.certificate.read()
-
-
 class LinkSettings(NamedTuple):
     """How a node reaches its peer.
 
@@ -104,12 +91,12 @@ class LinkSettings(NamedTuple):
         return bool(self.authority)
 
     @property
-    def files(self) -> LinkFiles:
+    def files(self) -> TlsFiles:
         """The files of a link with TLS."""
-        return LinkFiles(
-            CredentialFile(self.authority, "pair.tls_ca"),
-            CredentialFile(self.key, "pair.tls_key"),
+        return TlsFiles(
             CredentialFile(self.certificate, "pair.tls_cert"),
+            CredentialFile(self.key, "pair.tls_key"),
+            CredentialFile(self.authority, "pair.tls_ca"),
         )
 
     @property
@@ -120,9 +107,7 @@ class LinkSettings(NamedTuple):
     def check_files(self) -> None:
         """Raises EnvironmentFault for files that can't be used."""
         if self.tls:
-            files = self.files
-            check_authority(files.authority)
-            check_certificate(files.certificate, files.key)
+            self.files.check()
 
     def check(self) -> None:
         """Raises InvalidAddress for wrong addresses, and for those that other machines reach without TLS."""
@@ -272,7 +257,7 @@ class GrpcTransport(Transport):
         server = grpc.server(self._executor, (LinkHandler(),), options=OPTIONS, maximum_concurrent_rpcs=WORKERS)
         try:
             if settings.tls:
-                self.port = server.add_secure_port(settings.listen, self._server_credentials())
+                self.port = server.add_secure_port(settings.listen, settings.files.server_credentials())
             else:
                 self.port = server.add_insecure_port(settings.listen)
         except RuntimeError as error:
@@ -280,21 +265,6 @@ class GrpcTransport(Transport):
             raise EnvironmentFault(f"can't listen at {settings.listen} for the other member: {why}") from error
         server.start()
         self._server = server
-
-    def _server_credentials(self) -> Any:
-        """Credentials that are read again for each connection."""
-        import grpc
-
-        def configuration() -> Any:
-            authority, key, certificate = self._settings.files.read()
-            return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
-
-        def again() -> Any:
-            with suppress(EnvironmentFault):  # while the files are replaced
-                return configuration()
-            return None
-
-        return grpc.dynamic_ssl_server_credentials(configuration(), again, require_client_authentication=True)
 
     def _follow(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """A call of the other node."""

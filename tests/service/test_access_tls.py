@@ -57,7 +57,7 @@ async def tls_service(directory: Path) -> AsyncIterator[TlsService]:
     async with engine_on(MemoryBroker()) as engine:
         access = Access(config, lambda event, **facts: None)
         server = GrpcServer(engine.limits, max_clients=10, access=access)
-        service.tls.check()
+        service.tls.files.check()
         await server.start("127.0.0.1:0", service.tls)
         await server.serve(engine, ServiceAdmin(engine))
         service.port = server.port

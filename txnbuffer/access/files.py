@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from broker_io.environment import current
 from broker_io.rpc.credential_files import CredentialFile
 from txnbuffer.errors import Error
 
@@ -22,16 +21,16 @@ class WatchedFile(Generic[T]):
 
     def __init__(self, file: CredentialFile, parse: Callable[[bytes, str], T], *, secret: bool) -> None:
         self.path = file.path
-        self.problem: Error | None = None
         self._file = file
+        self.problem: Error | None = None
         self._parse = parse
         self._secret = secret
-        self._seen = file_identity(file.path)
+        self._seen = file.identity()
         self.value = self._read()
 
     def refresh(self) -> bool:
         """Read the file again if it has changed; whether `value` is another one now."""
-        seen = file_identity(self.path)
+        seen = self._file.identity()
         if seen == self._seen:
             return False
         self._seen = seen
@@ -45,12 +44,3 @@ class WatchedFile(Generic[T]):
 
     def _read(self) -> T:
         return self._parse(self._file.read(secret=self._secret), self.path)
-
-
-def file_identity(path: str) -> tuple[int, ...] | None:
-    """A value that changes with a file and with its permissions; None if it is not there."""
-    disk = current().disk
-    try:
-        return (*disk.identity(path), disk.permissions(path))
-    except OSError:
-        return None

@@ -136,7 +136,7 @@ class GrpcServer:
             if tls is None:
                 self.port = server.add_insecure_port(address)
             else:
-                self.port = server.add_secure_port(address, tls.credentials())
+                self.port = server.add_secure_port(address, tls.files.server_credentials())
         except RuntimeError as error:
             raise EnvironmentFault(f"can't listen at {address}: {obstacle(address) or error}") from error
         await server.start()

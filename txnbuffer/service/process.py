@@ -58,7 +58,7 @@ class Listeners:
 
     async def start(self, tls: WatchedTls | None) -> None:
         """Start to listen. Raises EnvironmentFault if a port is not available."""
-        await self.grpc.start(self._service.listen, None if tls is None else tls.files)
+        await self.grpc.start(self._service.listen, None if tls is None else tls.tls)
         if self._service.http:
             await self.http.start(self._service.http)
 
@@ -172,7 +172,7 @@ def check(config: Config, *, cluster_mode: bool = False) -> None:
     if bool(service.tls_cert) != bool(service.tls_key):
         raise InvalidConfiguration("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
     if (tls := server_tls(config)) is not None:
-        tls.check()
+        tls.files.check()
     elif config.access.client_ca:
         raise InvalidConfiguration("client certificates need TLS: give --tls-cert and --tls-key")
     protection = {"tls": tls is not None, "authenticated": authenticates(config.access)}
