@@ -25,6 +25,14 @@ DIST = ROOT / "dist"
 PAGES = ("README.md", "docs/guide.md", "docs/read.md")
 SDIST_TESTS = ("tests/test_tidy.py", "tests/test_golden_files.py", "tests/buffer")
 """Tests that read files of all parts of the tree, and some that don't."""
+APPLICATION_TEST = """
+from txnbuffer import connect
+from txnbuffer.testing import ServiceProcess
+
+def test_application(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address) as client:
+        client.send("orders", b"1 book")
+"""
 PLACES = (
     "{pyenv}/versions/{version}*/bin/python{version}",
     "{home}/.local/share/uv/python/cpython-{version}*/bin/python{version}",
@@ -122,6 +130,9 @@ def try_release(release: Path, python: str, tree: Path, scratch: Path) -> None:
     for page in PAGES:
         step(page, [own / "python", "-I", tree / "tests" / "page_runner.py", tree / page], cwd=scratch)
     step("the demo", [own / "txnbuf", "demo"], cwd=scratch)
+    (scratch / "test_application.py").write_text(APPLICATION_TEST)
+    step("install the extra testing", [own / "python", "-m", "pip", "install", "--quiet", f"{release}[testing]"])
+    step("fixtures for applications", [own / "python", "-m", "pytest", "-q", "-p", "txnbuffer.testing"], cwd=scratch)
 
 
 def unpack(sdist: Path, directory: str) -> Path:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from doc_blocks import blocks_of
 from packaging.version import Version
 from source_tree import ROOT, tracked_files
 
@@ -152,3 +153,9 @@ def test_pages_run_in_an_environment_without_the_tree(tmp_path: Path) -> None:
     subprocess.run(runner, cwd=tmp_path, check=True)
     page.write_text(page.read_text().replace("\n1\n", "\n2\n"))
     assert subprocess.run(runner, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
+def test_make_dist_runs_pages_that_have_code(dist: ModuleType) -> None:
+    assert {"README.md", "docs/guide.md"} <= {*dist.PAGES}
+    assert all(blocks_of(ROOT / page) for page in dist.PAGES)
+    assert all((ROOT / path).exists() for path in dist.SDIST_TESTS)
