@@ -10,7 +10,8 @@ the messages of an order appear together.
     txnbuf tail pulsar://localhost:6650/public/default orders stock
 
 The numbers of orders must become visible in order. SQLite has one writer at a time, so they do. On a database with
-concurrent writers, lock the outbox table while an order is written.
+concurrent writers, lock the outbox table while an order is written. If the database is restored from a backup, let its
+orders continue above `client.committed_number("outbox")`, because lower numbers count as published.
 """
 
 from __future__ import annotations

@@ -71,3 +71,12 @@ def test_the_quickstart_works_also_after_the_active_service_is_killed(
         for process in market.started:
             process.kill()
             process.wait()
+
+
+def test_the_example_of_the_readme_runs_on_a_cluster(market: Shop) -> None:
+    program, shown = re.findall(r"^```(?:python|text)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[:2]
+    connecting = f'connect("{market.address}", broker_options={{"admin_url": "{market.admin}"}})'
+    assert 'connect("file:data")' in program
+    program = program.replace('connect("file:data")', connecting).replace("timeout=1.0", "timeout=10.0")
+    market.start("-c", program).wait(200)
+    assert sorted(market.output.splitlines()) == sorted(shown.splitlines())
