@@ -87,7 +87,7 @@ def in_messages(cluster: Cluster, topic: str, count: int) -> list[str]:
             message = reader.read_next(int(LONG * 1000))
             if "tb.records" in message.properties():
                 assert message.message_id().batch_index() == -1
-                (row,) = decode_messages([message], [message.properties()])
+                (row,) = decode_messages([message._message], [message.properties()])
                 found += [(record.value or b"").decode() for record in unpack(Position(0, 0), row)]
     finally:
         other.close()

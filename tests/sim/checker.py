@@ -23,7 +23,7 @@ def violations(history: History, topics: Topics) -> list[str]:
     visible = Counter(record.value for records in topics.values() for record in records)
     doubled = {value: count for value, count in visible.items() if count > 1 and not history.may_double(value)}
     found = [f"the topics have {value!r} {count} times" for value, count in doubled.items()]
-    found += _numbered(topics)
+    found += _numbered(history, topics)
     found += _ids(history)
     found += _transactions(history, topics)
     found += _order(history, topics)
@@ -82,11 +82,15 @@ def dependencies(history: History, topics: Topics) -> tuple[Columns, list[str]]:
     return columns(aborted, appends, reads, [kind == "handled" for kind, _ in keys]), names
 
 
-def _numbered(topics: Topics) -> Iterator[str]:
+def _numbered(history: History, topics: Topics) -> Iterator[str]:
     """Seqnos count the records of a topic, and positions grow."""
+    for reading in history.readings if history.numbered else ():
+        if None in {record.seqno for record in reading.records}:
+            yield f"{reading.reader} showed records of {reading.topic} without seqnos: {reading.records}"
     for topic, records in topics.items():
         numbers = [record.seqno for record in records]
-        if numbers not in ([*range(1, len(numbers) + 1)], [None] * len(numbers)):
+        unnumbered = not history.numbered and numbers == [None] * len(numbers)
+        if numbers != [*range(1, len(numbers) + 1)] and not unnumbered:
             yield f"the seqnos of {topic} do not count its records: {numbers}"
         positions = [record.position for record in records if record.position is not None]
         if any(second <= first for first, second in pairwise(positions)):

@@ -140,6 +140,8 @@ class History:
         self.readings: list[Reading] = []
         self.followings: list[Following] = []
         self.operations = 0
+        self.numbered = False
+        """Whether each record has a seqno, also without transactions: the log knows that nothing was trimmed before."""
         self.decided_at: dict[str, list[tuple[float, Position, str]]] = defaultdict(list)
         """By topic: when somebody learned that everything up to a position is decided, the newest position each."""
         self.owners: dict[tuple[int, int], str] = {}

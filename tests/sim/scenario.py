@@ -140,6 +140,7 @@ class Scenario:
         """Whether its log is damaged in the end."""
         partitions = {} if trims else self.choose_partitions()  # an archive reads topics that it has created
         self.history = History(lambda: world.now, world.fail, Partitions(partitions))
+        self.history.numbered = not self.on_cluster
         self.logs = self.history.partitions.logs(*self.topics)
         """The logs of its topics: the partitions of those that are partitioned."""
         self.choose = world.random("services")

@@ -95,6 +95,10 @@ def test_wrong_numbers_and_positions_are_found() -> None:
     case.attempt(Fate.COMMITTED, b"1", b"2", topics="a")
     first, second = records(b"a1", b"a2")
     assert "seqnos" in case.found([first, second._replace(seqno=3)], [])
+    unnumbered = [first._replace(seqno=None), second._replace(seqno=None)]
+    assert "seqnos" not in case.found(unnumbered, [])
+    case.history.numbered = True
+    assert "seqnos" in case.found(unnumbered, [])
     assert "do not grow" in case.found([first, second._replace(position=Position(1, 0))], [])
 
 
