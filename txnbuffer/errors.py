@@ -27,6 +27,8 @@ from txnbuffer.model import TxnId
 
 TIME_UP = "its time was up"
 """The reason of an abort by timeout."""
+OPEN_TRANSACTION = "transaction {} is open: commit or abort it"
+"""Why a topic is in use."""
 
 
 def retry_pause(error: Error | None, pause: float) -> float:
@@ -104,6 +106,16 @@ class TransactionAborted(CallerError):
         return self.reason == TIME_UP
 
 
+class TransactionCommitted(CallerError):
+    """The transaction has committed, so it cannot be aborted."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, txn: TxnId) -> None:
+        super().__init__(f"transaction {txn} has committed, so it cannot be aborted: send other records to undo it")
+        self.txn = txn
+
+
 class OutcomeForgotten(CallerError):
     """The transaction ended so long ago that its outcome is no longer stored."""
 
@@ -143,6 +155,19 @@ class TopicNotCreated(TopicNotFound):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic!r} does not exist, and this service creates no topics: create it first")
+
+
+class TopicInUse(CallerError):
+    """The topic was not deleted, because transactions, streams, cursors or groups need it; the message names them."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    SHOWN = 10
+
+    @classmethod
+    def by(cls, topic: str, uses: Sequence[str]) -> Self:
+        """The error for a topic with these uses, of which it names the first ones."""
+        more = [f"{len(uses) - cls.SHOWN} more"] if len(uses) > cls.SHOWN else []
+        return cls(f"topic {topic!r} is in use and was not deleted: {'; '.join([*uses[: cls.SHOWN], *more])}")
 
 
 class ForeignTopic(CallerError):

@@ -317,6 +317,20 @@ class SnapshotManager:
         followed.close()
         del self._followed[topic]
 
+    def deleted(self, topic: str) -> None:
+        """Forget a topic that was just deleted, and delete its snapshot. Raises as `snapshot`; a recovery repeats it.
+
+        If the topic had stopped, its snapshot is replaced when the topic is created again.
+        """
+        if (followed := self._followed.pop(topic, None)) is None:
+            self.problems[topic] = topic_deleted(topic)
+            return
+        try:
+            self.settle()
+            self._delete_keys(followed.writer)
+        finally:
+            followed.close()
+
     def close(self) -> None:
         """Write snapshots of changed topics, unless ownership is lost, and release it."""
         ownership, self._ownership = self._ownership, None

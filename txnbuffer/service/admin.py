@@ -25,6 +25,7 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.backups import BackupRun
 from txnbuffer.service.compaction import CompactionRun, CompactionScheduler, check_policy
+from txnbuffer.service.deletion import delete_topic
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.group_lag import NumberedLog, records_after
 from txnbuffer.service.topics import check_owned
@@ -149,6 +150,7 @@ METHODS = {
     "AddCursor": "add_cursor",
     "AdvanceCursor": "advance_cursor",
     "RemoveCursor": "remove_cursor",
+    "DeleteTopic": "delete_topic",
     "Compact": "compact",
     "Compactions": "compactions",
     "SetCompaction": "set_compaction",
@@ -325,6 +327,13 @@ class ServiceAdmin:
         topic, name = _topic(request), request.get("cursor")
         await self._engine.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
+
+    async def delete_topic(self, request: dict[str, Any]) -> Answer:
+        """Delete `topic` with all its records, unless something uses it."""
+        _check_keys(request, "topic")
+        name = _topic(request)
+        await delete_topic(self._engine, name)
+        return {"topic": name}
 
     async def compact(self, request: dict[str, Any]) -> Answer:
         """Compact `topic` soon; the answer has the number of the run."""

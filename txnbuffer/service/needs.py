@@ -125,6 +125,7 @@ OF_ADMIN: Mapping[str, AdminNeed] = {
     "AddCursor": _OF_CURSOR,
     "AdvanceCursor": _OF_CURSOR,
     "RemoveCursor": _OF_CURSOR,
+    "DeleteTopic": AdminNeed(((_OPERATE_TOPIC,),)),
     "Compact": AdminNeed(((_OPERATE_TOPIC,),)),
     "Compactions": AdminNeed((_OBSERVE,), (_OPERATE_TOPIC,)),
     "SetCompaction": AdminNeed(((_OPERATE_TOPIC,),)),

@@ -8,7 +8,7 @@ the send is appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -98,6 +98,13 @@ class Sends:
         """Why the first record of a transaction was refused, if a limit has; then nothing of it was written."""
         error = self.failed.get(txn.least)
         return error if isinstance(error, LimitExceeded) and not self.written.get(txn.least) else None
+
+    def open_on(self, topic: str) -> Iterator[TxnId]:
+        """The transactions that have sent records to a topic and have not ended."""
+        shard, has_ended = self._coordinator.shard, self._coordinator.has_ended
+        for least, written in self.written.items():
+            if topic in written and not has_ended(least):
+                yield TxnId(shard, least)
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
         """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""

@@ -531,6 +531,16 @@ class Streams:
         self.connections.pop(connection, None)
         self._names.closed(connection.server, connection.permissions.principal)
 
+    def peers(self, topic: str) -> list[str]:
+        """The clients that stream a topic."""
+        feed = self.feeds.get(topic)
+        return [] if feed is None else sorted({one.peer for one in self._streams[feed].values()})
+
+    def forget(self, topic: str) -> None:
+        """Close the feed of a topic that was deleted."""
+        if (feed := self.feeds.get(topic)) is not None:
+            self._check_feed(feed)
+
     def find(self, connection: StreamConnection, stream: int, name: str) -> None:
         """Look up a topic in the background and report it to a connection."""
         task = self._loop.create_task(self._find(connection, stream, name))

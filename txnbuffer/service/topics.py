@@ -43,6 +43,7 @@ from txnbuffer.buffer.state import Effect
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import ForeignTopic, TopicNotCreated
 from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.appends import AppendInFlight, Appends, ServiceTopic
 from txnbuffer.service.connection import MIB
 from txnbuffer.service.loop import Loop
@@ -178,6 +179,16 @@ class Topics(ABC):
             return None
         writer, topic.writer = topic.writer, None
         return writer
+
+    async def delete_unopened(self, name: str) -> None:
+        """Delete a topic that is not open here. Its sends fail meanwhile, and its registrations wait."""
+        topic = self._add(name)
+        async with topic.lock:
+            try:
+                await self.work(self.broker.delete_topic, name)
+            finally:
+                del self.by_name[name]
+                self._appends.fail(topic, topic_deleted(name))
 
     # Opening and registration
 
