@@ -154,6 +154,8 @@ def is_cluster(address: str) -> bool:
 
 def check_address(address: str) -> None:
     """Check the form of an address without opening it. Raises InvalidAddress."""
+    if not isinstance(address, str):
+        raise InvalidAddress(f"an address must be text such as 'file:DIR', got {address!r}")
     scheme, colon, rest = address.partition(":")
     if scheme in CLUSTERS:
         from broker_io.pulsar.cluster import parse_address

@@ -38,7 +38,7 @@ class Position(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Position:
         """Parse the output of `str`. Raises ValueError that quotes the text."""
-        parts = text.split(":")
+        parts = text.split(":") if isinstance(text, str) else []
         try:
             if len(parts) not in (2, 3):
                 raise ValueError

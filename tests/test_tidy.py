@@ -166,6 +166,7 @@ SMALL_WITH_A_REASON = {
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.service.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
+    "txnbuffer.client.topic_queries": "questions to the broker, which need no session",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")

@@ -31,7 +31,7 @@ class TxnId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> TxnId:
         """Return the id with this text. Raises ValueError."""
-        most, colon, least = text.partition(":")
+        most, colon, least = text.partition(":") if isinstance(text, str) else ("", "", "")
         if not (colon and most.isascii() and most.isdigit() and least.isascii() and least.isdigit()):
             raise ValueError(f"{text!r} is not a transaction id: write MOST:LEAST, such as 0:17")
         txn = cls(int(most), int(least))

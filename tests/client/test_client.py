@@ -17,7 +17,7 @@ from txnbuffer import (
 )
 from txnbuffer.client.send_columns import PROPERTY_BYTES
 from txnbuffer.client.transaction import CHUNK
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, TransactionCommitted
 
 
 def test_records_of_a_transaction_become_visible_together() -> None:
@@ -65,7 +65,8 @@ def test_block_may_commit_or_abort_explicitly() -> None:
                 await txn.send("orders", b"two")
             with pytest.raises(InvalidRequest, match="has ended"):
                 await txn.commit()
-            await txn.abort()
+            with pytest.raises(TransactionCommitted):
+                await txn.abort()
         async with client.transaction() as aborted:
             await aborted.send("orders", b"never")
             await aborted.abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -18,6 +19,7 @@ from txnbuffer.checks import (
     check_number,
     check_timeout,
 )
+from txnbuffer.client import lifecycle
 from txnbuffer.client.cursors import AdminClients, CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
 from txnbuffer.client.lifecycle import run_to_completion
@@ -40,14 +42,27 @@ from txnbuffer.client.session import ClientSession
 from txnbuffer.client.starts import Start
 from txnbuffer.client.streams import ChangeStream, ShardStreams
 from txnbuffer.client.tokens import TokenStore
+from txnbuffer.client.topic_queries import last_visible, topic_names
 from txnbuffer.client.transaction import BaseClient, Transaction
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import Joined
-from txnbuffer.errors import InvalidRequest, LimitExceeded, TransactionAborted, retry_pause
+from txnbuffer.errors import (
+    OPEN_TRANSACTION,
+    InvalidRequest,
+    LimitExceeded,
+    TopicInUse,
+    TransactionAborted,
+    retry_pause,
+)
+from txnbuffer.model import Position
 from txnbuffer.rpc.frames import Deletion, NamedRequest
 from txnbuffer.streams.failover import ResumeToken
 
 Result = TypeVar("Result")
+
+LOG = logging.getLogger("txnbuffer.client")
+SHOWN = 5
+"""How many transactions a warning names."""
 
 ATTEMPTS = 10
 FIRST_PAUSE = 0.01
@@ -73,16 +88,35 @@ class Client(BaseClient):
         self.streams = ShardStreams((), 0.0)
         self.admin = AdminClients((), 0.0)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
     async def close(self) -> None:
         """Close the session and all change streams, and abort open transactions.
 
-        If the caller is cancelled, the exception is raised only after everything is closed.
+        Logs a warning that names the aborted transactions with records. If the caller is cancelled, the exception is
+        raised only after everything is closed.
         """
+        self._warn_if_uncommitted()
         self.closed = True
         parts = AsyncExitStack()
         for close in (self.resources.aclose, self.sessions.close, self.admin.close, self.streams.close):
             parts.push_async_callback(close)  # the last one is closed first
         await run_to_completion(parts.aclose())
+
+    def _warn_if_uncommitted(self) -> None:
+        """Log the transactions whose records are lost because nobody has committed or aborted them."""
+        lost = [] if lifecycle.inherited(self.session.forked_from) else self.sessions.uncommitted()
+        if lost:
+            shown = [
+                f"{one.txn} ({', '.join(f'{n} for {topic!r}' for topic, n in one.counts.items())})" for one in lost
+            ]
+            names = ", ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")
+            LOG.warning(
+                "the client was closed before these transactions were committed, so their records are dropped: %s. "
+                "Use transactions with `with` or `async with`, or call commit()",
+                names,
+            )
 
     # Transactions
 
@@ -219,6 +253,7 @@ class Client(BaseClient):
         start: Start = "beginning",
         batch: int = 100,
         idle_timeout: float | None = None,
+        wait: bool = False,
     ) -> Processed:
         """Call `await handler(txn, record)` for each committed record of the source topics, exactly once.
 
@@ -232,11 +267,12 @@ class Client(BaseClient):
         - `start`: the initial position on topics that the group has not consumed before; see CommittedReader.
         - `batch`: the maximum number of records, all of one partition, in a transaction.
         - `idle_timeout`: return after this many seconds without a record. None: run until cancelled.
+        - `wait`: wait for topics that do not exist yet, as long as for records, instead of raising TopicNotFound.
 
         Returns the counts of what was done. Raises TopicNotFound, InvalidRequest and HandlerTooSlow.
         """
         task = HandlerTask(handler, None, on_error, retries)
-        return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
+        return await process(self, GroupSource(source, group, start, batch, idle_timeout, wait), task)
 
     async def process_batches(
         self,
@@ -249,6 +285,7 @@ class Client(BaseClient):
         start: Start = "beginning",
         batch: int = 1000,
         idle_timeout: float | None = None,
+        wait: bool = False,
     ) -> Processed:
         """Call `await handler(txn, records)` for batches: RecordBatches of up to `batch` records of one partition.
 
@@ -256,7 +293,7 @@ class Client(BaseClient):
         `process`.
         """
         task = HandlerTask(None, handler, on_error, retries)
-        return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
+        return await process(self, GroupSource(source, group, start, batch, idle_timeout, wait), task)
 
     def stream(
         self,
@@ -280,15 +317,55 @@ class Client(BaseClient):
         the topic branched, the stream delivers a `Rollback`. Raises UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
-        self.check_open()
+        self.check_writable()
         if store is not None and not (hasattr(store, "load") and hasattr(store, "save")):
             raise InvalidRequest(f"a token store needs methods load and save, got {store!r}")
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
         return ChangeStream(self.streams.of(topic), topic, from_, to, store, lease)
 
+    # Topics
+
+    async def topics(self) -> list[str]:
+        """Return the names of all topics that this client may see, sorted. A partitioned topic is one of them."""
+        self.check_readable()
+        return await asyncio.to_thread(lambda: topic_names(self.open_broker()))
+
+    async def last_visible(self, topic: str) -> Position | None:
+        """Return the position of the last record of a topic that readers get now; None if there is none.
+
+        Later records may be committed already, if an older transaction is still open on the topic. A reader that has
+        returned this position has returned everything that was visible at the time of the call. The name of a partition
+        is needed for a partitioned topic. Raises TopicNotFound, and the errors of CommittedReader.
+        """
+        self.check_readable()
+        self.check_topic(topic)
+        return await asyncio.to_thread(lambda: last_visible(self.open_broker(), topic))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a whole topic: all its records, for all readers, irrevocably. `delete` deletes a single key.
+
+        Nothing is deleted, and TopicInUse names the reasons, while a transaction is open on the topic, a change stream
+        reads it, a consumer group has a position on it (see `forget_group`), or a durable cursor is on it. On a
+        cluster, first stop the other programs that use the topic, because their connections may create it again. It
+        needs the right to `operate` the topic.
+
+        Raises TopicInUse, TopicNotFound, NotSupported for a partitioned topic, and NotAuthorized. After
+        ServiceUnavailable, the topic may or may not be deleted.
+        """
+        self.check_writable()
+        self.check_topic(topic)
+        own = [one.txn for one in self.sessions.uncommitted() if topic in one.counts]  # some may not be sent yet
+        if own:
+            raise TopicInUse.by(topic, [*map(OPEN_TRANSACTION.format, own)])
+        if self._ordinary is not None:
+            await self._ordinary.close_topic(topic)
+        await self.admin.ask(topic, "DeleteTopic", {"topic": topic})
+        self.sessions.topic_deleted(topic)
+
     @property
     def cursors(self) -> DurableCursors:
         """The durable cursors of topics. The service does not trim the records after a cursor."""
+        self.check_writable()
         return DurableCursors(self.admin)
 
     async def forget_group(self, group: str, topic: str | None = None) -> None:
@@ -296,6 +373,7 @@ class Client(BaseClient):
 
         The group then starts there like a new group. Raises InvalidRequest if the group has members.
         """
+        self.check_writable()
         arguments = {"group": check_name(group, "a group"), "topic": topic}
         await self.admin.ask(group, "ForgetGroup", arguments, self.admin.max_unavailable)
 

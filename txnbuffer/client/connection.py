@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from broker_io import is_cluster, open_broker
 from broker_io.environment import current
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, ReadOnly
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.rpc.channel import (
     SERVICE_SCHEME,
@@ -33,7 +33,7 @@ from broker_io.rpc.credentials import ClientCredentials
 from broker_io.rpc.log_pb2 import LogLimits, TopicRequest
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
-from txnbuffer.checks import check_max_unavailable
+from txnbuffer.checks import check_flag, check_max_unavailable
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import Client
 from txnbuffer.client.cursors import AdminClients, AdminConnector, AdminLink
@@ -46,6 +46,7 @@ from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.progress import OnProgress
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
@@ -332,13 +333,30 @@ class ClusterOptions(NamedTuple):
     service: str | None
     broker: Mapping[str, Any]
 
+    @classmethod
+    def of(
+        cls, service: str | None, broker_options: Mapping[str, Any] | None, schemas: Mapping[str, Schema] | None
+    ) -> ClusterOptions:
+        """Raises InvalidRequest."""
+        if not isinstance(broker_options, (Mapping, NoneType)):
+            raise InvalidRequest(f"broker_options must be a mapping, got {type(broker_options).__name__}")
+        return cls(service, {**(broker_options or {}), **({"schemas": schemas} if schemas else {})})
+
 
 NO_CLUSTER = ClusterOptions(None, {})
+NOT_A_CLUSTER = "{!r} is not a cluster: give service, broker_options and schemas only for pulsar://…"
+HOW_TO_OPEN = (
+    "use `with connect(…) as client:`, or in asyncio code `async with connect(…) as client:`. Without a block, use "
+    "`client = connect(…).open_sync()` or `client = await connect(…)`, and close the client"
+)
 
 
-@dataclass
+@dataclass(repr=False)
 class PendingConnection:
-    """The result of `connect`: `async with` or `await` opens a Client, `with` opens a SyncClient."""
+    """The result of `connect`: `async with` or `await` opens a Client, `with` opens a SyncClient.
+
+    Any other use raises InvalidRequest, which says so.
+    """
 
     address: str
     serializers: Serializers
@@ -348,8 +366,36 @@ class PendingConnection:
     cluster: ClusterOptions
     batching: Batching = "messages"
     deserializers: Deserializers = field(default_factory=Deserializers)
+    read_only: bool = False
+    progress: OnProgress | None = None
     _client: Client | None = field(default=None, init=False)
     _sync_client: SyncClient | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidAddress and InvalidRequest."""
+        if not isinstance(self.address, str):
+            raise InvalidAddress(f"address must be text such as 'file:data', got {self.address!r}")
+        self.timeout = check_max_unavailable(self.timeout, "timeout")
+        self.max_unavailable = check_max_unavailable(self.max_unavailable, "max_unavailable")
+        if self.batching not in BATCHINGS:
+            raise InvalidRequest(f"batching must be 'messages' or 'records', got {self.batching!r}")
+        check_flag(self.read_only, "read_only")
+        if self.progress is not None and not callable(self.progress):
+            raise InvalidRequest(f"progress must be a function, got {type(self.progress).__name__}")
+        self.access.check()
+
+    def __repr__(self) -> str:
+        return f"<connect({self.address!r}), not opened: {HOW_TO_OPEN}>"
+
+    if not TYPE_CHECKING:  # so that type checkers report methods that this class does not have
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises InvalidRequest for the names of clients, AttributeError for all others."""
+            from txnbuffer.client.sync_client import SyncClient
+
+            if not name.startswith("_") and (hasattr(Client, name) or hasattr(SyncClient, name)):
+                raise InvalidRequest(f"connect({self.address!r}) is not open, so it has no {name!r} yet: {HOW_TO_OPEN}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     async def open(self) -> Client:
         """Open a Client. Raises InvalidAddress, ServiceUnavailable, and the errors of opening a log or a cluster.
@@ -357,18 +403,21 @@ class PendingConnection:
         If the caller is cancelled while a log opens in this process, the log is closed before the exception is raised.
         """
         async with AsyncExitStack() as resources:
-            if is_cluster(self.address):
+            connectors: list[ServiceConnectors] = []
+            if self.read_only:
+                client = await self._open_read_only(resources)
+            elif is_cluster(self.address):
                 client, connectors = await self._open_cluster(resources)
             elif self.cluster != NO_CLUSTER:
-                raise InvalidRequest(
-                    f"{self.address!r} is not a cluster: give service, broker_options and schemas only for pulsar://…"
-                )
+                raise InvalidRequest(NOT_A_CLUSTER.format(self.address))
             elif self.address.startswith(SERVICE_SCHEME):
                 client, connectors = await self._open_remote(resources)
             else:
                 client, connectors = await self._open_local(resources)
-            client.streams = ShardStreams([shard.streams for shard in connectors], self.max_unavailable)
-            client.admin = AdminClients([shard.admin for shard in connectors], self.max_unavailable)
+            client.address = self.address
+            if not self.read_only:
+                client.streams = ShardStreams([shard.streams for shard in connectors], self.max_unavailable)
+                client.admin = AdminClients([shard.admin for shard in connectors], self.max_unavailable)
             client.batching = self.batching
             client.deserializers = self.deserializers
             client.resources = resources.pop_all()
@@ -381,18 +430,48 @@ class PendingConnection:
         embedded = not is_cluster(self.address) and not self.address.startswith(SERVICE_SCHEME)
         return SyncClient.open(self.open, embedded=embedded)
 
-    async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
-        service, options = self.cluster
-        if service is not None and not is_target(service):
-            raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
-        trusted = await self._credentials(self.cluster.broker)
-        all_options = {"close_timeout": 0.0, "max_unavailable": self.max_unavailable, **options}
+    async def _open_read_only(self, resources: AsyncExitStack) -> Client:
+        """A client with a broker that is only read, and without a session."""
+        if self.cluster.service is not None:
+            raise InvalidRequest("a read-only client uses no service: omit service=")
+        options: dict[str, Any] = {}
+        if is_cluster(self.address):
+            options = self._cluster_options
+        elif self.cluster != NO_CLUSTER:
+            raise InvalidRequest(NOT_A_CLUSTER.format(self.address))
+        elif self.address.startswith(SERVICE_SCHEME):
+            options = {"max_unavailable": self.max_unavailable, **broker_options_of(await self._credentials())}
+        elif self.address.startswith("file:"):
+            options = {"read_only": True}
+        broker = await self._open_broker(resources, options)
+        refusal = ReadOnly(
+            f"this client of {self.address} is read-only, and can only read topics and list them: connect without "
+            "read_only=True"
+        )
+        session = ClientSession.refusing(refusal)
+        client = Client(session, lambda: broker, self.serializers)
+        client.refusal = refusal
+        return client
+
+    async def _open_broker(self, resources: AsyncExitStack, options: Mapping[str, Any]) -> Broker:
         thread = current().threads.executor(1, "txnbuffer-opening")
         try:
-            broker = await opened(thread, partial(open_broker, self.address, **all_options))
+            broker = await opened(thread, partial(open_broker, self.address, **options))
         finally:
             thread.shutdown(wait=False)
         resources.push_async_callback(asyncio.to_thread, broker.close)
+        return broker
+
+    @property
+    def _cluster_options(self) -> dict[str, Any]:
+        return {"close_timeout": 0.0, "max_unavailable": self.max_unavailable, **self.cluster.broker}
+
+    async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
+        service = self.cluster.service
+        if service is not None and not is_target(service):
+            raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
+        trusted = await self._credentials(self.cluster.broker)
+        broker = await self._open_broker(resources, self._cluster_options)
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
             raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: omit service=")
@@ -490,6 +569,7 @@ class PendingConnection:
 def connect(
     address: str,
     *,
+    read_only: bool = False,
     serializer: SerializerChoice = None,
     deserializers: DeserializerChoice = None,
     timeout: float = 10.0,
@@ -503,6 +583,7 @@ def connect(
     broker_options: Mapping[str, Any] | None = None,
     schemas: Mapping[str, Schema] | None = None,
     batching: Batching = "messages",
+    progress: OnProgress | None = None,
 ) -> PendingConnection:
     """Connect to an embedded log, to a service, or to a Pulsar cluster.
 
@@ -517,15 +598,17 @@ def connect(
     - `serializer`: converts values to bytes, for example `JsonSerializer()`; or a mapping with one for each topic.
       Without one, values are bytes or text.
     - `deserializers`: convert what readers and handlers get, for example `JsonDeserializer()`; one, or a mapping.
+    - `read_only`: the client has readers, `topics` and `last_visible`; everything else raises ReadOnly. It writes
+      nothing and locks nothing, for a log that another process owns, or that nobody may change.
     - `timeout`: seconds for one attempt to connect to a service; it does not limit calls or transactions.
     - `max_unavailable`: seconds that calls wait for a new connection after the connection was lost. Then they raise
       ServiceUnavailable; a commit in flight raises OutcomeUnknown: call `client.outcome`.
-    - `tls_ca`: path of a PEM file with the CA certificates to trust for the connection to the service. Without it
-      that connection is not encrypted.
-    - `tls_cert`, `tls_key`: paths of PEM files with a certificate of this client and its key.
+    - `tls_ca`: path of a PEM file with the CA certificates to trust; without it the connection to the service is not
+      encrypted. `tls_cert`, `tls_key`: paths of PEM files with a certificate of this client and its key.
     - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
       is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
       machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
+    - `progress`: called with a `Progress` while an operation of this client runs that may take longer than 2 seconds.
 
     Only for a cluster:
 
@@ -534,42 +617,12 @@ def connect(
     - `schemas`: topics and their schemas from the Pulsar client library. Values are encoded with the schema, and the
       schema is registered with the cluster.
     - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into
-      record sets, messages of many records; this is many times faster, but only readers of this package can read them.
-      Each send can override it. An embedded log ignores it.
+      record sets, which is many times faster; only readers of this package can read them. Each send can override it.
 
     Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
     the errors of opening a log or a cluster.
     """
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
-    times = timeout, max_unavailable
-    pending = _checked(
-        address, Serializers(serializer, schemas), times, access, service, broker_options, schemas, batching
-    )
-    pending.deserializers = Deserializers(deserializers)
-    return pending
-
-
-def _checked(
-    address: str,
-    serializers: Serializers,
-    times: tuple[float, float],
-    access: ServiceAccess,
-    service: str | None,
-    broker_options: Mapping[str, Any] | None,
-    schemas: Mapping[str, Schema] | None,
-    batching: Batching,
-) -> PendingConnection:
-    """The arguments of `connect`, checked."""
-    if not isinstance(address, str):
-        raise InvalidAddress(f"address must be text such as 'file:data', got {address!r}")
-    timeout, max_unavailable = map(check_max_unavailable, times, ("timeout", "max_unavailable"))
-    if batching not in BATCHINGS:
-        raise InvalidRequest(f"batching must be 'messages' or 'records', got {batching!r}")
-    if not isinstance(broker_options, (Mapping, NoneType)):
-        raise InvalidRequest(f"broker_options must be a mapping, got {type(broker_options).__name__}")
-    options = dict(broker_options or {})
-    if schemas:
-        options["schemas"] = schemas
-    cluster = ClusterOptions(service, options)
-    access.check()
-    return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, batching)
+    cluster = ClusterOptions.of(service, broker_options, schemas)
+    serializers, rest = Serializers(serializer, schemas), (batching, Deserializers(deserializers), read_only, progress)
+    return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, *rest)

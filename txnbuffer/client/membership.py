@@ -35,10 +35,12 @@ class Membership:
 
     `assignments`: the current assignments, by partition. `unsettled`: the service may be about to change them.
     `changed` is set when `assignments` or `failure` changes. `from_end`: the group starts at the end of topics that it
-    has not consumed before.
+    has not consumed before. `wait`: topics that do not exist yet are consumed once they do, from their beginning.
     """
 
-    def __init__(self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool) -> None:
+    def __init__(
+        self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool, wait: bool = False
+    ) -> None:
         self.group = check_name(group, "a group")
         self.assignments: Mapping[str, PartitionAssignment] = {}
         self.generation = 0
@@ -51,6 +53,10 @@ class Membership:
         self._client = client
         self._topics = topics
         self._from_end = from_end
+        self._wait = wait
+        self._missing: frozenset[str] = frozenset()
+        self._awaited: frozenset[str] = frozenset()
+        """The topics that did not exist when the group was joined."""
         self._heartbeat = GroupHeartbeat(0, self.group, self._name)
         self._joined = False
         self._finding: asyncio.Future[GroupHeartbeat] | None = None
@@ -62,7 +68,8 @@ class Membership:
         """Join the group. Raises TopicNotFound, and the service's error if it rejects the member."""
         loop = asyncio.get_running_loop()
         self._heartbeat = await asyncio.to_thread(self._find_topics)
-        self._check_at = loop.time() + PARTITION_CHECK_INTERVAL
+        self._awaited = self._missing
+        self._check_at = loop.time() + self._check_interval
         self._joined = True
         await self._send_heartbeat()
         self._heartbeats = asyncio.create_task(self._heartbeat_loop())
@@ -133,17 +140,23 @@ class Membership:
         if self._finding is None and loop.time() >= self._check_at:
             self._finding = asyncio.ensure_future(asyncio.to_thread(self._find_topics))
         if self._finding is not None and self._finding.done():
-            found, self._finding, self._check_at = self._finding, None, loop.time() + PARTITION_CHECK_INTERVAL
+            found, self._finding, self._check_at = self._finding, None, loop.time() + self._check_interval
             self._heartbeat = found.result()
         return self._heartbeat
+
+    @property
+    def _check_interval(self) -> float:
+        return HEARTBEAT_INTERVAL if self._missing else PARTITION_CHECK_INTERVAL
 
     def _find_topics(self) -> GroupHeartbeat:
         """Return a heartbeat with all topics and partitions to read. Blocks, so it runs in another thread."""
         broker = self._client.open_broker()
-        parts = ReadTopics(broker, self._topics, "beginning").parts()
+        found = ReadTopics(broker, self._topics, "beginning", wait=self._wait)
+        parts, self._missing = found.parts(), frozenset(found.missing)
         ends: tuple[Position, ...] = ()
         if self._from_end:
-            ends = tuple(broker.last_position(partition) or EARLIEST for partition, _ in parts)
+            last = broker.last_position
+            ends = tuple((topic not in self._awaited and last(name)) or EARLIEST for name, topic in parts)
         topics, partitions = tuple(topic for _, topic in parts), tuple(partition for partition, _ in parts)
         return GroupHeartbeat(0, self.group, self._name, topics, partitions, ends)
 

@@ -18,7 +18,7 @@ from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.format import is_internal
-from txnbuffer.checks import check_callable, check_topics
+from txnbuffer.checks import check_callable, check_flag, check_topics
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
 from txnbuffer.client.starts import Seqno, Start, canonical
@@ -39,13 +39,14 @@ class GroupSource(NamedTuple):
     start: Start = "beginning"
     batch: int = 100
     idle_timeout: float | None = None
+    wait: bool = False
 
 
 async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
     """Join the group and handle its records until the idle timeout or a cancellation. Raises the handler's error."""
     source = source._replace(start=canonical(source.start))
     topics = _check(source, task)
-    member = Membership(client, source.group, topics, from_end=source.start == "end")
+    member = Membership(client, source.group, topics, from_end=source.start == "end", wait=source.wait)
     work = _Process(client, source, topics, task, member)
     try:
         await member.join()
@@ -67,6 +68,7 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
     idle = source.idle_timeout
     if idle is not None and (type(idle) not in (int, float) or not 0 < idle <= math.inf):
         raise InvalidRequest(f"idle_timeout must be a number of seconds above 0, or None, got {idle!r}")
+    check_flag(source.wait, "wait")
     topics = check_topics(source.topics)
     for name in topics:
         if is_internal(check_topic_name(name)):

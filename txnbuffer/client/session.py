@@ -98,6 +98,17 @@ class ClientSession:
         self._lost_at = 0.0
         self._wait = Wait(f"the service{self._of_shard()}")
 
+    @classmethod
+    def refusing(cls, error: Error) -> ClientSession:
+        """A session that never connects: all requests raise this error."""
+
+        async def connect() -> Link:
+            raise error
+
+        session = cls(connect, 0.0)
+        session._unreachable = error
+        return session
+
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, and the service's error if it rejects this client.
 
@@ -399,6 +410,11 @@ class ShardSessions:
         return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
 
     @property
+    def open_transactions(self) -> int:
+        """How many transactions of this client are open."""
+        return sum(len(session.core.transactions.ids()) for session in self._open.values())
+
+    @property
     def can_begin(self) -> bool:
         """Whether a transaction without a name can begin now, without waiting for a service."""
         return self._open[self._home].core.can_begin
@@ -427,6 +443,15 @@ class ShardSessions:
                 return session
         others = [self.at((self._home + step) % self.shards) for step in range(1, self.shards)]
         return next((other for other in others if not other.away_for(AWAY)), home)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Register a topic again before the next transactional send."""
+        for session in self._open.values():
+            session.core.topic_deleted(topic)
+
+    def uncommitted(self) -> list[OpenTransaction]:
+        """The transactions with records whose end was not requested."""
+        return [one for session in self._open.values() for one in session.core.transactions.uncommitted()]
 
     async def close(self) -> None:
         """Close all sessions."""

@@ -190,6 +190,10 @@ class Transactions:
         if not transaction.pending:
             self._end(transaction, plan)
 
+    def uncommitted(self) -> list[OpenTransaction]:
+        """The transactions with records whose end was not requested."""
+        return [one for one in self._open.values() if one.counts and not one.ending]
+
     def abort_open(self) -> None:
         """Abort the transactions whose end was not requested."""
         for transaction in [one for one in self._open.values() if not one.ending]:
@@ -625,6 +629,11 @@ class SessionCore:
         if not (topic.registered or topic.asked):
             topic.asked = True
             self.requests.ask("registers", lambda number: NamedRequest(number, topic.name), subject=topic)
+
+    def topic_deleted(self, name: str) -> None:
+        """A topic was deleted: register it again before its next transactional records."""
+        if name in self._path.topics:
+            self._register_again(name)
 
     def _register_again(self, name: str) -> None:
         """Register a topic again, because it may have been re-created; its transactional records wait for that."""

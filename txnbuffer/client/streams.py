@@ -374,6 +374,15 @@ class ChangeStream(ClosedOnExit):
         self._something = asyncio.Event()
         self._next_lock, self._settle_lock = asyncio.Lock(), asyncio.Lock()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+    def describe(self) -> str:
+        """Its topic, position and state, for `repr`."""
+        where = "not opened" if self.token is None else f"at seqno {self.token.seqno}"
+        state = "closed" if self._closed else "ended" if self._ended is not None else "open"
+        return f"of {self.topic!r}, {where}, {state}"
+
     def __aiter__(self) -> Self:
         return self
 

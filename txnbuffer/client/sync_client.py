@@ -39,6 +39,9 @@ class SyncClient(Portal):
     Threads may share the client, but not a transaction.
     """
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.client.describe()}>"
+
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
     ) -> SyncTransaction:
@@ -96,18 +99,28 @@ class SyncClient(Portal):
     delete = blocking(Client.delete)
     """Delete a key outside of a transaction: send a record with this key and no value, as `Client.delete`."""
 
+    topics = blocking(Client.topics)
+    """Return the names of all topics that this client may see, as `Client.topics`."""
+
+    last_visible = blocking(Client.last_visible)
+    """Return the position of the last record of a topic that readers get now, as `Client.last_visible`."""
+
+    delete_topic = blocking(Client.delete_topic)
+    """Delete a whole topic with all its records, irrevocably, as `Client.delete_topic`."""
+
     def reader(
         self,
         topics: str | Sequence[str],
         *,
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
+        wait: bool = False,
     ) -> CommittedReader:
         """Return a reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check()
         deserializers = self.client.deserializers
         return CommittedReader(
-            self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers
+            self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers, wait=wait
         )
 
     def stream(
@@ -145,6 +158,7 @@ class SyncClient(Portal):
         start: Start = "beginning",
         batch: int = 100,
         idle_timeout: float | None = None,
+        wait: bool = False,
     ) -> Processed:
         """Call `handler(txn, record)` in this thread for each committed record of the source topics, exactly once.
 
@@ -161,6 +175,7 @@ class SyncClient(Portal):
                 start=start,
                 batch=batch,
                 idle_timeout=idle_timeout,
+                wait=wait,
             ),
         )
 
@@ -175,6 +190,7 @@ class SyncClient(Portal):
         start: Start = "beginning",
         batch: int = 1000,
         idle_timeout: float | None = None,
+        wait: bool = False,
     ) -> Processed:
         """Call `handler(txn, records)` in this thread with RecordBatches of one partition each.
 
@@ -191,6 +207,7 @@ class SyncClient(Portal):
                 start=start,
                 batch=batch,
                 idle_timeout=idle_timeout,
+                wait=wait,
             ),
         )
 
@@ -241,6 +258,9 @@ class SyncStream(SyncObject[ChangeStream]):
     def statistics(self) -> ChangeStatistics:
         """Return the counters of the stream."""
         return self._target.statistics()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target.describe()}>"
 
     def __iter__(self) -> Iterator[ChangeBatch | Rollback]:
         while (item := self.next()) is not None:

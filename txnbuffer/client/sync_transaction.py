@@ -99,6 +99,9 @@ class SyncTransaction:
         self._aborted = False
         self._sender: asyncio.Task[None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._transaction.describe()}>"
+
     @property
     def id(self) -> TxnId:
         """The id of the transaction, printed as `most:least`. Raises InvalidRequest before it has begun."""
@@ -174,7 +177,7 @@ class SyncTransaction:
         self._portal.call(self._commit, wait_visible, branches)
 
     def abort(self) -> None:
-        """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
+        """Abort; return when the abort is durable. After another abort or a commit as `Transaction.abort`."""
         self._portal.check()
         self._transaction.check_can_end()
         if not self._requested:

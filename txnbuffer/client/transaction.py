@@ -44,7 +44,16 @@ from txnbuffer.coordinator.messages import (
     NameOpened,
     ProducerSequence,
 )
-from txnbuffer.errors import AlreadyCommitted, Error, Fenced, InvalidRequest, TransactionAborted
+from txnbuffer.errors import (
+    AlreadyCommitted,
+    Error,
+    Fenced,
+    InvalidRequest,
+    NotVisible,
+    OutcomeUnknown,
+    TransactionAborted,
+    TransactionCommitted,
+)
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
 from txnbuffer.rpc.frames import NamedRequest, Query
@@ -118,6 +127,19 @@ class BaseClient:
         self._ordinary = ordinary
         self._topics: set[str] = set()
         self.closed = False
+        self.address = ""
+        self.refusal: Error | None = None  # why a read-only client makes no other requests
+
+    def describe(self) -> str:
+        """What the client is connected to, and its state, for `repr`."""
+        if self.closed:
+            state = "closed"
+        elif self.refusal is not None:
+            state = "read-only"
+        else:
+            count = self.sessions.open_transactions
+            state = f"{count or 'no'} open transaction{'' if count == 1 else 's'}"
+        return f"of {self.address or 'a log'}, {state}"
 
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
         """Return whether a transaction committed or aborted; None while it is open.
@@ -144,10 +166,11 @@ class BaseClient:
         *,
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
+        wait: bool = False,
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
-        self.check()
-        return await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers)
+        self.check_readable()
+        return await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers, wait=wait)
 
     def check_open(self) -> None:
         """Raises InvalidRequest once the client is closed."""
@@ -161,6 +184,20 @@ class BaseClient:
             self.session.check()
         else:
             lifecycle.check(self.session.forked_from)
+
+    def check_readable(self) -> None:
+        """Raise the error that prevents reading, if there is one. A read-only client can always read."""
+        if self.refusal is None:
+            self.check()
+            return
+        self.check_open()
+        lifecycle.check(self.session.forked_from)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnly if the client is read-only, and InvalidRequest once it is closed."""
+        self.check_open()
+        if self.refusal is not None:
+            raise self.refusal
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName."""
@@ -276,9 +313,30 @@ class Transaction:
         self._positions: tuple[ConsumerPosition, ...] = ()
         self._lent = False
         self._committing = False
+        self._committed: Error | None = None
+        """What an abort after the commit raises."""
         self._partial = 0
         """How many calls of `send_rows` have sent some of their records."""
         self._whole: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+    def describe(self) -> str:
+        """Its id or name, state, and the records that it has sent, for `repr`."""
+        name = "" if self._sequence is None else "{}:{} ".format(*self._sequence)
+        if self._open is None:
+            return f"{name}not begun"
+        if isinstance(self._committed, TransactionCommitted | NotVisible):
+            state = "committed"
+        elif self._committed is not None:
+            state = "outcome unknown"
+        elif self._open.ending:
+            state = "ended"
+        else:
+            state = "open" if self._open.failure is None else "failed"
+        sent = ", ".join(f"{count} for {topic!r}" for topic, count in self._open.counts.items())
+        return f"{name}{self._open.txn} {state}, {'records: ' + sent if sent else 'no records'}"
 
     @property
     def id(self) -> TxnId:
@@ -489,6 +547,10 @@ class Transaction:
         except Fenced:
             self._lost_name()
             raise
+        except (NotVisible, OutcomeUnknown) as error:
+            self._committed = error
+            raise
+        self._committed = TransactionCommitted(opened.txn)
         if opened.sequence is not None:
             self._client.names.committed(opened.sequence)
 
@@ -506,11 +568,16 @@ class Transaction:
             raise self._over(opened)
 
     async def abort(self) -> None:
-        """Abort; return when the abort is durable. Does nothing after a commit or another abort."""
+        """Abort; return when the abort is durable. Does nothing after another abort, or after a commit that failed.
+
+        Raises TransactionCommitted after a commit. If that raised NotVisible or OutcomeUnknown, raises it again.
+        """
         self.check_can_end()
         opened = self._begun()
         session = self._session
         session.check()
+        if self._committed is not None:
+            raise self._committed
         if not opened.ending:
             await session.result(lambda future: session.end(opened, EndPlan(False, future)))
 

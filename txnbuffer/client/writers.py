@@ -41,6 +41,7 @@ THREADS = 8
 """Maximum number of writers that are opened or closed concurrently."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for appends in flight."""
+CLOSE_POLL = 0.01
 
 Settled = Callable[[Error | None], None]
 
@@ -150,6 +151,18 @@ class Writers:
         topic.waiting.append(TopicAppend(batch, self._counted(settled), creates))
         if not topic.scheduled:
             self._pass_on(topic)
+
+    async def close_topic(self, name: str) -> None:
+        """Close the writers of a topic once nothing is in flight; the next append opens another one."""
+        topic = self._topics.get(name)
+        if topic is None:
+            return
+        while topic.waiting or topic.in_flight or topic.opening:
+            await asyncio.sleep(CLOSE_POLL)
+        opened = [one for one in (topic.writer, topic.other, *topic.failed_writers) if one is not None]
+        topic.writer = topic.other = None
+        topic.failed_writers = []
+        await asyncio.gather(*(self._loop.run_in_executor(self._executor, _close, one) for one in opened))
 
     async def close(self, error: Error) -> None:
         """Wait up to CLOSE_TIMEOUT for appends in flight, then close the writers; later appends fail with `error`."""
@@ -318,6 +331,7 @@ class OrdinarySends:
 
     def __init__(self, writers: Writers, broker: Broker) -> None:
         self._broker = broker
+        self._writers = writers
         self._path = DirectPath(writers, 0, self._deliver)
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
@@ -327,6 +341,10 @@ class OrdinarySends:
     def max_message_bytes(self) -> int:
         """The cluster's size limit of a message in bytes, as far as it is known."""
         return self._broker.max_message_bytes
+
+    async def close_topic(self, topic: str) -> None:
+        """Close the writers of a topic that is going to be deleted: they would create it again."""
+        await self._writers.close_topic(topic)
 
     async def send(self, topic: str, rows: SendColumns) -> None:
         """Send records; return when they are durable. Raises SendUnknown if they may or may not be in the log."""
