@@ -9,6 +9,7 @@ from typing import Any
 from bench.fresh import fresh
 from bench.harness import figure
 from bench.service_process import service
+from broker_io import PulsarOptions
 
 SECONDS = 5.0
 WARM_UP = 1.0
@@ -21,7 +22,7 @@ async def lanes(
     in_flight: int,
     records: int,
     seconds: float,
-    options: dict[str, str] | None = None,
+    options: PulsarOptions | None = None,
     token: str | None = None,
 ) -> dict[str, float]:
     """Concurrent lanes of consecutive transactions, each with `records` records to each topic."""

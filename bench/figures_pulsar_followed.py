@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from bench.fresh import fresh
 from bench.harness import figure
 from bench.pulsar_broker import broker, once_per_broker, service
+from broker_io import PulsarOptions
 
 FEW, MANY = 10, 1_000
 AT_ONCE = 50
 COMMITS = 200
 VALUE = b"v" * 100
-
-Options = dict[str, str]
 
 
 def names(count: int) -> list[str]:
@@ -33,7 +32,7 @@ async def commit_to(client: Any, topic: str) -> float:
         return time.perf_counter() - began
 
 
-async def visible(address: str, count: int, options: Options) -> float:
+async def visible(address: str, count: int, options: PulsarOptions) -> float:
     """The median seconds until a commit is visible, while the service follows `count` topics."""
     from txnbuffer import connect
 
@@ -44,7 +43,7 @@ async def visible(address: str, count: int, options: Options) -> float:
         return statistics.median([await commit_to(client, topics[number % count]) for number in range(COMMITS)])
 
 
-def run_visible(address: str, count: int, options: Options) -> float:
+def run_visible(address: str, count: int, options: PulsarOptions) -> float:
     return asyncio.run(visible(address, count, options))
 
 
@@ -96,6 +95,6 @@ def takeover_of_many() -> float:
     """With a standby that keeps all topics warm."""
     address = followed(MANY).address
     with service(address) as (active, _), service(address, "--standby", event="warm"):
-        options = {"admin_url": broker().admin}
+        options: PulsarOptions = {"admin_url": broker().admin}
         result: float = fresh("bench.figures_pulsar_recovery", "run_takeover", address, active.pid, options, "topic-0")
     return result

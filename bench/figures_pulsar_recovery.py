@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.pulsar_broker import broker, native, native_buffer, once_per_broker, service
+from broker_io import PulsarOptions
 from broker_io.standalone import ask
 
 ABORTS = 800_000
@@ -20,8 +21,6 @@ MAX_WAIT = 300.0
 POLL = 0.01
 VALUE = b"v" * 100
 KEEP = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-
-Options = dict[str, str]
 
 
 class Aborted(NamedTuple):
@@ -44,7 +43,7 @@ def aborted(count: int) -> Aborted:
     return made
 
 
-async def aborting(address: str, count: int, options: Options) -> None:
+async def aborting(address: str, count: int, options: PulsarOptions) -> None:
     """Abort `count` transactions of one record."""
     from txnbuffer import connect
 
@@ -60,7 +59,7 @@ async def aborting(address: str, count: int, options: Options) -> None:
         await asyncio.gather(*map(lane, range(IN_FLIGHT)))
 
 
-def run_aborting(address: str, count: int, options: Options) -> None:
+def run_aborting(address: str, count: int, options: PulsarOptions) -> None:
     asyncio.run(aborting(address, count, options))
 
 
@@ -103,7 +102,7 @@ def load_many_aborts() -> Pair:
     return load(ABORTS)
 
 
-async def takeover(address: str, pid: int, options: Options, topic: str) -> float:
+async def takeover(address: str, pid: int, options: PulsarOptions, topic: str) -> float:
     """Seconds from the kill of the active service to the commit of a transaction in a topic, begun then."""
     from txnbuffer import Transaction, connect
 
@@ -118,7 +117,7 @@ async def takeover(address: str, pid: int, options: Options, topic: str) -> floa
         return time.perf_counter() - start
 
 
-def run_takeover(address: str, pid: int, options: Options, topic: str) -> float:
+def run_takeover(address: str, pid: int, options: PulsarOptions, topic: str) -> float:
     return asyncio.run(takeover(address, pid, options, topic))
 
 
@@ -126,6 +125,6 @@ def run_takeover(address: str, pid: int, options: Options, topic: str) -> float:
 def take_over() -> float:
     address = f"{broker().url}/{broker().namespace()}"
     with service(address) as (active, _), service(address, "--standby", event="standing by"):
-        options = {"admin_url": broker().admin}
+        options: PulsarOptions = {"admin_url": broker().admin}
         result: float = fresh("bench.figures_pulsar_recovery", "run_takeover", address, active.pid, options, "a")
     return result

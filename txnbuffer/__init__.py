@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from broker_io import PulsarOptions
     from broker_io.errors import (
         AppendUnknown,
         CallerError,
@@ -176,6 +177,7 @@ __all__ = [
     "Progress",
     "ProtobufDeserializer",
     "ProtobufSerializer",
+    "PulsarOptions",
     "PydanticDeserializer",
     "PydanticSerializer",
     "ReadOnly",
@@ -240,6 +242,7 @@ __version__ = "0.2.0"
 """The version of this release; the build takes it from this line."""
 
 _HOMES = {
+    "broker_io": ("PulsarOptions",),
     "broker_io.errors": (
         "AppendUnknown",
         "CallerError",

@@ -177,6 +177,7 @@ from broker_io import open_broker, serve_broker
 from txnbuffer import Error, connect, connections
 connect("file:x", serialiser=None)
 connect("file:x", timeout="10")
+connect("pulsar://x", broker_options={"admin": "http://x"})
 open_broker("file:x", segment_byte=1)
 open_broker("file:x", segment_bytes="1")
 open_broker("file:x", segment_bytes=1, hashing="java")
@@ -191,7 +192,7 @@ def test_wrong_calls_are_type_errors(tmp_path: Path) -> None:
     lines = {
         int(line) for line in re.findall(r"^wrong\.py:(\d+): error", mypy(tmp_path, "wrong.py").stdout, re.MULTILINE)
     }
-    assert lines == set(range(3, 11))
+    assert lines == set(range(3, 12))
 
 
 def test_blocks_of_a_page_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from broker_io import is_cluster, open_broker
+from broker_io import PulsarOptions, is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, ReadOnly
 from broker_io.port import Broker, PartitionedBroker
@@ -335,7 +335,7 @@ class ClusterOptions(NamedTuple):
 
     @classmethod
     def of(
-        cls, service: str | None, broker_options: Mapping[str, Any] | None, schemas: Mapping[str, Schema] | None
+        cls, service: str | None, broker_options: PulsarOptions | None, schemas: Mapping[str, Schema] | None
     ) -> ClusterOptions:
         """Raises InvalidRequest."""
         if not isinstance(broker_options, (Mapping, NoneType)):
@@ -580,7 +580,7 @@ def connect(
     token: str | Callable[[], str] | None = None,
     token_file: str | None = None,
     service: str | None = None,
-    broker_options: Mapping[str, Any] | None = None,
+    broker_options: PulsarOptions | None = None,
     schemas: Mapping[str, Schema] | None = None,
     batching: Batching = "messages",
     progress: OnProgress | None = None,
@@ -613,7 +613,7 @@ def connect(
     Only for a cluster:
 
     - `service`: HOST:PORT of the service. Without it the client finds the service through the cluster.
-    - `broker_options`: options of `open_broker`, such as the admin URL, credentials and TLS.
+    - `broker_options`: options of `open_broker` for a cluster, such as the admin URL, credentials and TLS.
     - `schemas`: topics and their schemas from the Pulsar client library. Values are encoded with the schema, and the
       schema is registered with the cluster.
     - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
-from broker_io import check_address, is_cluster
+from broker_io import PulsarOptions, check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
 from broker_io.port import check_topic_name
 from snapshots.format import is_internal
@@ -332,7 +332,7 @@ class WriteOptions:
     batching: Literal["messages", "records"]
     service: str | None
     access: ServiceAccess
-    cluster: Mapping[str, Any] | None = field(repr=False)  # may have a token
+    cluster: PulsarOptions | None = field(repr=False)  # may have a token
 
     def producer(self, name: str) -> str:
         """The producer name of a query or job: its name, with the option `topic` if given."""
@@ -369,7 +369,9 @@ class WriteOptions:
             batching="records" if batching == "records" else "messages",
             service=given.get("service"),
             access=access_of(given),
-            cluster=broker_options(broker, given.get("config"), settings) if is_cluster(broker) else None,
+            cluster=cast("PulsarOptions", broker_options(broker, given.get("config"), settings))
+            if is_cluster(broker)
+            else None,
         )
 
 
