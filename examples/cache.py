@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 
 from txnbuffer import Client, Rollback, TopicNotFound, connect
 
@@ -34,10 +35,10 @@ class Cache:
         self.values: dict[bytes, bytes] = {}
 
     async def follow(self, client: Client) -> None:
-        """Apply the changes of the topic until the task is cancelled."""
+        """Apply the changes of the topic until the client is closed."""
         while True:
             try:
-                await self._apply(client)
+                return await self._apply(client)
             except TopicNotFound:  # nobody has written to it yet
                 self.ready.set()
                 await asyncio.sleep(0.5)
@@ -80,4 +81,5 @@ async def main(topic: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "prices"))
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "prices"))

@@ -20,7 +20,7 @@ import os
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 from txnbuffer import SyncClient, SyncTransaction, connect
@@ -94,4 +94,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):
+        main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -72,6 +73,13 @@ class Shop:
             assert time.monotonic() < deadline, self.output
             assert all(process.poll() is None for process in running), self.output
             time.sleep(0.05)
+
+    def interrupt(self, *programs: subprocess.Popen[bytes]) -> None:
+        """Press Ctrl-C; a program ends without a traceback."""
+        for program in programs:
+            program.send_signal(signal.SIGINT)
+        assert [program.wait(SECONDS) for program in programs] == [0] * len(programs), self.output
+        assert "Traceback" not in self.output, self.output
 
     @contextmanager
     def client(self) -> Iterator[SyncClient]:

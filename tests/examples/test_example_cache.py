@@ -23,6 +23,7 @@ def test_the_cache_follows_its_topic(market: Shop) -> None:
         client.send("prices", "50", key="plums")
     market.wait(lambda: market.output.endswith("{'apples': '130', 'plums': '50'}\n"), cache)
     assert "'1'" not in market.output
+    market.interrupt(cache)
 
 
 def test_the_cache_survives_a_restart_of_the_service(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
