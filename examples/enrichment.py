@@ -52,7 +52,8 @@ async def main() -> None:
         async def enrich(txn: Transaction, order: Record) -> None:
             await txn.send("invoices", invoice(order.value, prices), key=order.key)
 
-        await client.process("orders", "invoicing", enrich, on_error=dead_letter("orders-failed"))
+        failed = dead_letter("orders-failed")
+        await client.process("orders", "invoicing", enrich, on_error=failed, wait=True)  # waits for the topic, too
         following.cancel()
 
 

@@ -18,7 +18,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 from source_tree import ROOT
 
-from txnbuffer import CommittedReader, SyncClient, TopicNotFound, connect
+from txnbuffer import SyncClient, connect
 
 EXAMPLES = ROOT / "examples"
 SECONDS = 240.0
@@ -96,20 +96,10 @@ class Shop:
     def read(self, topic: str, count: int) -> list[tuple[str, str]]:
         """Read committed records until there are `count`, and those that follow within a second: keys and values."""
         found: list[tuple[str, str]] = []
-        with self.client() as client, self._reader(client, topic) as reader:
+        with self.client() as client, client.reader(topic, wait=True) as reader:
             while batch := reader.read(timeout=SECONDS if len(found) < count else 1.0):
                 found += [((record.key or b"").decode(), (record.value or b"").decode()) for record in batch]
         return found
-
-    def _reader(self, client: SyncClient, topic: str) -> CommittedReader:
-        """Open a reader as soon as there is the topic."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            try:
-                return client.reader(topic)
-            except TopicNotFound:
-                assert time.monotonic() < deadline, self.output
-                time.sleep(0.1)
 
 
 @contextmanager
