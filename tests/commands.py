@@ -11,6 +11,15 @@ from unittest import mock
 
 from txnbuffer.cli import main
 
+BAR_AT_ONCE = """
+import sys
+from txnbuffer import progress
+from txnbuffer.cli import main
+progress.SHOWN_AFTER = progress.INTERVAL = 0.0
+main()
+"""
+"""Runs the command of its arguments, whose bar appears at once; otherwise short operations show none."""
+
 
 def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Output and exit code of a command. For tests of signals, kills or the streams themselves start a process."""

@@ -120,7 +120,7 @@ if TYPE_CHECKING:
         UsedAfterFork,
     )
     from txnbuffer.model import Outcome, Position, TxnId
-    from txnbuffer.progress import Progress, progress_bar
+    from txnbuffer.progress import Progress, progress_bar, reporting
     from txnbuffer.streams.failover import ResumeToken
 
 __all__ = [
@@ -235,6 +235,7 @@ __all__ = [
     "connect",
     "dead_letter",
     "progress_bar",
+    "reporting",
     "stream_partitions",
 ]
 
@@ -322,6 +323,7 @@ _HOMES = {
     "txnbuffer.progress": (
         "Progress",
         "progress_bar",
+        "reporting",
     ),
     "txnbuffer.streams.failover": ("ResumeToken",),
 }

@@ -25,13 +25,14 @@ from broker_io.batch import PlacedBatch
 from broker_io.compacted import REOPEN_AFTER
 from broker_io.environment import current
 from broker_io.errors import Error
-from broker_io.port import Broker, Reader, Resource
+from broker_io.port import Broker, Reader, Resource, messages_up_to
 from broker_io.position import Int64s, Position
 from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import Effect
 from txnbuffer.buffer.visibility import Sequenced, Sequencer, Visibility, decided_rows, end_of, visible_counts
 from txnbuffer.errors import ProtocolStopped, ReplayStalled, SeqnoGap, UndecodableRecordSet
+from txnbuffer.progress import ProgressReporter, is_reported, report
 from txnbuffer.protocol import removed_rows
 from txnbuffer.recordset import expand, rows_within
 
@@ -128,13 +129,15 @@ class LogFollower(Resource):
         if end is None or reaches(self.at, end):
             return effects
         self.buffer.replay_until(end)
-        while not reaches(self.at, end):
-            placed = self._fetch_existing(end, timeout)
-            within = placed.positions.search(end, right=True) if exactly else len(placed)
-            effects += self.apply(placed.take(slice(within)))
-            if within < len(placed):
-                self._close_reader()  # another one reads the rest again
-                break
+        with reading(self._broker, self.topic, self.at, end) as progress:
+            while not reaches(self.at, end):
+                placed = self._fetch_existing(end, timeout)
+                within = placed.positions.search(end, right=True) if exactly else len(placed)
+                effects += self.apply(placed.take(slice(within)))
+                progress.advance(within)
+                if within < len(placed):
+                    self._close_reader()  # another one reads the rest again
+                    break
         return effects
 
     def _fetch_existing(self, end: Position, timeout: float) -> PlacedBatch:
@@ -409,6 +412,15 @@ class RecordFollower(DecidedFollower):
         return sum(int(visible_counts(placed, self.buffer).sum()) for placed in existing)
 
 
+def reading(broker: Broker, topic: str, after: Position, end: Position | None) -> ProgressReporter:
+    """The progress of reading the messages of a topic after a position up to another one."""
+    total = None
+    if is_reported():  # else the ledgers, which a cluster has to be asked for, are not needed
+        ledgers = broker.ledgers(topic)
+        total = max(messages_up_to(ledgers, end) - messages_up_to(ledgers, after), 0)
+    return report(f"reading {topic}", "messages", total)
+
+
 def read_existing(
     broker: Broker, topic: str, after: Position, last: Position | None, *, timeout: float | None = None
 ) -> Iterator[PlacedBatch]:
@@ -420,17 +432,20 @@ def read_existing(
     timeout = REPLAY_TIMEOUT if timeout is None else timeout
     reader: Reader | None = None
     try:
-        while last is not None and not reaches(after, last):
-            for wait in _waits(timeout):
-                reader = reader or broker.reader(topic, after, inclusive=False)
-                if (placed := reader.read(timeout=wait)) is not None:
-                    break
-                reader.close()
-                reader = None
-            else:
-                raise stalled(topic, last, after, timeout)
-            after = placed.positions.last
-            yield placed.take(slice(placed.positions.search(last, right=True)))
+        with reading(broker, topic, after, last) as progress:
+            while last is not None and not reaches(after, last):
+                for wait in _waits(timeout):
+                    reader = reader or broker.reader(topic, after, inclusive=False)
+                    if (placed := reader.read(timeout=wait)) is not None:
+                        break
+                    reader.close()
+                    reader = None
+                else:
+                    raise stalled(topic, last, after, timeout)
+                after = placed.positions.last
+                placed = placed.take(slice(placed.positions.search(last, right=True)))
+                progress.advance(len(placed))
+                yield placed
     finally:
         if reader is not None:
             reader.close()

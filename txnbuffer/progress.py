@@ -1,11 +1,15 @@
 """Progress of operations that may take seconds: a value for callbacks, and a bar for terminals and notebooks
 
-Functions that may take more than two seconds accept a callback, which gets `Progress` values:
+Operations that may take more than two seconds report `Progress` values to a callback. A client reports the opening of
+its log to the one that `connect` gets; `reporting` sets one for all that runs in a block:
 
     def show(progress: Progress) -> None:
         print(progress)
 
     with connect("file:data", progress=show) as client: ...
+
+    with reporting(show):
+        check_backup("log.backup")
 
 The callback is called at the start of an operation, then at most every `INTERVAL` seconds, and at its end, when `done`
 and `total` are equal. It may be called in another thread than that of its caller, and should return quickly. If it
@@ -18,7 +22,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -64,6 +70,32 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], object]
+
+
+_callback: ContextVar[OnProgress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def reporting(on_progress: OnProgress | None) -> Iterator[None]:
+    """Report the progress of all operations in a block, and in the threads and tasks that it starts, to a callback.
+
+    None leaves the callback as it is.
+    """
+    token = _callback.set(_callback.get() if on_progress is None else on_progress)
+    try:
+        yield
+    finally:
+        _callback.reset(token)
+
+
+def is_reported() -> bool:
+    """Whether the running code has a callback, so that the total of an operation is worth a request."""
+    return _callback.get() is not None
+
+
+def report(operation: str, unit: str, total: int | None = None) -> ProgressReporter:
+    """A reporter of one operation to the callback of the running code."""
+    return ProgressReporter(_callback.get(), operation, unit, total)
 
 
 class ProgressReporter:
@@ -113,7 +145,7 @@ class ProgressBar:
     """A callback that shows one bar for each operation, in a notebook or on stderr, and removes it at the end.
 
     `close` removes the bars of operations that failed, which do not report their end; so does the end of a `with`
-    block. Without a terminal and outside a notebook nothing is shown.
+    block. Without a terminal and outside a notebook nothing is shown, and `shows` is False.
     """
 
     def __init__(self) -> None:
@@ -122,6 +154,10 @@ class ProgressBar:
             self._display = _NotebookBars()
         else:
             self._display = _TerminalBars() if _is_terminal() else None
+
+    @property
+    def shows(self) -> bool:
+        return self._display is not None
 
     def __call__(self, progress: Progress) -> None:
         if self._display is None:

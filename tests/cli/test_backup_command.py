@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import txnbuf
+from commands import BAR_AT_ONCE, txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import connect
@@ -136,7 +136,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path, served: bool) -> None:
 def on_a_terminal(*arguments: str) -> str:
     """What a command shows on a terminal."""
     ours, terminal = pty.openpty()
-    command = [sys.executable, "-m", "txnbuffer", *arguments]
+    command = [sys.executable, "-c", BAR_AT_ONCE, *arguments]
     environment = {**os.environ, "COLUMNS": "300"}
     subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True, env=environment)
     os.close(terminal)

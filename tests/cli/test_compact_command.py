@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import txnbuf
+from commands import BAR_AT_ONCE, txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import connect
@@ -144,12 +144,12 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     log = f"file:{tmp_path / 'log'}"
     write(log)
     ours, terminal = pty.openpty()
-    command = [sys.executable, "-m", "txnbuffer", "compact", "orders", "--log", log, "--output", "json"]
+    command = [sys.executable, "-c", BAR_AT_ONCE, "compact", log, "orders", "--output", "json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert "orders: done" in shown
+    assert "compaction of orders" in shown
     assert removed(json.loads(done.stdout)) == 39
 
 
@@ -170,7 +170,7 @@ def test_an_interrupted_command_says_what_becomes_of_the_compaction(tmp_path: Pa
         waiting = stack.enter_context(subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL))
         os.close(terminal)
         shown = b""
-        while b"orders: running" not in shown:
+        while b"compaction of orders" not in shown:
             shown += os.read(ours, 1 << 16)
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(60) == 130

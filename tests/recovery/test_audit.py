@@ -38,6 +38,7 @@ from broker_io.testing import SimulatedDisk
 from snapshots.errors import SnapshotMissing
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
+from txnbuffer.progress import Progress, reporting
 from txnbuffer.protocol import TXN
 from txnbuffer.recovery.audit import CommittedLog, KeyAudit, LogDigest, StoredComparison, audit, digest_of
 from txnbuffer.recovery.newest_records import ROW, SHARES
@@ -161,9 +162,11 @@ def test_changed_lost_and_resurrected_keys_are_named_in_the_order_of_the_log() -
         (b"back", "in the log only", b"3", None),
     ]
     assert [(one.log.seqno, one.copy.seqno) for one in found.differences] == [(None, 1), (2, 2), (3, 5)]
-    progress: list[tuple[str, int, int]] = []
-    short = compare(log, topic.broker, first=2, on_progress=lambda *call: progress.append(call))
-    assert (progress[0][0], progress[-1]) == ("copy", ("log", 3, 5))
+    progress: list[Progress] = []
+    with reporting(progress.append):
+        short = compare(log, topic.broker, first=2)
+    ends = [(one.operation, one.done, one.unit) for one in progress if one.done == one.total]
+    assert ends[-2:] == [("audit of the copy", 5, "records"), ("audit of the log", 5, "records")]
     assert short.different == 3
     assert [one.key for one in short.differences] == [b"lost", b"changed"]
     assert compare(log, topic.broker, first=0).differences == ()

@@ -6,10 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import click
+
+from broker_io import is_cluster
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
 from txnbuffer.cli.commands import address_argument
-from txnbuffer.cli.options import access_options
+from txnbuffer.cli.options import LogAddress, given, log_options
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ForeignTopic, ForeignTransaction, counted
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.rpc.service_access import NO_ACCESS, ServiceAccess
 
 TIMEOUT = 30.0
@@ -36,13 +43,26 @@ service_argument = address_argument("--service")
 
 
 def with_service(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`access_options`; they and the argument `address` give one argument `service`."""
+    """`log_options`; they and the argument `address` give one argument `service`."""
 
     @functools.wraps(function)
-    def wrapped(*arguments: Any, address: str, access: ServiceAccess, **named: Any) -> Any:
-        return function(*arguments, service=ServiceAddress(address, access), **named)
+    def wrapped(*arguments: Any, log: LogAddress, **named: Any) -> Any:
+        return function(*arguments, service=service_at(log), **named)
 
-    return access_options(wrapped)
+    return log_options(wrapped)
+
+
+def service_at(log: LogAddress) -> ServiceAddress:
+    """The service at an address; at that of a cluster, the services of all shards, whose addresses it has."""
+    if not is_cluster(log.address):
+        if ignored := given("config_path", "flags"):
+            raise click.UsageError(f"{ignored} can be used with the address of a cluster only")
+        return ServiceAddress(log.address, log.access)
+    with log.open_for_reading() as broker:
+        count = shards_of(broker)
+        decisions = [Shard(number, count).topic(DECISIONS) for number in range(count)]
+        addresses = [ServiceDiscovery(broker, log.address, topic).newest_address() for topic in decisions]
+    return ServiceAddress(",".join(addresses), log.access)
 
 
 class ServiceResponses(NamedTuple):

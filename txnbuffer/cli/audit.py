@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,6 +20,7 @@ from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argum
 from txnbuffer.cli.options import ACCESS, LogAddress, given, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidConfiguration, counted
+from txnbuffer.progress import BYTES, report
 from txnbuffer.recovery.audit import (
     FIRST_DIFFERENCES,
     MEMORY_BYTES,
@@ -29,14 +30,10 @@ from txnbuffer.recovery.audit import (
     KeyAudit,
     KeySide,
     LogDigest,
-    OnProgress,
     Tally,
     audit,
     digest_of,
 )
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
 MIB = 1024 * 1024
 
@@ -130,7 +127,8 @@ def _opened(place: LogAddress, directory: str) -> Broker:
     scheme, _, path = place.address.partition(":")
     if scheme == "backup":
         place = place._replace(address=f"file:{directory}/restored")
-        restore_backup(path, place.address, lambda *_: None)
+        with report(f"restore of {path}", BYTES) as progress:
+            restore_backup(path, place.address, progress.update)
     return place.open_for_reading()
 
 
@@ -142,7 +140,7 @@ def _relayed(broker: Broker, topic: str, source: str, incarnation: str, *, raw: 
 
 @contextlib.contextmanager
 def _working(memory: int) -> Iterator[dict[str, Any]]:
-    """The memory, the directory for temporary files and the progress of an audit, as arguments."""
+    """The memory and the directory for temporary files of an audit, as arguments."""
     named = os.environ.get("TMPDIR")
     if named and not (os.path.isdir(named) and os.access(named, os.W_OK | os.X_OK)):
         # Python would silently take another directory.
@@ -153,8 +151,8 @@ def _working(memory: int) -> Iterator[dict[str, Any]]:
         temporary = tempfile.TemporaryDirectory("", "txnbuf-audit-", named or None, ignore_cleanup_errors=True)
     except OSError as error:
         raise disk_error(error, named or "TMPDIR", "set TMPDIR to a directory for temporary files") from error
-    with temporary as directory, _progress() as on_progress:
-        yield {"directory": directory, "memory_bytes": memory * MIB, "on_progress": on_progress}
+    with temporary as directory:
+        yield {"directory": directory, "memory_bytes": memory * MIB}
 
 
 def _show_digest(topic: str, found: DigestAudit, like: LogDigest | None, output: str) -> NoReturn:
@@ -208,23 +206,3 @@ def _tally(side: str, tally: Tally) -> dict[str, int]:
 
 def _side(name: str, side: KeySide) -> dict[str, Any]:
     return {f"{name}_{field}": value for field, value in side._asdict().items()}
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[OnProgress | None]:
-    """A progress bar on stderr, if it is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(side: str, records: int, total: int) -> None:
-            if side not in tasks:
-                tasks[side] = bars.add_task(f"reading the {side}", total=total)
-            bars.update(tasks[side], completed=records)
-
-        yield show

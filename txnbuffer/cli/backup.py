@@ -11,8 +11,9 @@ from broker_io.port import BackupBroker, BackupProgress
 from txnbuffer.cli.admin_client import ServiceAddress, call_owner
 from txnbuffer.cli.commands import AddressCommand, address_argument
 from txnbuffer.cli.options import LogAddress, log_options
-from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record
+from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.errors import BackupFailed
+from txnbuffer.progress import BYTES, report
 
 POLL_SECONDS = 0.2
 
@@ -38,12 +39,12 @@ def backup_command(log: LogAddress, file: str, output: str) -> None:
     log.check_not_in_memory()
     if is_cluster(log.address):
         raise _unsupported(log)
-    with bytes_progress(f"backup of {log.address}") as show:
+    with report(f"backup of {log.address}", BYTES) as progress:
         if log.address.startswith("file:"):
-            report = _back_up(log, file, show)
+            done = _back_up(log, file, progress.update)
         else:
-            report = _ask_for_backup(ServiceAddress(log.address, log.access), file, show)
-    show_record({"file": file, **report}, output)
+            done = _ask_for_backup(ServiceAddress(log.address, log.access), file, progress.update)
+    show_record({"file": file, **done}, output)
 
 
 def _back_up(log: LogAddress, file: str, show: BackupProgress) -> dict[str, int]:
@@ -68,8 +69,8 @@ def _ask_for_backup(service: ServiceAddress, file: str, show: BackupProgress) ->
             if run["problem"] is not None:
                 raise BackupFailed(file, run["problem"])
             if run["report"] is not None:
-                report: dict[str, int] = run["report"]
-                return report
+                written: dict[str, int] = run["report"]
+                return written
             current().clock.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         narrate("interrupted: the service continues to write the backup")
@@ -93,13 +94,13 @@ def restore_command(file: str, address: str | None, check: bool, output: str) ->
     if check == (address is not None):
         raise click.UsageError("give either ADDRESS or --check")
     if address is None:
-        with bytes_progress(f"check of {file}") as show:
-            report = check_backup(file, show)
-        show_record({"file": file, **report._asdict()}, output)
+        with report(f"check of {file}", BYTES) as progress:
+            checked = check_backup(file, progress.update)
+        show_record({"file": file, **checked._asdict()}, output)
         return
-    with bytes_progress(f"restore to {address}") as show:
-        report = restore_backup(file, address, show)
-    show_record({"file": file, "log": address, **report._asdict()}, output)
+    with report(f"restore to {address}", BYTES) as progress:
+        restored = restore_backup(file, address, progress.update)
+    show_record({"file": file, "log": address, **restored._asdict()}, output)
 
 
 def _unsupported(log: LogAddress) -> NotSupported:

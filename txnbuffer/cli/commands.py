@@ -106,8 +106,11 @@ class AddressCommand(click.Command):
             formatter.write_text(f"Without ADDRESS: that of the environment variable {VARIABLE}, else {DEFAULT}.")
 
     def invoke(self, ctx: click.Context) -> Any:
+        from txnbuffer.progress import progress_bar, reporting
+
         try:
-            return super().invoke(ctx)
+            with progress_bar() as bar, reporting(bar if bar.shows else None):
+                return super().invoke(ctx)
         except TopicNotFound as error:
             raise _with_suggestion(error, ctx) from None
 

@@ -14,8 +14,9 @@ from broker_io.errors import InvalidAddress
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
 from txnbuffer.cli.options import ACCESS, LogAddress, given, log_options
-from txnbuffer.cli.output import bytes_progress, narrate, output_option, show_record, show_rows
+from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.progress import BYTES, report
 
 if TYPE_CHECKING:
     from txnbuffer.service.offline import Ask
@@ -150,8 +151,8 @@ async def _compact(ask: Ask, topic: str, interrupted: str) -> dict[str, Any]:
 
     number = (await ask("Compact", topic=topic))["run"]
     try:
-        with bytes_progress(topic) as show:
-            statistics = await compacted(ask, topic, number, lambda state, *done: show(*done, state))
+        with report(f"compaction of {topic}", BYTES) as progress:
+            statistics = await compacted(ask, topic, number, lambda _, done, expected: progress.update(done, expected))
     except asyncio.CancelledError:
         narrate(interrupted)
         raise

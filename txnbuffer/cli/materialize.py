@@ -12,6 +12,7 @@ from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argum
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.progress import is_reported
 
 if TYPE_CHECKING:
     from txnbuffer.client.connection import PendingConnection
@@ -112,7 +113,7 @@ def _progress_printer() -> OnProgress:
             narrate(f"{topic}: history branched, rolled back to seqno {seqno:,}")
         elif progress.caught_up and not caught_up:
             narrate(f"{topic}: caught up at seqno {seqno:,}")
-        elif now - at > PROGRESS_INTERVAL:
+        elif now - at > PROGRESS_INTERVAL and not is_reported():
             narrate(f"{topic}: at seqno {seqno:,}")
         else:
             return

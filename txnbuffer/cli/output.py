@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -120,26 +119,6 @@ def instant(time_ms: int) -> str:
 def narrate(line: str) -> None:
     """Print a message to stderr, for the person at the terminal."""
     click.echo(line, err=True)
-
-
-@contextlib.contextmanager
-def bytes_progress(what: str) -> Iterator[Callable[..., None]]:
-    """A function that shows how many bytes are done of how many, and optionally a state, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=None)
-
-        def show(done: int, expected: int, state: str = "") -> None:
-            named = f"{what}: {state}" if state else what
-            progress.update(task, description=named, completed=done, total=max(done, expected) or None)
-
-        yield show
 
 
 def _cell(value: Any) -> str:

@@ -14,6 +14,7 @@ from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argum
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.errors import InvalidRequest, counted
+from txnbuffer.progress import report
 
 if TYPE_CHECKING:
     from txnbuffer.client.sync_transaction import SyncTransaction
@@ -54,7 +55,8 @@ def produce_command(
     from txnbuffer.client.connection import connect
 
     records = transactions = skipped = 0
-    with connect(log.address, **log.connect_options()) as client:
+    sending = report(f"sending to {topic}", "records")
+    with connect(log.address, **log.connect_options()) as client, sending:
         last = 0 if name is None else client.committed_number(name)
         for number, lines in enumerate(_groups(sys.stdin.buffer, size), 1):
             if number <= last:
@@ -65,6 +67,7 @@ def produce_command(
                     _send(txn, topic, line, at, as_json, key_separator)
             records += len(lines)
             transactions += 1
+            sending.update(records)
     if skipped:
         were = "was already committed and is" if skipped == 1 else "were already committed and are"
         narrate(f"{counted(skipped, 'line')} {were} not sent again")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argum
 from txnbuffer.cli.options import LogAddress, log_options
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.progress import is_reported
 
 if TYPE_CHECKING:
     from txnbuffer.sinks.relay import Relay, RelayCursor, RelayProgress, Target
@@ -128,7 +130,7 @@ def _run(relay: Relay, follow: bool, stop: threading.Event) -> bool:
         except BaseException as error:
             outcome.set_exception(error)
 
-    threading.Thread(target=work, name="relay", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(work,), name="relay", daemon=True).start()
     while not wait([outcome], POLL).done:
         if stop.is_set() and not wait([outcome], LAST_WAIT).done:
             narrate(f"the relay did not stop within {LAST_WAIT:.0f} s and was cut off; the next one resumes")
@@ -180,7 +182,7 @@ def _progress() -> Callable[[RelayProgress], None]:
 
     def show(progress: RelayProgress) -> None:
         nonlocal shown
-        if progress.records - shown >= PROGRESS_RECORDS:
+        if not is_reported() and progress.records - shown >= PROGRESS_RECORDS:
             shown = progress.records
             narrate(f"{progress.records:,} records, up to {progress.position}")
 

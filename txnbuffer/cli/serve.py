@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -12,6 +13,7 @@ import click
 from txnbuffer.cli.commands import AddressCommand
 from txnbuffer.cli.options import LogAddress, with_config
 from txnbuffer.config import Config
+from txnbuffer.progress import OnProgress, Progress, reporting
 
 T = TypeVar("T")
 WORKERS = 6
@@ -110,7 +112,8 @@ def run(address: str, config: Config) -> int:
         LogAddress(address, config).open_to_serve, config, owner, log, cluster_mode=cluster_mode, shutdown=shutdown
     )
     try:
-        error = asyncio.run(with_workers(serving))
+        with reporting(_progress_log(log)):
+            error = asyncio.run(with_workers(serving))
     finally:
         if shutdown is not None:
             shutdown.done()
@@ -135,6 +138,24 @@ def _exit(log: Any) -> None:
 
     log("left", error="the cluster did not respond in time for a clean shutdown; the next service completes the work")
     os._exit(SHUTDOWN_TIMED_OUT)
+
+
+PROGRESS_SECONDS = 2.0
+"""Seconds of an operation before its progress is logged, and between two such events."""
+
+
+def _progress_log(log: Any) -> OnProgress:
+    """A callback that logs the progress of operations that take long."""
+    logged: dict[str, float] = {}
+
+    def show(progress: Progress) -> None:
+        if progress.done == progress.total:
+            logged.pop(progress.operation, None)
+        elif progress.seconds - logged.get(progress.operation, 0.0) >= PROGRESS_SECONDS:
+            logged[progress.operation] = progress.seconds
+            log("progress", **dataclasses.asdict(progress))
+
+    return show
 
 
 def _log() -> Any:

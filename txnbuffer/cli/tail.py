@@ -18,7 +18,7 @@ from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_li
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.starts import Start
+from txnbuffer.client.starts import SAME_AS, Start
 from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
 from txnbuffer.model import Position
@@ -138,7 +138,7 @@ def _messages_before_end(broker: Broker, topic: str, count: int) -> Start:
 
 def parse_start(text: str) -> Start:
     """Parse a start position. Raises click.BadParameter."""
-    if text in ("beginning", "end"):
+    if text in ("beginning", "end", *SAME_AS):
         return text
     for read in (Position.parse, datetime.fromisoformat):
         try:

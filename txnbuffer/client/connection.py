@@ -46,7 +46,7 @@ from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
-from txnbuffer.progress import OnProgress
+from txnbuffer.progress import OnProgress, reporting
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
@@ -402,6 +402,10 @@ class PendingConnection:
 
         If the caller is cancelled while a log opens in this process, the log is closed before the exception is raised.
         """
+        with reporting(self.progress):
+            return await self._open()
+
+    async def _open(self) -> Client:
         async with AsyncExitStack() as resources:
             connectors: list[ServiceConnectors] = []
             if self.read_only:
@@ -608,7 +612,7 @@ def connect(
     - `token`, `token_file`: who this client is: a token, a function that returns one, or a file with it. The function
       is called, and the file read, for each connection, so a token can be renewed. A token is not sent to another
       machine without TLS. On a cluster, the token of `broker_options` is used if none is given here.
-    - `progress`: called with a `Progress` while an operation of this client runs that may take longer than 2 seconds.
+    - `progress`: called with a `Progress` while the log opens and its state is recovered, which may take seconds.
 
     Only for a cluster:
 

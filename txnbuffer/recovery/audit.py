@@ -36,6 +36,7 @@ from snapshots.errors import SnapshotMissing
 from txnbuffer.buffer.visibility import PinnedVisibility
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.follow import SequencedFollower, numbered_records, read_existing
+from txnbuffer.progress import ProgressReporter, report
 from txnbuffer.recordset import batch_slices, expand
 from txnbuffer.recovery.newest_records import (
     NewestRecords,
@@ -53,9 +54,6 @@ MEMORY_BYTES = 256 * 1024 * 1024
 NO_SEQNO = -1
 """The seqno of a record whose seqno is unknown."""
 LAST_SEQNO = 2**63 - 1
-
-OnProgress = Callable[[str, int, int], object]
-"""Called with the side that is read, the records read, and the records that it has about."""
 
 
 @dataclass(slots=True)
@@ -224,7 +222,6 @@ def audit(
     up_to: int | None = None,
     memory_bytes: int = MEMORY_BYTES,
     first: int = FIRST_DIFFERENCES,
-    on_progress: OnProgress | None = None,
 ) -> KeyAudit:
     """Compare a log with another copy of its topic, as of a seqno (None: the last one that both have).
 
@@ -237,15 +234,17 @@ def audit(
     seed = _seed()
     most_rows = rows_in(memory_bytes)
     with NewestRecords(most_rows, f"{directory}/log") as mine, NewestRecords(most_rows, f"{directory}/copy") as other:
-        tallies = _Tallies(on_progress, Tally(), Tally())
+        tallies = _Tallies(Tally(), Tally())
         limit = log.end if up_to is None else up_to
         _check_reached("log", log.end, limit)
-        reached = copy.collect(other, seed, limit, tallies.of_copy(limit))
+        with report("audit of the copy", "records", limit) as progress:
+            reached = copy.collect(other, seed, limit, _counter(tallies.copy, progress))
         if up_to is not None:
             _check_reached("copy", reached, up_to)
         _check_cleaned("copy", copy.cleaned, reached, "log")
         _check_cleaned("log", log.cleaned, reached, "copy")
-        log.collect(mine, seed, reached, tallies.of_log(reached))
+        with report("audit of the log", "records", reached) as progress:
+            log.collect(mine, seed, reached, _counter(tallies.log, progress))
         found = _Comparison(log.start, copy.start, first)
         for left, right in paired(mine, other, 2 * most_rows):
             found.add(left, right)
@@ -284,20 +283,18 @@ def _check_cleaned(name: str, cleaned: int, reached: int, other: str) -> None:
 class _Tallies:
     """Counts the records of both sides."""
 
-    report: OnProgress | None
     log: Tally
     copy: Tally
 
-    def of_log(self, total: int) -> Callable[[int], None]:
-        return lambda records: self._add("log", self.log, records, total)
 
-    def of_copy(self, total: int) -> Callable[[int], None]:
-        return lambda records: self._add("copy", self.copy, records, total)
+def _counter(tally: Tally, progress: ProgressReporter) -> Callable[[int], None]:
+    """A function that counts records."""
 
-    def _add(self, name: str, tally: Tally, records: int, total: int) -> None:
+    def count(records: int) -> None:
         tally.records += records
-        if self.report is not None:
-            self.report(name, tally.records, total)
+        progress.update(tally.records)
+
+    return count
 
 
 class _Comparison:
@@ -411,7 +408,6 @@ def digest_of(
     *,
     like: LogDigest | None = None,
     memory_bytes: int = MEMORY_BYTES,
-    on_progress: OnProgress | None = None,
 ) -> DigestAudit:
     """The digest of a log, with the seed and the end of another digest.
 
@@ -428,10 +424,14 @@ def digest_of(
             f"records up to seqno {log.start - 1} were trimmed since the digest was made: make another one"
         )
     most_rows = rows_in(memory_bytes)
-    tallies = _Tallies(on_progress, Tally(), Tally())
+    tally = Tally()
     digest, seed = KeyDigest(like.keys.seed), like.keys.seed
-    count = tallies.of_log(like.end)
-    with NewestRecords(most_rows, f"{directory}/log") as found, _StoredCheck(log, stored, most_rows, directory) as kept:
+    with (
+        NewestRecords(most_rows, f"{directory}/log") as found,
+        _StoredCheck(log, stored, most_rows, directory) as kept,
+        report("digest of the log", "records", like.end) as progress,
+    ):
+        count = _counter(tally, progress)
         for records, seqnos in log.records(like.end):
             alone = records.positions.indexes == NO_INDEX
             found.add(hashed_rows(records.take(alone), seqnos[alone], seed))
@@ -439,9 +439,9 @@ def digest_of(
             count(len(records))
         log.check_unchanged(like.end, stored=kept.compares)
         for rows in newest_with_value(found, 2 * most_rows):
-            tallies.log.keys += len(rows)
+            tally.keys += len(rows)
             digest = digest.add(rows["key_high"], rows["ledger"], rows["entry"])
-        return DigestAudit(LogDigest(log.start, like.end, digest), tallies.log, kept.compared(2 * most_rows))
+        return DigestAudit(LogDigest(log.start, like.end, digest), tally, kept.compared(2 * most_rows))
 
 
 class _StoredCheck(Resource):

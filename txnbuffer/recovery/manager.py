@@ -26,6 +26,7 @@ from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotOwnership, SnapshotPlan, SnapshotWriter, acquire, commit
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.state import Effect
+from txnbuffer.progress import report
 from txnbuffer.recovery.bounds import BoundsCheck, readable_bounds
 from txnbuffer.recovery.followed_topic import (
     DEFAULT_POLICY,
@@ -163,9 +164,11 @@ class SnapshotManager:
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
         topics = restored_topics(table)
-        for topic, state in zip(topics, self._each(partial(self._replayed, table), topics), strict=True):
-            if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
-                effects[topic] = found
+        with report("recovery", "topics", len(topics)) as progress:
+            for topic, state in zip(topics, self._each(partial(self._replayed, table), topics), strict=True):
+                if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
+                    effects[topic] = found
+                progress.advance()
         for left in self._warm.values():
             left.close()
         self._warm.clear()

@@ -42,6 +42,7 @@ from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost, counted
 from txnbuffer.follow import LogFollower, SequencedFollower
 from txnbuffer.mutations.index import EMPTY, SnapshotIndex
+from txnbuffer.progress import report
 from txnbuffer.recovery.bounds import BoundsCheck
 from txnbuffer.recovery.codec import TopicState, decode_mutations, decode_segment
 from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
@@ -97,10 +98,14 @@ def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
         raise TopicNotFound(f"there is no data topic {topic!r} to verify")
     for shard, table in tables:
         findings += [] if table is None else _of_table(shard, table)
-    for name, table in restored:
-        findings += verify_topic(broker, table, name)
-    for name in sorted(set(known) - with_snapshot - broken):
-        findings += _without_snapshot(broker, name, asked=topic is not None)
+    others = sorted(set(known) - with_snapshot - broken)
+    with report("verification", "topics", len(restored) + len(others)) as progress:
+        for name, table in restored:
+            findings += verify_topic(broker, table, name)
+            progress.advance()
+        for name in others:
+            findings += _without_snapshot(broker, name, asked=topic is not None)
+            progress.advance()
     buffers = {} if topic is not None else _folded(broker, count)
     return [*findings, *_decisions(broker, decisions, buffers)]
 

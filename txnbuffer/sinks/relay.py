@@ -36,6 +36,7 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnknownCursor,
 )
+from txnbuffer.progress import ProgressReporter, report
 from txnbuffer.recovery.restore import LoadedTopic, load
 from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, relay_messages
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog
@@ -212,6 +213,7 @@ class Relay:
     progress: RelayProgress = field(default_factory=RelayProgress, init=False)
     _last_progress: float = field(default=0.0, init=False)
     _clock: Clock = field(default_factory=lambda: current().clock, init=False)
+    _reporter: ProgressReporter = field(default_factory=lambda: report("relay", "records"), init=False)
     _appends: deque[tuple[Future[Any], RelayProgress]] = field(default_factory=deque, init=False)
 
     def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> RelayProgress:
@@ -223,6 +225,7 @@ class Relay:
         """
         failures, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._last_progress = self._clock.monotonic()
+        self._reporter = report(f"relay of {self.topic}", "records")
         while True:
             before = self._last_progress
             try:
@@ -363,6 +366,7 @@ class Relay:
             self.cursor.acknowledged(sent.seqno)
         if self.on_progress is not None:
             self.on_progress(progress)
+        self._reporter.update(progress.records)
 
 
 def _next_after(after: int | None, seqnos: Int64s, oldest: int | None) -> int:

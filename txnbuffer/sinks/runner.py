@@ -18,6 +18,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.errors import ForeignSink, ForeignToken, InvalidRequest, StreamTrimmed
+from txnbuffer.progress import ProgressReporter, report
 from txnbuffer.sinks.sqlite import SQLiteFile, SQLiteTable
 from txnbuffer.streams.failover import ResumeToken
 
@@ -96,12 +97,13 @@ async def run_sink(
     try:
         if lease is not None:
             await lease.begin("beginning" if start is None or start.seqno == 0 else start)
-        while True:
-            from_ = "beginning" if start is None or start.seqno == 0 else start
-            async with client.stream(topic, from_=from_, to=to) as stream:
-                if await runner.run(stream):
-                    return runner.progress
-            start = None  # all rows were discarded
+        with report(f"{topic} to {sink.name}", "mutations") as runner.reporter:
+            while True:
+                from_ = "beginning" if start is None or start.seqno == 0 else start
+                async with client.stream(topic, from_=from_, to=to) as stream:
+                    if await runner.run(stream):
+                        return runner.progress
+                start = None  # all rows were discarded
     except ForeignToken as error:
         raise ForeignSink(f"{sink.name} has data of another log ({error}): use another sink") from None
     finally:
@@ -119,6 +121,7 @@ class SinkRunner:
     _on_progress: OnProgress
     cluster: str = ""
     lease: CursorLease | None = None
+    reporter: ProgressReporter | None = None
     _pending: list[ChangeBatch] = field(default_factory=list)
     _ended: bool = False
     _rollback: Rollback | None = None
@@ -128,6 +131,8 @@ class SinkRunner:
         while not (self._ended or self._stop.is_set()):
             if batches := await self._gather(stream):
                 await self._write(batches)
+                if self.reporter is not None:
+                    self.reporter.update(batches[-1].token.seqno, stream.statistics().high_seqno)
             if self._rollback is not None:
                 seqno = await self._roll_back(self._rollback)
                 if seqno == 0:

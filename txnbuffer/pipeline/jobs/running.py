@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from broker_io.errors import Error, MissingDependency
 from txnbuffer.model import Position
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
+from txnbuffer.progress import is_reported, report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,10 @@ OnProgress = Callable[[str], None]
 
 PROGRESS_INTERVAL = 5.0
 """Seconds between two progress lines of a job."""
+UPDATE_INTERVAL = 0.5
+"""Seconds between two updates of a bar."""
+Stages: TypeAlias = list[tuple[int, int]]
+"""The completed and all tasks of each running stage."""
 
 SETTINGS = {
     "spark.log.level": "ERROR",
@@ -139,25 +144,39 @@ def _stop(spark: SparkSession) -> None:
 
 @contextmanager
 def report_progress(spark: SparkSession, what: str, on_progress: OnProgress) -> Iterator[None]:
-    """Report the progress of Spark while a job runs, and raise its errors as `spark_errors`."""
+    """Report the progress of Spark while a job runs, and raise its errors as `spark_errors`.
+
+    It goes to the callback of `txnbuffer.progress.reporting`; if there is none, as lines to `on_progress`.
+    """
     ended = threading.Event()
-    reporter = threading.Thread(target=_report, args=(spark, what, on_progress, ended), daemon=True)
-    reporter.start()
-    try:
-        with spark_errors():
-            yield
-    finally:
-        ended.set()
-        reporter.join()
+    with report(what, "tasks") as progress:
+
+        def update(stages: Stages, _: float) -> None:
+            progress.update(sum(done for done, _ in stages), sum(total for _, total in stages))
+
+        def print_line(stages: Stages, seconds: float) -> None:
+            tasks = ", ".join(f"{done} of {total} tasks done" for done, total in stages)
+            on_progress(f"{what}: {tasks or 'planning'}, {seconds:.0f} s")
+
+        call = (update, UPDATE_INTERVAL) if is_reported() else (print_line, PROGRESS_INTERVAL)
+        reporter = threading.Thread(target=_report, args=(spark, ended, *call), daemon=True)
+        reporter.start()
+        try:
+            with spark_errors():
+                yield
+        finally:
+            ended.set()
+            reporter.join()
 
 
-def _report(spark: SparkSession, what: str, on_progress: OnProgress, ended: threading.Event) -> None:
+def _report(
+    spark: SparkSession, ended: threading.Event, show: Callable[[Stages, float], None], interval: float
+) -> None:
     with suppress(JobFailed), spark_errors():  # the job itself raises them
         tracker, began = spark.sparkContext.statusTracker(), time.monotonic()
-        while not ended.wait(PROGRESS_INTERVAL):
+        while not ended.wait(interval):
             stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number))]
-            tasks = ", ".join(f"{info.numCompletedTasks} of {info.numTasks} tasks done" for info in stages)
-            on_progress(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
+            show([(info.numCompletedTasks, info.numTasks) for info in stages], time.monotonic() - began)
 
 
 def job_error(text: str, failed: str = "Spark failed") -> JobFailed:
