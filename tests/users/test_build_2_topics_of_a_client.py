@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from access_world import accessed
 from client_world import run
 from cluster_app import cluster_engine
-from service_setup import engine_on, eventually
+from service_setup import engine_on, eventually, on_a_loop
 
 from broker_io import open_broker
 from broker_io.batch import Batch
-from broker_io.errors import InvalidTopicName, NotSupported, TopicNotFound
+from broker_io.errors import InvalidTopicName, NotAuthorized, NotSupported, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from txnbuffer import ChangeBatch, SyncClient, SyncTransaction, Transaction, TransactionAborted, connect
@@ -23,6 +24,7 @@ from txnbuffer.client.topic_queries import topic_names
 from txnbuffer.errors import TopicInUse
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service.deletion import delete_topic
+from txnbuffer.testing import ServiceProcess
 
 
 @pytest.fixture(params=["memory", "file", "service"])
@@ -209,6 +211,16 @@ def test_an_open_transaction_prevents_it(client: SyncClient) -> None:
     client.delete_topic("orders")
 
 
+def test_an_open_transaction_of_another_client_prevents_it(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address) as client, connect(txnbuf_service.address) as other:
+        with other.transaction() as txn:
+            txn.send("orders", b"1")
+            with client.reader("orders", isolation="read_uncommitted", wait=True) as reader:
+                assert reader.read(timeout=30) is not None
+            refused(client, f"transaction {txn.id} is open")
+        assert values(client, "orders") == [b"1"]
+
+
 def test_a_transaction_that_has_just_committed_or_aborted_does_not(client: SyncClient) -> None:
     for number in range(5):
         with client.transaction() as txn:
@@ -312,6 +324,42 @@ def test_the_log_is_sound_afterwards() -> None:
 
         run(test())
         assert {found.level for found in verify(broker)} == {Level.OK}
+
+
+def test_a_deletion_that_was_interrupted_is_completed_by_the_next_owner(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    with connect(address) as client, client.transaction() as txn:
+        txn.send("orders", b"1")
+        txn.send("stock", b"1")
+    with open_broker(address) as broker:
+        broker.delete_topic("orders")  # and then the machine crashed
+    with connect(address) as client:
+        assert client.topics() == ["stock"]
+        with client.transaction() as txn:
+            txn.send("orders", b"2")
+            txn.send("stock", b"2")
+        assert values(client, "orders") == [b"2"]
+        assert values(client, "stock") == [b"1", b"2"]
+
+
+@on_a_loop
+async def test_only_operators_of_the_topic_may_delete_it(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        async with service.connect("root") as client, client.transaction() as txn:
+            await txn.send("a", b"1")
+            await txn.send("b", b"1")
+        for principal in ("writer", "reader", "processor"):
+            async with service.connect(principal) as client:
+                with pytest.raises(NotAuthorized, match=f"'{principal}' may not operate topic 'a'"):
+                    await client.delete_topic("a")
+        async with service.connect("operator") as client:
+            with pytest.raises(NotAuthorized, match="'operator' may not operate topic 'b'"):
+                await client.delete_topic("b")
+            await client.delete_topic("a")
+        async with service.connect("root") as client:
+            assert await client.topics() == ["b"]
+            await client.delete_topic("b")
+            assert await client.topics() == []
 
 
 # On a cluster

@@ -14,8 +14,19 @@ from typing import Any
 import pytest
 from client_world import run
 
+from broker_io import open_broker
 from broker_io.errors import CallerError
-from txnbuffer import Client, CommittedReader, Outcome, SyncClient, SyncTransaction, TransactionAborted, TxnId, connect
+from txnbuffer import (
+    Client,
+    CommittedReader,
+    Outcome,
+    SyncClient,
+    SyncTransaction,
+    TransactionAborted,
+    TxnId,
+    connect,
+    dead_letter,
+)
 from txnbuffer.errors import InvalidRequest, NotVisible, OutcomeUnknown, TransactionCommitted
 
 
@@ -234,6 +245,32 @@ def test_wrong_types_of_readers() -> None:
         client.send("log", b"v")
         for arguments in calls_of(CommittedReader, "read"):
             check_clear(lambda given=arguments: call(client, given), f"read({arguments})")
+
+
+OTHERS: dict[str, Callable[[SyncClient, Any], Any]] = {
+    "topic of a new cursor": lambda client, value: client.cursors.add(value, "c"),
+    "topic of a removed cursor": lambda client, value: client.cursors.remove(value, "c"),
+    "name of a cursor": lambda client, value: client.cursors.add("log", value),
+    "place of a cursor": lambda client, value: client.cursors.advance("log", "c", value),
+    "serializer": lambda client, value: client.send("log", {"a": 1}, serializer=value),
+    "name of a property": lambda client, value: client.send("log", b"v", properties={value: "a"}),
+    "value of a property": lambda client, value: client.send("log", b"v", properties={"a": value}),
+    "start of a topic": lambda client, value: client.reader("log", start={"log": value}).close(),
+    "dead letters": lambda client, value: client.process(
+        "log", "g", lambda txn, record: None, on_error=dead_letter(value), idle_timeout=0.05
+    ),
+    "broker": lambda client, value: CommittedReader(value, "log"),
+    "address of a broker": lambda client, value: open_broker(value).close(),
+    "timeout of a stream": lambda client, value: client.stream("log", to=0).next(value),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_wrong_types_in_other_places(what: str) -> None:
+    with connect("memory:") as client:
+        client.send("log", b"v")
+        for value in (*(one for one in WRONG if not isinstance(one, dict | list | set)), None):
+            check_clear(lambda given=value: OTHERS[what](client, given), f"{what}: {value!r}")
 
 
 def test_wrong_types_of_connect() -> None:

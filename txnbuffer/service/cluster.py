@@ -14,7 +14,8 @@ The owner follows the decision log too, to detect the next owner and the deletio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -330,6 +331,17 @@ class ClusterTopics(Topics):
         if name not in self._looked_up:
             self._looked_up.add(name)
             self._loop.run(self._resolve_until_done(name))
+
+    @contextlib.contextmanager
+    def deleting(self, name: str) -> Iterator[None]:
+        """The readers end before the topic is deleted; it would be registered again, and so created again."""
+        looked_up = name in self._looked_up
+        self._looked_up.add(name)
+        try:
+            yield
+        finally:
+            if not looked_up:
+                self._looked_up.discard(name)
 
     async def _resolve_until_done(self, name: str) -> None:
         pauses, backoff = 0, Backoff(FIRST_PAUSE, LONGEST_PAUSE)

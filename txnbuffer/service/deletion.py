@@ -93,14 +93,19 @@ async def _delete_shared(engine: Engine, topic: ServiceTopic) -> None:
         async with asyncio.timeout(NOTICED_SECONDS):
             await read
     await _check_unused(engine, name)
-    await asyncio.to_thread(engine.broker.delete_topic, name)
-    deadline = engine.clock.monotonic() + NOTICED_SECONDS
-    while engine.topics.get(name) is topic and topic.followed is not None:
-        if engine.clock.monotonic() >= deadline:
-            raise ServiceUnavailable(f"topic {name!r} was deleted, but its reader does not end: check the cluster")
-        await asyncio.sleep(FLIGHT_POLL)
-    if engine.topics.get(name) is topic:
-        await _forget(engine, topic)
+    try:
+        with engine.topics.deleting(name):
+            await asyncio.to_thread(engine.broker.delete_topic, name)
+            deadline = engine.clock.monotonic() + NOTICED_SECONDS
+            while engine.topics.get(name) is topic and topic.followed is not None:
+                if engine.clock.monotonic() >= deadline:
+                    raise ServiceUnavailable(f"topic {name!r} was deleted, but its reader does not end: try again")
+                await asyncio.sleep(FLIGHT_POLL)
+            if engine.topics.get(name) is topic:
+                await _forget(engine, topic)
+    except BaseException:
+        engine.topics.look_up(name)  # if it still exists, it is followed again
+        raise
 
 
 async def _forget(engine: Engine, topic: ServiceTopic) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from math import inf
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -425,6 +425,11 @@ class Topics(ABC):
     @abstractmethod
     def look_up(self, name: str) -> None:
         """Find out in the background whether a missing topic was deleted or re-created."""
+
+    @contextlib.contextmanager
+    def deleting(self, name: str) -> Iterator[None]:
+        """Look up no missing topic of this name meanwhile: it is being deleted."""
+        yield
 
     @abstractmethod
     def turn(self) -> None:
