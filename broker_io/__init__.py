@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from broker_io.environment import Environment
     from broker_io.partitions import Hashing
     from broker_io.port import BackupProgress, BackupReport, Broker
-    from broker_io.remote.service import Gate, Guard, Listed, LogService
+    from broker_io.remote.service import Caller, Gate, Guard, Listed, LogService, Refused
     from broker_io.rpc.channel import LogIdentity
 
 CLUSTERS = ("pulsar", "pulsar+ssl")
@@ -72,6 +72,8 @@ class LogServiceOptions(TypedDict, total=False):
     guard: Guard | None
     gate: Gate
     listed: Listed
+    caller: Caller
+    refused: Refused
     max_message_bytes: int
     max_append_bytes: int | None
     identity: str | None

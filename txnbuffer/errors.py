@@ -272,6 +272,12 @@ class UnknownCursor(CallerError):
     grpc_status = "NOT_FOUND"
 
 
+class TooManyTopics(LimitExceeded):
+    """The principal has created as many topics as it may: send to one that exists, or have the limit raised."""
+
+    retryable = False
+
+
 class TooManyCursors(LimitExceeded):
     """The topic has reached its limit of durable cursors: remove one before a retry."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
@@ -26,7 +26,15 @@ import numpy as np
 from broker_io.batch import ROW_BYTES, Batch, Labels, PlacedBatch
 from broker_io.compaction import CompactionState, CompactionStateBroker
 from broker_io.environment import current
-from broker_io.errors import Error, ServiceUnavailable, TooManyStreams, TopicNotFound, as_error
+from broker_io.errors import (
+    CallerError,
+    Error,
+    LimitExceeded,
+    ServiceUnavailable,
+    TooManyStreams,
+    TopicNotFound,
+    as_error,
+)
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Reader, Writer
 from broker_io.position import LATEST, NO_INDEX, Position, Positions
 from broker_io.remote import messages
@@ -298,6 +306,9 @@ TOTAL_BYTES = 64 * MIB
 """Bytes of pending appends of all streams together."""
 MAX_READERS = 128
 MAX_WRITERS = 128
+"""Open at once; a caller that is known has half of them at most."""
+FIRST_MESSAGE = 10.0
+"""Seconds in which a client says what it reads or writes."""
 CLOSE_TIMEOUT = 5.0
 """Seconds for which a stopping service waits for pending appends."""
 CALL_THREADS, CHANGE_THREADS = 8, 2
@@ -316,6 +327,12 @@ Guard = Callable[[str, Change], None]
 
 Listed = Callable[[str], bool]
 """Whether a client may see the name of a topic; it is called as a guard is."""
+
+Caller = Callable[[], str]
+"""Who calls, or "" if that is not known; it is called as a guard is."""
+
+Refused = Callable[[LimitExceeded], LimitExceeded]
+"""Counts a refusal, and returns it."""
 
 Gate = Callable[[], None]
 """Raises an error if answers from before this call must not be sent; it is called on the loop."""
@@ -336,6 +353,8 @@ class LogService:
         guard: Guard | None = None,
         gate: Gate = lambda: None,
         listed: Listed = lambda _: True,
+        caller: Caller = lambda: "",
+        refused: Refused = lambda refusal: refusal,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_append_bytes: int | None = None,
         identity: str | None = None,
@@ -345,6 +364,8 @@ class LogService:
         self._guard = guard
         self._gate = gate
         self._listed = listed
+        self._caller = caller
+        self._refused = refused
         self._limits = max_message_bytes, max_append_bytes or max_message_bytes + APPEND_BYTES
         self._budget = Budget(TOTAL_BYTES)
         threads = current().threads
@@ -352,7 +373,7 @@ class LogService:
         self._changes = threads.executor(CHANGE_THREADS, "log-change")
         self._waits = threads.executor(MAX_READERS, "log-reader")
         self._readings: dict[ServedReader, None] = {}
-        self._streams: dict[str, int] = {"readers": 0, "writers": 0}
+        self._streams = Counter[tuple[str, str]]()
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._idle: dict[asyncio.Task[Any], None] = {}
         self._drains: dict[asyncio.Task[Any], None] = {}
@@ -419,7 +440,7 @@ class LogService:
 
     async def _append(self, _: Any, context: Any) -> None:
         async with self._errors_as_status(context), self._slot("writers", MAX_WRITERS):
-            if (data := await self._next(context)) is grpc.aio.EOF:
+            if (data := await self._first(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_writer(data)
             self._check(opening.topic, "own" if opening.exclusive else "write")
@@ -448,7 +469,7 @@ class LogService:
 
     async def _read(self, _: Any, context: Any) -> None:
         async with self._errors_as_status(context), self._slot("readers", MAX_READERS):
-            if (data := await self._next(context)) is grpc.aio.EOF:
+            if (data := await self._first(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_reader(data)
             self._check(opening.topic, "read")
@@ -466,6 +487,14 @@ class LogService:
             finally:
                 self._readings.pop(reading, None)
                 await run(self._waits, reading.close)
+
+    async def _first(self, context: Any) -> Any:
+        """The first message of a client. Raises CallerError if none comes."""
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE):
+                return await self._next(context)
+        except TimeoutError:
+            raise CallerError(f"the client sent nothing for {FIRST_MESSAGE:g} s: name a topic") from None
 
     async def _next(self, context: Any) -> Any:
         """The next message of a client. `close` ends a stream only while it waits here, so that no write is cut."""
@@ -488,13 +517,25 @@ class LogService:
 
     @asynccontextmanager
     async def _slot(self, kind: str, most: int) -> AsyncIterator[None]:
-        if self._streams[kind] >= most:
-            raise TooManyStreams(f"the service has reached its limit of {most} open {kind}: close some", kind)
-        self._streams[kind] += 1
+        caller = self._caller()
+        total, own = (kind, ""), (kind, caller)
+        if self._streams[total] >= most:
+            text = f"{most} {kind} of the log are open, as many as the service has: try again later"
+            raise self._refused(TooManyStreams(text, kind))
+        if caller and self._streams[own] >= most // 2:
+            text = (
+                f"principal {caller!r} has {most // 2} open {kind} of the log, half of all that there are: close some"
+            )
+            raise self._refused(TooManyStreams(text, kind))
+        counted = {total, own}
+        self._streams.update(counted)
         try:
             yield
         finally:
-            self._streams[kind] -= 1
+            self._streams.subtract(counted)
+            for key in counted:
+                if not self._streams[key]:
+                    del self._streams[key]
 
     @asynccontextmanager
     async def _errors_as_status(self, context: Any) -> AsyncIterator[None]:

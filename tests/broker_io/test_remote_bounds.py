@@ -54,7 +54,7 @@ def test_number_of_streams_is_limited(place: Place, remote: RemoteBroker, monkey
     monkeypatch.setattr(service_module, "MAX_WRITERS", 1)
     with remote.reader(TOPIC) as reader, remote.reader(TOPIC), remote.writer(TOPIC) as writer:
         for act in (lambda: remote.reader(TOPIC), lambda: remote.writer(TOPIC)):
-            with pytest.raises(TooManyStreams, match="close some"):
+            with pytest.raises(TooManyStreams, match="as many as the service has"):
                 act()
         put(writer, numbered(1))
         assert reader.read() is not None

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 from access_world import AccessedService, accessed
-from raw_session import InProcess, RawSession, transactional
+from raw_session import InProcess, OverGrpc, RawSession, transactional
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
+from broker_io.errors import TooManyStreams
 from broker_io.memory import MemoryBroker
+from broker_io.remote import service as log_service
+from broker_io.rpc.channel import VERSION_METADATA
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.client.client import Client
 from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Commit, Leased
-from txnbuffer.errors import LimitExceeded, TooManyTransactions
+from txnbuffer.errors import LimitExceeded, TooManyTopics, TooManyTransactions
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest
+from txnbuffer.service import grpc_server
 from txnbuffer.service.connection import Limits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_server import metrics
@@ -80,6 +84,57 @@ async def test_lost_connections_free_their_sessions() -> None:
 
 
 @on_a_loop
+async def test_sessions_that_were_cut_are_not_resumed_beyond_the_limit() -> None:
+    async with engine_on(MemoryBroker(), limits=limited(sessions=2)) as engine:
+        names = []
+        for _ in range(4):
+            session = RawSession(InProcess(engine))
+            await session.hello()
+            names.append(session.session)
+            await session.link.cut()
+        resumed = [RawSession(InProcess(engine)) for _ in names]
+        for session, name in zip(resumed[:2], names[:2], strict=True):
+            await session.hello(name)
+        for session, name in zip(resumed[2:], names[2:], strict=True):
+            with pytest.raises(EOFError, match="the connection ended"):
+                await session.hello(name)
+            assert isinstance(session.goodbye, LimitExceeded)
+        again = RawSession(InProcess(engine))
+        await again.hello(names[0])  # it replaces a connection
+
+
+@on_a_loop
+async def test_connections_without_a_session_are_limited_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "FIRST_FRAME", 0.5)
+    async with engine_on(MemoryBroker(), limits=limited(sessions=2)) as engine, accessed(engine, tmp_path) as service:
+        metadata = (*VERSION_METADATA, ("authorization", f"Bearer {service.tokens.text['writer']}"))
+        links = [OverGrpc(service.server.port, metadata) for _ in range(6)]
+        await eventually(lambda: refused(engine, "limits.sessions") == 2)  # there may be two for each session
+        await eventually(lambda: not engine.connections)  # they sent nothing
+        for link in links:
+            await link.cut()
+
+
+@on_a_loop
+async def test_a_principal_has_half_of_the_readers_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_service, "MAX_READERS", 8)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(engine_on(MemoryBroker()))
+        service = await stack.enter_async_context(accessed(engine, tmp_path))
+        client = await stack.enter_async_context(service.connect("root"))
+        other = await stack.enter_async_context(service.connect("reader"))
+        await send(client)
+        async with AsyncExitStack() as readers:
+            with pytest.raises(TooManyStreams, match="principal 'root' has 4 open readers"):
+                for _ in range(5):
+                    await readers.enter_async_context(await client.reader("a"))
+            await readers.enter_async_context(await other.reader("a"))
+        assert refused(engine, "readers") >= 1
+        async with await client.reader("a") as reader:
+            assert await reader.read(timeout=5.0) is not None
+
+
+@on_a_loop
 async def test_open_transactions_of_a_principal_are_limited(tmp_path: Path) -> None:
     broker, limits = MemoryBroker(), limited(open_transactions=20)
     async with AsyncExitStack() as stack:
@@ -127,9 +182,10 @@ async def test_topics_created_by_a_principal_are_limited(tmp_path: Path) -> None
             await send(client, "a")
             await client.send("b", b"v")
             for topic in ("c", "d"):
-                with pytest.raises(LimitExceeded, match=r"limits\.topics_created of principal 'root' is 2"):
+                with pytest.raises(TooManyTopics, match=r"limits\.topics_created of principal 'root' is 2") as caught:
                     await send(client, topic)
-                with pytest.raises(LimitExceeded, match=r"limits\.topics_created of principal 'root' is 2"):
+                assert not caught.value.retryable
+                with pytest.raises(TooManyTopics, match=r"limits\.topics_created of principal 'root' is 2"):
                     await client.send(topic, b"v")
             await send(client, "a")
             async with service.connect("writer") as other:

@@ -204,7 +204,10 @@ class Engine(Loop):
         quota = self.quotas.connect(permissions)
         connection = SessionConnection(self._receive, self._disconnected, self.limits, peer, quota, permissions)
         self._connections[connection] = None
-        if self.ended.done():
+        # Each session may have an older connection that is not known to be lost.
+        if (refusal := quota.check("sessions", (quota.usage.connections - 1) // 2)) is not None:
+            connection.close(refusal)
+        elif self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
         return connection
 

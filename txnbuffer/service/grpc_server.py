@@ -32,7 +32,7 @@ from broker_io.errors import (
 from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection, split_address
 from broker_io.rpc.encoding import serialize
 from snapshots.format import is_internal
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest
 from txnbuffer.rpc.admin_encoding import ADMIN_SERVICE, decode_admin_request
 from txnbuffer.rpc.admin_pb2 import AdminAnswer
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES
@@ -85,6 +85,8 @@ def check_change(engine: Engine, topic: str, change: str) -> None:
 
 CERTIFICATE_SECONDS = 300
 """Seconds after which clients with certificates connect again, which verifies them again; streams end after twice."""
+FIRST_FRAME = 10.0
+"""Seconds in which a client sends its first frame: a connection without one belongs to no session."""
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
 
@@ -151,6 +153,8 @@ class GrpcServer:
             guard=partial(check_change, engine),
             gate=engine.check_answer,
             listed=lambda topic: may_list(PERMISSIONS.get(), topic),
+            caller=lambda: PERMISSIONS.get().principal if PERMISSIONS.get().tag else "",
+            refused=engine.quotas.count,
             max_message_bytes=limits.max_message_bytes,
             max_append_bytes=limits.max_message_bytes + limits.client_bytes,
             identity=engine.log,
@@ -272,7 +276,7 @@ class GrpcServer:
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
         connection = engine.connect(context.peer(), PERMISSIONS.get())
         if len(engine.connections) > self._max_clients:
-            text = f"{self._max_clients} clients are connected, the maximum: connect again later"
+            text = f"{self._max_clients} clients are connected, the maximum of service.max_clients: connect again later"
             connection.close(engine.quotas.count(LimitExceeded(text, "service.max_clients")))
         reading = asyncio.ensure_future(_read(context, connection, decode_client_frame))
         try:
@@ -319,10 +323,17 @@ async def _read(context: Any, connection: SessionConnection | StreamConnection, 
     """Pass the frames of a client to its connection until the client ends its side."""
     import grpc
 
+    timeout: float | None = FIRST_FRAME
     while True:
         if isinstance(connection, SessionConnection):
             await connection.room()
-        data = await context.read()
+        try:
+            async with asyncio.timeout(timeout):
+                data = await context.read()
+        except TimeoutError:
+            connection.close(InvalidRequest(f"the client sent nothing for {timeout:g} s: begin with a hello"))
+            return
+        timeout = None
         if data is grpc.aio.EOF:
             connection.lost()
             return

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from txnbuffer.errors import Error, InvalidRequest, NotAuthorized
+from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -89,7 +89,10 @@ def _is_known(name: str, names: frozenset[str]) -> bool:
 
 def error_body(error: Error) -> bytes:
     """What a request is answered with that failed."""
-    return json.dumps({"error": type(error).__name__, "message": str(error), "retryable": error.retryable}).encode()
+    found = {"error": type(error).__name__, "message": str(error), "retryable": error.retryable}
+    if isinstance(error, LimitExceeded):
+        found |= {"limit": error.limit, "retry_after": error.retry_after}
+    return json.dumps(found).encode()
 
 
 def status_of(error: Error) -> int:

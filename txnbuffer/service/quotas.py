@@ -14,7 +14,7 @@ from math import inf
 
 from broker_io.errors import LimitExceeded, TooManyStreams
 from txnbuffer.access.limits import Contender, Excess, FairAdmission, PrincipalLimits, PrincipalUsage
-from txnbuffer.errors import TooManyTransactions
+from txnbuffer.errors import TooManyTopics, TooManyTransactions
 from txnbuffer.service.access import Permissions
 
 STEP = 0.1
@@ -29,18 +29,26 @@ SMALLEST_CREDIT = 64 * KIB
 OVERLOAD = "overload"
 KEPT = 10_000
 """Principals without a connection whose usage is remembered, so that a new connection does not reset it."""
-CLASSES = {"open_transactions": TooManyTransactions, "streams": TooManyStreams}
+CLASSES = {
+    "open_transactions": TooManyTransactions,
+    "streams": TooManyStreams,
+    "topics_created": TooManyTopics,
+}
 """The classes of refusals that have one of their own."""
 
 
 class ClientQuota:
     """What one connection may do. `limited`: whether new work has to ask `admit`; otherwise `ask` counts it."""
 
-    def __init__(self, quotas: Quotas, usage: PrincipalUsage, contender: Contender, whose: str) -> None:
+    def __init__(
+        self, quotas: Quotas, usage: PrincipalUsage, contender: Contender, whose: str, contends: str = ""
+    ) -> None:
+        """`whose`: the limits, in errors; `contends`: who gets a share of its own, if not the same."""
         self.usage = usage
         self._contender = contender
         self._quotas = quotas
         self._whose = whose
+        self._contends = contends or whose
         self._refused_work = 0.0
         self._refusal: LimitExceeded | None = None
         self._refused_at = -inf
@@ -116,9 +124,11 @@ class ClientQuota:
         retry = min(max(excess.retry_after, least), MAX_RETRY)
         then = f"nothing was done, retry after {retry:.2f} s"
         if excess.limit == OVERLOAD:
-            text = f"the service is overloaded, and {self._whose} asks for more than a fair share: {then}"
+            text = f"the service is overloaded, and {self._contends} asks for more than a fair share: {then}"
             return LimitExceeded(text, OVERLOAD, retry)
         kind = CLASSES.get(excess.limit, LimitExceeded)
+        if not kind.retryable:
+            then = "nothing was done, and the count begins at 0 only when the service starts"
         return kind(f"{_name(excess)} of {self._whose} is {excess.value:g}: {then}", _name(excess), retry)
 
 
@@ -167,7 +177,7 @@ class Quotas:
         usage.change(limits, now)
         if permissions.tag:
             return ClientQuota(self, usage, usage.contender, f"principal {principal!r}")
-        return ClientQuota(self, usage, Contender(), "this connection")
+        return ClientQuota(self, usage, Contender(), "all clients together", "this connection")
 
     def refresh(self) -> None:
         """Use the limits of a policy that has changed."""

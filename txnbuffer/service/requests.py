@@ -283,10 +283,12 @@ class RequestHandler:
             self._coordinator.session_disconnected(connection.session, now)
         connection.quota.usage.sessions -= bool(connection.session)
 
-    def _check_session(self, connection: SessionConnection) -> None:
-        """Raises LimitExceeded if the client may not open a session."""
+    def _check_session(self, connection: SessionConnection, name: str) -> None:
+        """Raises LimitExceeded if the client may not open a session, or connect the one with this name again."""
         quota = connection.quota
-        refusal = quota.check("sessions", quota.usage.sessions) or quota.waits()
+        if name in self.connections:  # this connection replaces another one
+            return
+        refusal = quota.check("sessions", quota.usage.sessions) or (None if name else quota.waits())
         if refusal is not None:
             raise refusal
 
@@ -304,8 +306,7 @@ class RequestHandler:
             raise connection.permissions.denied(
                 NotAuthorized("the session belongs to another principal: open a session of your own")
             )
-        if not name:
-            self._check_session(connection)
+        self._check_session(connection, name)
         name = name or tag + current().randomness.token(16).hex()[len(tag) :]
         older = self.connections.pop(name, None)
         if older is not None:

@@ -405,7 +405,11 @@ class Streams:
         quota = self._quotas.of(permissions)
         connection = StreamConnection(self, self._numbers, peer, self._server, quota, permissions)
         self.connections[connection] = None
-        if self._ended is not None:
+        own = sum(one.quota.usage is quota.usage for one in self.connections) if quota.usage.limits.streams else 0
+        # Each stream may have an older connection that is not known to be lost.
+        if (refusal := quota.check("streams", (own - 1) // 2)) is not None:
+            connection.close(refusal)
+        elif self._ended is not None:
             connection.close(self._ended)
         elif len(self.connections) > self._config.max_connections:
             text = f"{self._config.max_connections} stream connections are open, the maximum: try again later"
