@@ -313,8 +313,8 @@ class Transaction:
         self._positions: tuple[ConsumerPosition, ...] = ()
         self._lent = False
         self._committing = False
-        self._committed: Error | None = None
-        """What an abort after the commit raises."""
+        self._committed: bool | Error = False
+        """Whether it has committed; or the error of a commit that has or may have taken effect."""
         self._partial = 0
         """How many calls of `send_rows` have sent some of their records."""
         self._whole: asyncio.Future[None] | None = None
@@ -327,9 +327,9 @@ class Transaction:
         name = "" if self._sequence is None else "{}:{} ".format(*self._sequence)
         if self._open is None:
             return f"{name}not begun"
-        if isinstance(self._committed, TransactionCommitted | NotVisible):
+        if self._committed is True or isinstance(self._committed, NotVisible):
             state = "committed"
-        elif self._committed is not None:
+        elif self._committed:
             state = "outcome unknown"
         elif self._open.ending:
             state = "ended"
@@ -550,7 +550,7 @@ class Transaction:
         except (NotVisible, OutcomeUnknown) as error:
             self._committed = error
             raise
-        self._committed = TransactionCommitted(opened.txn)
+        self._committed = True
         if opened.sequence is not None:
             self._client.names.committed(opened.sequence)
 
@@ -576,8 +576,8 @@ class Transaction:
         opened = self._begun()
         session = self._session
         session.check()
-        if self._committed is not None:
-            raise self._committed
+        if self._committed:
+            raise TransactionCommitted(opened.txn) if self._committed is True else self._committed
         if not opened.ending:
             await session.result(lambda future: session.end(opened, EndPlan(False, future)))
 
