@@ -324,6 +324,7 @@ def test_topic_names_are_completed(log: str, address: str) -> None:
     assert completed("tail", log, "orders", "p") == ["payments"]
     assert completed("describe", address, "p") == ["payments"]
     assert completed("inspect", "buffer", log, "") == ["orders", "payments"]
+    assert completed("pipeline", "profile", log, "--topic", "o") == ["orders"]
     began = time.monotonic()
     assert completed("tail", NOBODY, "o") == []
     assert time.monotonic() - began < 20

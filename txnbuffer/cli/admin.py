@@ -9,7 +9,7 @@ import click
 
 from broker_io.errors import TopicNotFound
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_argument, with_service
-from txnbuffer.cli.commands import AddressCommand, CommandGroup, topic_argument
+from txnbuffer.cli.commands import AddressCommand, CommandGroup, complete_topic, topic_argument
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.output import output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
@@ -111,7 +111,8 @@ def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
 @service_argument
 @click.argument("group", required=False)
 @click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
-@click.option("--topic", metavar="TOPIC", help="With --forget: only the positions on this topic and its partitions.")
+@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic,
+              help="With --forget: only the positions on this topic and its partitions.")  # fmt: skip
 @with_service
 @output_option
 def groups_command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:

@@ -81,9 +81,10 @@ class AddressCommand(click.Command):
         """The arguments with an ADDRESS before them, if they have none."""
         options = click.Command(None, params=[one for one in self.get_params(ctx) if isinstance(one, click.Option)])
         try:
-            named, positional, _ = options.make_parser(ctx).parse_args([*args])
+            named, positional, _ = options.make_parser(click.Context(options)).parse_args([*args])
         except click.UsageError:  # the actual parser reports it
-            return args
+            # In a completion the last word is an option whose value is completed.
+            return self._with_address(ctx, args[:-1]) if ctx.resilient_parsing and args else args
         first = positional[0] if positional else ""
         if is_address(first):
             return args
@@ -156,7 +157,12 @@ class TopicArgument(click.Argument):
     """An argument that is the name of a topic, or several, at the address of the command."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in topic_names(ctx) if name.startswith(incomplete)]
+        return complete_topic(ctx, self, incomplete)
+
+
+def complete_topic(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The topics at the address of a command that begin with a text; `shell_complete` of options."""
+    return [CompletionItem(name) for name in topic_names(ctx) if name.startswith(incomplete)]
 
 
 def topic_names(ctx: click.Context) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.commands import CommandGroup, address_argument
+from txnbuffer.cli.commands import CommandGroup, address_argument, complete_topic
 from txnbuffer.cli.options import ACCESS, LogAddress, access_options
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import load_config
@@ -81,9 +81,10 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def topics_options(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option("--pattern", metavar="REGEX", help="Only topics whose whole name matches.")(function)
-    return click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic; repeatable.")(
-        function
-    )
+    return click.option(
+        "--topic", "topics", multiple=True, metavar="NAME", shell_complete=complete_topic,
+        help="Only this topic; repeatable.",
+    )(function)  # fmt: skip
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
