@@ -23,6 +23,7 @@ from broker_io.errors import MissingDependency, PositionTrimmed
 from txnbuffer import (
     AvroDeserializer,
     AvroSerializer,
+    ChangeBatch,
     CommittedReader,
     JsonDeserializer,
     JsonSerializer,
@@ -422,6 +423,13 @@ def test_groups_start_at_seqnos_and_with_both_words(client: SyncClient) -> None:
             start=start, idle_timeout=0.3,
         )  # fmt: skip
         assert handled == found
+
+
+def test_change_streams_start_with_both_words(client: SyncClient) -> None:
+    with client.stream("log", from_="earliest", to="now") as stream:
+        assert sum(len(batch) for batch in stream if isinstance(batch, ChangeBatch)) == 10
+    with client.stream("log", from_="latest", to="now") as stream:
+        assert sum(len(batch) for batch in stream if isinstance(batch, ChangeBatch)) == 0
 
 
 def test_a_trimmed_seqno_is_an_error() -> None:

@@ -306,7 +306,8 @@ class Client(BaseClient):
     ) -> ChangeStream:
         """Return a stream of the committed changes of a topic: `ChangeBatch`es of mutations with resume tokens.
 
-        - `from_`: where to start: "beginning", "now", or the resume token of the last batch that was processed.
+        - `from_`: where to start: "beginning" (or "earliest"), "now" (or "latest"), or the resume token of the last
+          batch that was processed.
         - `to`: the seqno of the last mutation to deliver, or "now" for the newest one; None: the stream has no end.
         - `store`: where the stream saves the token of each acknowledged batch. If it has a token, the stream starts
           there and ignores `from_`.

@@ -65,7 +65,12 @@ class StreamLink(Protocol):
 StreamConnector: TypeAlias = Callable[[], Awaitable[StreamLink]]
 """Opens a connection. Raises ServiceUnavailable."""
 
-_STARTS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
+_STARTS = {
+    "beginning": RequestFlag.FROM_OLDEST,
+    "earliest": RequestFlag.FROM_OLDEST,
+    "now": RequestFlag.FROM_NOW,
+    "latest": RequestFlag.FROM_NOW,
+}
 
 
 class StreamParameters(NamedTuple):
