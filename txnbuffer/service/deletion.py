@@ -21,23 +21,42 @@ from txnbuffer.service.topics import FLIGHT_POLL, close_quietly
 if TYPE_CHECKING:
     from txnbuffer.service.engine import Engine
 
-NOTICED_SECONDS = 30.0
-"""Seconds within which the readers of a service on a cluster notice that a topic was deleted."""
+NOTICED_SECONDS = 10.0
+"""Seconds within which the reader of a topic of a cluster reaches the end, and notices that the topic was deleted."""
 GRACE, GRACE_POLL = 2.0, 0.02
 """Seconds that a deletion waits for the end of what uses the topic, and between two checks."""
 
 
 async def delete_topic(engine: Engine, name: str) -> None:
-    """Delete a topic and all its records.
+    """Delete a topic and all its records; cancelling the caller does not stop it.
 
     Raises TopicInUse, TopicNotFound, InvalidTopicName, ForeignTopic, and NotSupported for partitions.
     """
+    deleting = asyncio.ensure_future(_delete_topic(engine, name))
+    deleting.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
+    await asyncio.shield(deleting)
+
+
+async def _delete_topic(engine: Engine, name: str) -> None:
     topics = engine.topics
     topics.check(name)
     if engine.requests.refusal is not None:
         raise engine.requests.refusal
     await asyncio.to_thread(_check_exists, engine, name)
-    await _wait_until_unused(engine, name)
+    deadline = engine.clock.monotonic() + GRACE
+    while True:
+        await _wait_until_unused(engine, name, deadline)
+        try:
+            await _delete_if_unused(engine, name)
+        except TopicInUse:
+            if engine.clock.monotonic() >= deadline:
+                raise  # else records of a transaction that is about to end have just come
+        else:
+            return
+
+
+async def _delete_if_unused(engine: Engine, name: str) -> None:
+    topics = engine.topics
     known = topics.get(name)
     if known is not None and topics.takes_records:
         async with known.lock:
@@ -70,18 +89,20 @@ async def _delete_owned(engine: Engine, topic: ServiceTopic) -> None:
     if topics.get(name) is not topic:
         raise TopicNotFound(f"topic {name!r} was just deleted, or could not be opened")
     held, topic.held = topic.held, True
+    gone = False
     try:
         while topic.flights:
             await asyncio.sleep(FLIGHT_POLL)
         async with topics.snapshot_lock:
             await _check_unused(engine, name)
             await topics.work(engine.broker.delete_topic, name)
+            gone, topic.followed = True, None
             await topics.work(topics.manager.deleted, name)
-    except BaseException:
-        if not held:
+    finally:
+        if gone:
+            await _forget(engine, topic)
+        elif not held:
             engine.appends.release(topic)
-        raise
-    await _forget(engine, topic)
 
 
 async def _delete_shared(engine: Engine, topic: ServiceTopic) -> None:
@@ -90,8 +111,11 @@ async def _delete_shared(engine: Engine, topic: ServiceTopic) -> None:
     if topic.followed is not None:
         read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         engine.topics.when_read(topic, lambda: None if read.done() else read.set_result(None))
-        async with asyncio.timeout(NOTICED_SECONDS):
-            await read
+        try:
+            async with asyncio.timeout(NOTICED_SECONDS):
+                await read
+        except TimeoutError:
+            raise ServiceUnavailable(f"topic {name!r} could not be read to its end, and was not deleted") from None
     await _check_unused(engine, name)
     try:
         with engine.topics.deleting(name):
@@ -122,9 +146,8 @@ async def _forget(engine: Engine, topic: ServiceTopic) -> None:
         await close_quietly(writer)
 
 
-async def _wait_until_unused(engine: Engine, name: str) -> None:
-    """Wait a moment for uses that are about to end, such as a transaction whose markers are being written."""
-    deadline = engine.clock.monotonic() + GRACE
+async def _wait_until_unused(engine: Engine, name: str, deadline: float) -> None:
+    """Wait for uses that are about to end, such as a transaction whose markers are being written."""
     while [*_uses(engine, name)] and engine.clock.monotonic() < deadline:
         await asyncio.sleep(GRACE_POLL)
 
