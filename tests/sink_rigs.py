@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from broker_io.position import Position
@@ -72,6 +73,9 @@ class ScriptedStream:
 
     async def rolled_back(self, seqno: int) -> None:
         self._script.undone.append(seqno)
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(high_seqno=100)
 
     async def __aenter__(self) -> ScriptedStream:
         return self
