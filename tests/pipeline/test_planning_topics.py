@@ -93,7 +93,7 @@ def test_topics_pinned_together_use_their_own_snapshots(broker: Watched) -> None
     for topic, pinned in pin_topics(broker, TOPICS).items():
         assert pinned.registered == (topic != TOPICS[-1])
         rows = read(broker, pinned)
-        assert rows == [row_of(record) for record in records_of(broker.inner, topic)]
+        assert rows == [row_of(record, seqno=pinned.registered) for record in records_of(broker.inner, topic)]
         assert [row[4] for row in rows] == [b"a", b"b"]
 
 
