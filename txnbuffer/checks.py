@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from txnbuffer.errors import InvalidHandler, InvalidRequest
@@ -88,16 +88,6 @@ def check_txn(txn: object) -> TxnId:
         return TxnId.parse(txn if isinstance(txn, str) else str(txn) if isinstance(txn, TxnId) else _short(txn))
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def check_topics(topics: object) -> list[str]:
-    """Return the distinct names of the topics to read. Raises InvalidRequest."""
-    names = [topics] if isinstance(topics, str) else [*topics] if isinstance(topics, Iterable) else [topics]
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidRequest(f"topics must be a name or a list of names, got {_short(topics)}")
-    if not names:
-        raise InvalidRequest("topics is empty: name at least one topic to read")
-    return list(dict.fromkeys(names))
 
 
 def check_callable(function: object) -> None:

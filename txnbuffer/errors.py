@@ -186,7 +186,7 @@ class AlreadyCommitted(CallerError):
 
     def __init__(self, name: str, number: int, last: int) -> None:
         super().__init__(
-            f"producer {name!r} has already committed number {number}: continue with the number after {last}, its last"
+            f"number {number} of producer {name!r} is not above {last}, its last committed one: continue above that"
         )
         self.name = name
         self.number = number

@@ -132,7 +132,8 @@ class AdminClient:
                     continue
                 raise ServiceUnavailable(
                     f"no admin interface answers at {place.partition('/admin/')[0]} ({error}): is the cluster "
-                    "running, and admin_url right?"
+                    "running, and is this its address? Change the setting pulsar.admin_url, or in Python give "
+                    "broker_options={'admin_url': …}"
                 ) from None
             except ValueError as error:  # its text may show a header
                 raise CallerError(f"the request to {place} can't be sent ({type(error).__name__})") from None

@@ -59,6 +59,8 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (sending(properties={"a": "\ud800"}), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (sending(ordering_key="\ud800"), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (lambda client: client.send(5, b"x"), InvalidTopicName, "topic name 5 is not text"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.send("persistent://a/b/c", b"x"), InvalidTopicName, "is a full name: write 'c'"),
+    (lambda client: client.reader("non-persistent://a/b/c"), InvalidTopicName, "is a full name: write 'c'"),
     (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, got 'a'"),
     (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, got -1"),
     (lambda client: beginning(client, timeout=float("nan")), InvalidRequest, "seconds above 0, got nan"),

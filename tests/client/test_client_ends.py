@@ -16,7 +16,7 @@ from txnbuffer import (
     TxnId,
     connect,
 )
-from txnbuffer.errors import InvalidRequest, UnknownTransaction
+from txnbuffer.errors import InvalidRequest, ProducerFenced, UnknownTransaction
 
 
 def test_run_retries_only_aborted_transactions() -> None:
@@ -97,6 +97,32 @@ def test_number_of_a_producer_commits_once() -> None:
         await other.delete_name("sink")
         assert await other.committed_number("sink") == 0
         assert values(world.broker, "log") == [b"one", b"five"]
+
+    in_world(test)
+
+
+def test_fenced_client_does_not_repeat_what_another_one_has_committed() -> None:
+    """Rows 3 to 6 are one batch of the first client; the other one publishes them in smaller ones."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        async with client.transaction(name="sink", number=2) as txn:
+            await txn.send("log", b"1-2")
+        batch = client.transaction(name="sink", number=6)
+        await batch.begin()
+        await batch.send("log", b"3-6")
+        assert await other.committed_number("sink") == 2
+        async with other.transaction(name="sink", number=4) as txn:
+            await txn.send("log", b"3-4")
+        with pytest.raises(ProducerFenced):
+            await batch.commit()
+        for _ in range(2):
+            with pytest.raises(ProducerFenced, match="another client has opened producer 'sink'"):
+                await client.transaction(name="sink", number=6).begin()
+        assert await client.committed_number("sink") == 4
+        async with client.transaction(name="sink", number=6) as txn:
+            await txn.send("log", b"5-6")
+        await until(lambda: values(world.broker, "log") == [b"1-2", b"3-4", b"5-6"])
 
     in_world(test)
 

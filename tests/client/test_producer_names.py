@@ -10,7 +10,7 @@ from service_setup import on_a_loop_for
 from txnbuffer import connect
 from txnbuffer.client.transaction import ProducerNames
 from txnbuffer.coordinator.messages import NameOpened
-from txnbuffer.errors import AlreadyCommitted, ServiceUnavailable
+from txnbuffer.errors import AlreadyCommitted, Fenced, ProducerFenced, ServiceUnavailable, StaleGeneration
 
 
 class Opening:
@@ -55,13 +55,18 @@ def test_next_waiting_task_opens_a_name_after_a_failure() -> None:
     asyncio.run(test())
 
 
-def test_only_the_lost_epoch_of_a_name_is_released() -> None:
+@pytest.mark.parametrize("error", [ProducerFenced("stop"), StaleGeneration("stop")], ids=["producer", "group"])
+def test_only_the_lost_epoch_of_a_name_is_released(error: Fenced) -> None:
     async def test() -> None:
         opening = Opening()
         old = await opening.names.sequence("n", 4, opening.open)
-        opening.names.lost(old)
+        opening.names.lost(old, error)
+        if isinstance(error, ProducerFenced):
+            with pytest.raises(ProducerFenced, match=r"committed_number\('n'\)"):
+                await opening.names.sequence("n", 4, opening.open)
+            await opening.open("n")
         new = await opening.names.sequence("n", 4, opening.open)
-        opening.names.lost(old)  # an older transaction is told of it later
+        opening.names.lost(old, error)  # an older transaction is told of it later
         assert await opening.names.sequence("n", 4, opening.open) == new
         assert opening.count == 2
 

@@ -77,7 +77,7 @@ def find_hanging_command(seconds: float, service: ServiceAddress, output: str) -
     it is shown as "not known to the coordinator yet".
     """
     responses = call_all(service, "FindHanging", seconds=seconds)
-    show_rows(_merged(responses.each), output, title="open transactions", empty="none found")
+    show_rows(_merged(responses.each), output, title="open transactions", empty=f"none older than {seconds:g} s")
     responses.check()
 
 

@@ -127,8 +127,8 @@ class Client(BaseClient):
 
         - `timeout`: the service aborts the transaction if it is still open after this many seconds. None: after
           `transactions.timeout` of the service, 60 s by default.
-        - `name`, `number`: the transaction is number 1, 2, 3 … of this named producer. Each number commits at most
-          once, even if it is retried.
+        - `name`, `number`: the transaction is this number of a named producer. Each one is greater than those before;
+          numbers may be left out. A number commits at most once, even if it is retried.
 
         Raises InvalidRequest.
         """

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from broker_io.environment import current
-from broker_io.port import check_topic_name
 from broker_io.waits import Backoff
 from snapshots.shards import shard_of
 from txnbuffer.client.lifecycle import abandon
 from txnbuffer.client.session import CLOSED
+from txnbuffer.client.topic_names import check_topic
 from txnbuffer.errors import (
     Error,
     ForeignToken,
@@ -147,11 +147,11 @@ class DurableCursors:
 
     async def remove(self, topic: str, cursor: str) -> None:
         """Remove a cursor; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
-        check_topic_name(topic)
+        check_topic(topic)
         await self._admin.ask(topic, "RemoveCursor", {"topic": topic, "cursor": cursor})
 
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
-        check_topic_name(topic)
+        check_topic(topic)
         place = at if isinstance(at, int) else str(at)
         arguments = {"topic": topic, "cursor": cursor, "at": place}
         answer = await self._admin.ask(topic, method, arguments, self._admin.max_unavailable)

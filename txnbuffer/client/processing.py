@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
-from broker_io.port import check_topic_name
 from snapshots.format import is_internal
-from txnbuffer.checks import check_callable, check_flag, check_topics
+from txnbuffer.checks import check_callable, check_flag
 from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
 from txnbuffer.client.starts import Seqno, Start, canonical
+from txnbuffer.client.topic_names import check_topic, check_topics
 from txnbuffer.client.transaction import BaseClient
 from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
@@ -71,7 +71,7 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
     check_flag(source.wait, "wait")
     topics = check_topics(source.topics)
     for name in topics:
-        if is_internal(check_topic_name(name)):
+        if is_internal(check_topic(name)):
             raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
     _check_on_error(task.on_error, topics)
     check_callable(task.handler if task.batch_handler is None else task.batch_handler)
@@ -80,7 +80,7 @@ def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
 
 def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
     if isinstance(on_error, DeadLetter):
-        target = check_topic_name(on_error.topic)
+        target = check_topic(on_error.topic)
         if is_internal(target):
             raise InvalidTopicName(f"dead letters cannot go to {target!r}, which is an internal topic")
         if whole_name(target) in {whole_name(topic) for topic in topics}:

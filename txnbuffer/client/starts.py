@@ -23,7 +23,8 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
-from txnbuffer.checks import check_flag, check_topics
+from txnbuffer.checks import check_flag
+from txnbuffer.client.topic_names import check_topics
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 

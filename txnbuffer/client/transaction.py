@@ -11,7 +11,7 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from broker_io.batch import Blobs
-from broker_io.port import Broker, check_topic_name
+from broker_io.port import Broker
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.async_reader import AsyncReader
@@ -35,6 +35,7 @@ from txnbuffer.client.send_columns import (
 from txnbuffer.client.serializers import Deserializers, Serializer, Serializers
 from txnbuffer.client.session import CLOSED, ClientSession, ShardSessions
 from txnbuffer.client.starts import Start
+from txnbuffer.client.topic_names import check_topic
 from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import (
     Branch,
@@ -51,6 +52,7 @@ from txnbuffer.errors import (
     InvalidRequest,
     NotVisible,
     OutcomeUnknown,
+    ProducerFenced,
     TransactionAborted,
     TransactionCommitted,
 )
@@ -63,17 +65,25 @@ from txnbuffer.rpc.frames import NamedRequest, Query
 class ProducerNames:
     """The producer names that a client has opened, with their epochs and last committed numbers.
 
-    Opening a name fences its previous holder, which may be this client; so each name is opened once.
+    Opening a name fences its previous holder, which may be this client; so each name is opened once. After another
+    client has opened it, its program has to ask for the committed number first: a transaction that was built before
+    would repeat what the other one has committed under other numbers.
     """
 
     _opened: dict[str, NameOpened] = field(default_factory=dict)
+    _fenced: set[str] = field(default_factory=set)
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
         """Return the sequence of a transaction; open the name with `open_name` first if necessary.
 
-        Raises AlreadyCommitted.
+        Raises AlreadyCommitted, and ProducerFenced after another client has opened the name.
         """
+        if name in self._fenced:
+            raise ProducerFenced(
+                f"another client has opened producer {name!r}: stop, or continue after what it has committed: call "
+                f"committed_number({name!r}) and begin behind that number"
+            )
         held = self._opened.get(name)
         if held is None:
             async with self._turns.setdefault(name, asyncio.Lock()):
@@ -86,6 +96,7 @@ class ProducerNames:
 
     def opened(self, name: str, opened: NameOpened) -> None:
         """A name was opened."""
+        self._fenced.discard(name)
         self._opened[name] = opened
 
     def committed(self, sequence: ProducerSequence) -> None:
@@ -94,14 +105,17 @@ class ProducerNames:
         if held is not None and held.epoch == sequence.epoch:
             self._opened[sequence.name] = held._replace(committed=sequence.number)
 
-    def lost(self, sequence: ProducerSequence) -> None:
-        """Another producer has opened the name; the next use opens it again."""
+    def lost(self, sequence: ProducerSequence, error: Fenced) -> None:
+        """A transaction of the name was fenced."""
         held = self._opened.get(sequence.name)
         if held is not None and held.epoch == sequence.epoch:
             del self._opened[sequence.name]
+            if isinstance(error, ProducerFenced):
+                self._fenced.add(sequence.name)
 
     def forget(self, name: str) -> None:
         """Release a name; the next use opens it again."""
+        self._fenced.discard(name)
         self._opened.pop(name, None)
 
 
@@ -202,7 +216,7 @@ class BaseClient:
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName."""
         if type(topic) is not str or topic not in self._topics:
-            self._topics.add(check_topic_name(topic))
+            self._topics.add(check_topic(topic))
 
     @property
     def max_message_bytes(self) -> int:
@@ -378,8 +392,9 @@ class Transaction:
     async def begin(self) -> Self:
         """Begin the transaction; `async with` calls this.
 
-        Raises AlreadyCommitted if its number has committed, InvalidRequest if it was begun before, and
-        ServiceUnavailable.
+        Raises AlreadyCommitted if its number has committed, ProducerFenced if another client has opened the name of
+        the producer and this one has not asked for its committed number since, InvalidRequest if it was begun before,
+        and ServiceUnavailable.
         """
         client = self._client
         client.check()
@@ -544,8 +559,8 @@ class Transaction:
                 cancelled.add_note(f"transaction {opened.txn} may have committed: query its outcome")
             session.poke()
             raise
-        except Fenced:
-            self._lost_name()
+        except Fenced as error:
+            self._lost_name(error)
             raise
         except (NotVisible, OutcomeUnknown) as error:
             self._committed = error
@@ -610,16 +625,16 @@ class Transaction:
         self._session.check()
         if opened.failure is not None:
             if isinstance(opened.failure, Fenced):
-                self._lost_name()
+                self._lost_name(opened.failure)
             raise opened.failure
         if opened.ending or (self._committing and not begun):
             raise self._over(opened)
         return opened
 
-    def _lost_name(self) -> None:
-        """Release the producer name, so that its next transaction opens it again."""
+    def _lost_name(self, error: Fenced) -> None:
+        """Forget the producer name, which another client has opened."""
         if self._open is not None and self._open.sequence is not None:
-            self._client.names.lost(self._open.sequence)
+            self._client.names.lost(self._open.sequence, error)
 
     def _over(self, opened: OpenTransaction) -> InvalidRequest:
         return InvalidRequest(f"transaction {opened.txn} has ended: begin a new one")

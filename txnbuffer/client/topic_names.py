@@ -1,0 +1,30 @@
+"""Names of topics that an application gives"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker_io.errors import InvalidTopicName
+from broker_io.port import check_topic_name
+from txnbuffer.errors import InvalidRequest
+
+
+def check_topic(name: object) -> str:
+    """Return the name of a topic. Raises InvalidTopicName, also for a full name of Pulsar."""
+    topic = check_topic_name(name)
+    if "://" in topic:
+        short = topic.rpartition("/")[2] or "NAME"
+        raise InvalidTopicName(
+            f"{topic!r} is a full name: write {short!r}, the name within the namespace of the client's address"
+        )
+    return topic
+
+
+def check_topics(topics: object) -> list[str]:
+    """Return the distinct names of the topics to read. Raises InvalidRequest and InvalidTopicName."""
+    names = [topics] if isinstance(topics, str) else [*topics] if isinstance(topics, Iterable) else [topics]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"topics must be a name or a list of names, got {topics!s:.80}")
+    if not names:
+        raise InvalidRequest("topics is empty: name at least one topic to read")
+    return list(dict.fromkeys(map(check_topic, names)))
