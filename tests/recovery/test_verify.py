@@ -142,7 +142,7 @@ def test_leftovers_zombies_and_foreign_keys_are_warnings():
     findings = verify(broker)
     assert [finding.level for finding in findings].count(Level.ERROR) == 0
     warned = " ".join(finding.what for finding in findings if finding.level is Level.WARNING)
-    for text in ("does not name it", "not those of an entry", "fenced owners are ignored"):
+    for text in ("does not name it", "not those of an entry", "fenced owners, which are ignored"):
         assert text in warned
 
 

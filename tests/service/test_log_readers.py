@@ -235,7 +235,7 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
         threading.active_count() - before <= log_readers.THREADS + log_readers.SLOW_THREADS + 2
     )  # one knows the time, one is asyncio's
     await taker.stop()
-    assert not any(thread.name.startswith("txnbuffer-readers") for thread in threading.enumerate())
+    await eventually(lambda: not any(thread.name.startswith("txnbuffer-readers") for thread in threading.enumerate()))
 
 
 class Deaf:

@@ -11,7 +11,6 @@ import pytest
 
 SERVICE = """
 import sys, threading
-import broker_io
 import txnbuffer.cli.serve as serve
 from broker_io.memory import MemoryBroker
 from txnbuffer.config import Config, ServiceConfig
@@ -20,11 +19,10 @@ class Away(MemoryBroker):
     def close(self):
         threading.Event().wait()
 
-broker_io.is_cluster = lambda address: True
 serve.LogAddress.open_for_writing = lambda address: Away()
 serve.SHUTDOWN_SECONDS = 0.2
 service = ServiceConfig(listen="127.0.0.1:0", http="", drain_seconds=0.1)
-sys.exit(serve.run("memory:", Config(service=service)))
+sys.exit(serve.run("pulsar://127.0.0.1:1/public/default", Config(service=service)))
 """
 
 
