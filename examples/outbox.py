@@ -23,10 +23,11 @@ import time
 from contextlib import closing, suppress
 from functools import partial
 
-from txnbuffer import SyncClient, SyncTransaction, connect
+from txnbuffer import ProducerFenced, PulsarOptions, SyncClient, SyncTransaction, connect
 
 ADDRESS = os.environ.get("TXNBUFFER_ADDRESS", "pulsar://localhost:6650/public/default")
 ADMIN_URL = os.environ.get("TXNBUFFER_PULSAR_ADMIN_URL", "http://localhost:8080")
+CLUSTER: PulsarOptions | None = {"admin_url": ADMIN_URL} if ADDRESS.startswith("pulsar") else None
 DATABASE = os.environ.get("DATABASE", "shop.db")
 
 PRODUCER = "outbox"
@@ -35,7 +36,9 @@ ORDERS = 100
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY AUTOINCREMENT, item TEXT NOT NULL, count INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS outbox (order_id INTEGER NOT NULL, topic TEXT NOT NULL, key TEXT NOT NULL, value TEXT);
+CREATE TABLE IF NOT EXISTS outbox (
+    order_id INTEGER NOT NULL, topic TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL
+);
 CREATE INDEX IF NOT EXISTS outbox_orders ON outbox (order_id);
 """
 NEXT = """
@@ -60,17 +63,20 @@ def place_order(database: sqlite3.Connection, item: str, count: int) -> int:
     return order or 0
 
 
-def publish(database: sqlite3.Connection, client: SyncClient) -> int:
-    """Publish all orders that are not published yet; return how many messages were sent."""
-    sent = 0
-    published = client.committed_number(PRODUCER)
-    while rows := database.execute(NEXT, (published, ORDERS)).fetchall():
-        published = rows[-1][0]
-        client.run(partial(send, rows), name=PRODUCER, number=published)
-        sent += len(rows)
-    with database:  # only to save space: what is published is skipped by its number
-        database.execute("DELETE FROM outbox WHERE order_id <= ?", (published,))
-    return sent
+def publish(database: sqlite3.Connection, client: SyncClient) -> None:
+    """Publish all orders that are not published yet, and then those that come, for ever."""
+    published = client.committed_number(PRODUCER)  # once: it fences a publisher that still runs, which ends then
+    last = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'orders'").fetchone()
+    if published > (last[0] if last else 0):
+        sys.exit(f"{PRODUCER} has published order {published}, which {DATABASE} does not have: name another producer")
+    while True:
+        while rows := database.execute(NEXT, (published, ORDERS)).fetchall():
+            published = rows[-1][0]
+            client.run(partial(send, rows), name=PRODUCER, number=published)
+            print("published", len(rows), "messages", flush=True)
+            with database:  # only to save space: what is published is skipped by its number
+                database.execute("DELETE FROM outbox WHERE order_id <= ?", (published,))
+        time.sleep(0.2)
 
 
 def send(rows: list[tuple[int, str, str, str]], txn: SyncTransaction) -> None:
@@ -84,11 +90,11 @@ def main() -> None:
             case ["order", item, count]:
                 print("order", place_order(database, item, int(count)))
             case ["publish"]:
-                with connect(ADDRESS, broker_options={"admin_url": ADMIN_URL}) as client:
-                    while True:
-                        if sent := publish(database, client):
-                            print("published", sent, "messages", flush=True)
-                        time.sleep(0.2)
+                with connect(ADDRESS, broker_options=CLUSTER) as client:
+                    try:
+                        publish(database, client)
+                    except ProducerFenced:
+                        sys.exit("another publisher has begun: this one ends")
             case _:
                 sys.exit(__doc__)
 

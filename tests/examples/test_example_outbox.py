@@ -55,3 +55,16 @@ def test_an_order_that_the_database_refuses_is_not_published(market: Shop) -> No
     publisher = market.example("outbox.py", "publish")
     assert market.read("orders", 1) == [("order-1", "3 apples")]
     market.interrupt(publisher)
+
+
+def test_another_database_is_not_taken_for_published(market: Shop) -> None:
+    for item in ("apples", "pears"):
+        order(market, item, "1")
+    first = market.example("outbox.py", "publish")
+    assert len(market.read("orders", 2)) == 2
+    (market.directory / "shop.db").unlink()
+    assert order(market, "plums", "1").stdout == "order 1\n"
+    second = market.example("outbox.py", "publish")
+    assert second.wait(120) == 1
+    assert "name another producer" in market.output
+    market.interrupt(first)
