@@ -10,9 +10,12 @@ has the error as trailing metadata under `txnbuffer-error-bin`.
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import errno
-from typing import ClassVar
+import pickle
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 
 class Fault(enum.Enum):
@@ -25,12 +28,48 @@ class Fault(enum.Enum):
 
 
 class Error(Exception):
-    """Root of every error that txnbuffer raises on purpose."""
+    """Root of every error that txnbuffer raises on purpose.
+
+    Errors can be copied and pickled, with their attributes, cause and notes.
+    """
 
     fault: ClassVar[Fault] = Fault.ENVIRONMENT
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     grpc_status: ClassVar[str] = "INTERNAL"
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[object, ...], dict[str, Any]]:
+        """The class and its text, because the arguments of most constructors are no texts, and then the rest."""
+        hidden = self.__suppress_context__
+        state = {**vars(self), "__cause__": _Cause(self.__cause__), "__suppress_context__": hidden}
+        return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined]  # missing in typeshed
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        """The attributes, and after them the cause, which would hide the context."""
+        rest = dict(state or {})
+        self.__cause__ = rest.pop("__cause__").error
+        super().__setstate__(rest)
+
+
+class _Cause:
+    """The cause of an error. If it can't be pickled or read back, an error with its text takes its place."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Callable[..., _Cause], tuple[bytes, str]]:
+        text = f"{type(self.error).__name__}: {self.error}"
+        try:
+            return _read_cause, (pickle.dumps(self.error), text)
+        except Exception:
+            return _read_cause, (pickle.dumps(Error(text)), text)
+
+
+def _read_cause(pickled: bytes, text: str) -> _Cause:
+    try:
+        return _Cause(pickle.loads(pickled))  # noqa: S301  # a part of what the caller unpickles anyway
+    except Exception:
+        return _Cause(Error(text))
 
 
 def as_error(error: BaseException) -> Error:
