@@ -30,6 +30,7 @@ PRIMITIVES = {
 INSIDE = {
     "broker_io.varint.decode_varint": "reads the numbers in messages for broker_io.rpc.encoding",
     "broker_io.block._of_columns.decode_columns": "wraps the decoders of columns",
+    "broker_io.errors": "reads the cause of an error, a part of what the caller unpickles",
     "broker_io.file.journal_chain": "reads files with the decoders of broker_io.file.journal",
     "broker_io.file.journal_v1.read_operations": "numbers what read_journal has read",
     "broker_io.file.log": "makes a number of random bytes",
