@@ -7,7 +7,9 @@ from io import BytesIO
 from typing import Any
 
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.read import LOGICAL_READERS
 from fastavro.validation import validate
+from fastavro.write import LOGICAL_WRITERS
 
 Schema = Any
 """The result of `schema`."""
@@ -15,6 +17,33 @@ Schema = Any
 
 def schema(definition: Mapping[str, Any]) -> Schema:
     return parse_schema(dict(definition))
+
+
+def stored_schema(definition: Mapping[str, Any]) -> Schema:
+    """As `schema`, for a record of this library: `decode` refuses a boolean whose byte is neither 0 nor 1.
+
+    The decoder takes such a byte for true, so a boolean field is read as its byte.
+    """
+    fields = [
+        {**field, "type": {"type": "fixed", "size": 1, "name": field["name"], "logicalType": _BOOLEAN}}
+        if field["type"] == "boolean"
+        else field
+        for field in definition["fields"]
+    ]
+    return schema({**definition, "fields": fields})
+
+
+_BOOLEAN = "txnbuffer-boolean"
+
+
+def _read_boolean(data: bytes, *_: object) -> bool:
+    if data[0] > 1:
+        raise ValueError(f"{data[0]} is not a boolean, which is 0 or 1")
+    return data == b"\1"
+
+
+LOGICAL_READERS[f"fixed-{_BOOLEAN}"] = _read_boolean
+LOGICAL_WRITERS[f"fixed-{_BOOLEAN}"] = lambda value, *_: b"\1" if value else b"\0"
 
 
 def encode(parsed: Schema, record: Mapping[str, Any], *, strict: bool = False) -> bytes:

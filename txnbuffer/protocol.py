@@ -24,7 +24,8 @@ The value of a marker is one Avro record of `MARKER_SCHEMA`, without the schema.
 - `coordinator` long: the `most` of all its transactions.
 - `epoch` long: epoch of the owner that wrote the marker, >= 0.
 - `low_water_mark` long: every transaction of the coordinator up to it has ended, >= 0; 0: unknown.
-- `decided` boolean: true: the outcomes are in the decision log; false: this marker is the decision (one-phase commit).
+- `decided` boolean, the byte 1 or 0: true: the outcomes are in the decision log; false: this marker is the decision
+  (one-phase commit).
 - `least` array of longs: the `least` of the ended transactions, each as the difference from its predecessor, the first
   from 0.
 - `outcomes` bytes: one byte for each of these transactions, 0 ABORT, 1 COMMIT.
@@ -76,7 +77,7 @@ MARKER_SCHEMA = {
     ],
 }
 
-_SCHEMA = avro.schema(MARKER_SCHEMA)
+_SCHEMA = avro.stored_schema(MARKER_SCHEMA)
 _MARKER_PROPERTIES = {VERSION: str(PROTOCOL_VERSION), MARKER: MARKER_TEXT}
 _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 

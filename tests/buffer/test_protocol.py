@@ -38,6 +38,15 @@ def test_golden_markers(name: str) -> None:
     assert encode_marker(decode_marker(stored)).value == stored
 
 
+def test_golden_marker_that_is_neither_decided_nor_one_phase_is_refused() -> None:
+    value = encode_marker(GOLDEN["group"]).value
+    assert value is not None
+    assert value[:4] == b"\x00\x0e\x16\x01"
+    stored = committed("marker-refused-boolean.avro", value[:3] + b"\2" + value[4:])
+    with pytest.raises(ValueError, match="2 is not a boolean, which is 0 or 1"):
+        decode_marker(stored)
+
+
 longs = st.integers(0, 2**63 - 1)
 
 

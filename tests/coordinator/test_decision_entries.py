@@ -114,6 +114,14 @@ def test_invalid_owner_entries_are_refused(owners: str) -> None:
         decode(message._replace(properties=dict(message.properties) | {"tb.owners": owners}))
 
 
+@pytest.mark.parametrize("kind", ["topic", "name"])
+def test_a_boolean_that_is_neither_0_nor_1_is_refused(kind: str) -> None:
+    message = encode(ENTRIES[kind])
+    assert message.value is not None
+    with pytest.raises(UnreadableDecision, match="2 is not a boolean, which is 0 or 1"):
+        decode(message._replace(value=message.value[:-1] + b"\2"))
+
+
 least = st.integers(1, MAX_LEAST)
 longs = st.integers(0, MAX_LEAST)
 bitmaps = st.builds(BitMap64, st.lists(st.integers(0, 2**62)))

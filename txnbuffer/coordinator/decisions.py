@@ -345,7 +345,7 @@ SCHEMAS: dict[str, list[tuple[str, Any]]] = {
 }
 
 _PARSED = {
-    kind: avro.schema(
+    kind: avro.stored_schema(
         {
             "type": "record",
             "name": kind.capitalize(),
