@@ -24,6 +24,7 @@
     tls_key = ""
     tls_trust = ""              # the CA file
     max_unavailable = 60.0      # seconds that the cluster may be unavailable before requests fail
+    role = ""                   # begins the subscriptions of readers, where the namespace requires that
     client_log = ""             # the log file of the client library
 
     [service]                   # txnbuf serve
@@ -197,6 +198,7 @@ class PulsarConfig:
     tls_key: str = ""
     tls_trust: str = ""
     max_unavailable: float = 60.0
+    role: str = ""
     client_log: str = ""
 
     def options(self) -> dict[str, Any]:

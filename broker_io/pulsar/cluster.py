@@ -92,6 +92,8 @@ CLOSE_SECONDS = OPERATION_SECONDS + 5.0
 """Timeout of closing. With a hung broker it lasts as long as an operation; if Python ends sooner, it is aborted."""
 NOTE = "txnbuffer.note"
 """The property that stores the annotation of a topic."""
+READING = "__txnbuffer"
+"""Part of the name of each reader's subscription, by which a broker knows who reads the log with its markers."""
 
 
 class Cluster:
@@ -121,6 +123,7 @@ class Cluster:
         self._attempt = min(max(max_unavailable, 1.0), OPERATION_SECONDS)
         self.retry = RetryPolicy(max_unavailable, self.check, from_start=True)
         self.admin = AdminClient(admin_url or address.admin, credentials, self.retry)
+        self.reading = READING if credentials.role is None else f"{credentials.role}-{READING}"
         self.acks = Resolver()
         try:
             self.client = pulsar.Client(

@@ -25,7 +25,7 @@ class Credentials:
 
     `oauth2` has `issuer_url` and `private_key` (a path, `file:` or `data:` URL of the credentials), optionally
     `audience` and `scope`. `tls_trust` is the CA file, `tls_cert` and `tls_key` are the client's certificate and key;
-    all are PEM.
+    all are PEM. `role` is what the cluster calls their holder, needed only where names have to begin with it.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -34,6 +34,7 @@ class Credentials:
     tls_trust: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    role: str | None = None
 
     def __post_init__(self) -> None:
         ways = [self.token, self.token_file, self.oauth2, self.tls_cert]

@@ -46,6 +46,7 @@ class MessageSource:
                 cluster.url(topic),
                 message_id,
                 receiver_queue_size=ahead,
+                subscription_role_prefix=cluster.reading,
                 is_read_compacted=compacted,
                 start_message_id_inclusive=True,
             ),

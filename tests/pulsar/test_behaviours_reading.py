@@ -321,3 +321,24 @@ def test_reader_waits_once_for_messages_that_never_arrive(
         assert len(looks) == 1
         fill(broker, "orders", numbered(1, 1))
         assert values(read_count(reader, 1)) == [b"value-1"]
+
+
+def test_readers_subscriptions_have_the_product_in_their_names(broker: Broker, asking: Callable[..., Any]) -> None:
+    """A broker knows by it who reads the log with its markers, whatever else reads the topic."""
+    keyed = [Message(b"%d" % number, b"v") for number in range(3)]
+    fill(broker, "orders", keyed)
+
+    def subscriptions() -> set[str]:
+        return {*asking("GET", "stats")["subscriptions"]} - {"__txnbuffer", "__compaction"}
+
+    with broker.reader("orders") as raw, broker.reader("orders", compacted=True) as compacted:
+        assert read_count(raw, 3)
+        assert read_count(compacted, 3)
+        first = subscriptions()
+        asking("PUT", "unload")
+        fill(broker, "orders", keyed)
+        assert read_count(raw, 3)
+        assert read_count(compacted, 3)
+        found = first | subscriptions()
+        assert len(first) == 2
+        assert all(name.startswith("__txnbuffer-reader-") for name in found), found

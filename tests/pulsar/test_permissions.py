@@ -213,6 +213,21 @@ def test_role_without_permissions_is_rejected_at_once(place: Place) -> None:
         place.open("stranger")
 
 
+def test_role_begins_the_subscriptions_of_readers_where_a_namespace_requires_it(place: Place) -> None:
+    mode = f"namespaces/{NAMESPACE}/subscriptionAuthMode"
+    ask(place.admin, mode, "POST", "Prefix")
+    try:
+        options = place.options("reader") | {"max_unavailable": 5.0}
+        with open_broker(place.address, **options) as broker, pytest.raises(NotAuthorized):
+            broker.reader("orders")
+        with open_broker(place.address, role="reader", **options) as broker, broker.reader("orders") as reader:
+            assert reader.read(timeout=SECONDS) is not None
+            found = ask(place.admin, f"persistent/{NAMESPACE}/orders/stats")["subscriptions"]
+            assert any(name.startswith("reader-__txnbuffer-reader-") for name in found), found
+    finally:
+        ask(place.admin, mode, "POST", "None")
+
+
 # --- TLS and other authentication ---
 
 

@@ -69,6 +69,7 @@ class SimClient:
         start_message_id: Any,
         *,
         receiver_queue_size: int = 1000,
+        subscription_role_prefix: str | None = None,
         is_read_compacted: bool = False,
         start_message_id_inclusive: bool = False,
     ) -> SimReader:
