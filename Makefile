@@ -11,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
-PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
+PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
 .PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist lock clean

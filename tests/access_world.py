@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,12 +60,12 @@ class Tokens:
     def __init__(self, directory: Path, principals: tuple[str, ...]) -> None:
         self.path = directory / "tokens"
         self.text: dict[str, str] = {}
-        self._file = TokenFile({})
+        self._file, self._chance = TokenFile({}), random.Random(1)
         for name in principals:
             self.add(name)
 
     def add(self, principal: str, expires: int | None = None) -> str:
-        text, token = issue(principal, os.urandom(38), 1_764_000_000, expires)
+        text, token = issue(principal, self._chance.randbytes(38), 1_764_000_000, expires)
         self._file = with_token(self._file, token)
         self.text[principal] = text
         self.write()

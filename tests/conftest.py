@@ -16,11 +16,19 @@ disable_grpc_fork_handlers()  # servers run in the process of tests, which start
 
 pytest_plugins = ["txnbuffer.testing", "pulsar_fixtures", "spark_session"]
 
-settings.register_profile("dev", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "mutants", settings.get_profile("dev"), max_examples=200, phases=(Phase.explicit, Phase.generate)
+    "dev", max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)  # the same examples in each run
+settings.register_profile(
+    "mutants",
+    settings.get_profile("dev"),
+    max_examples=200,
+    derandomize=False,  # their runner gives a seed
+    phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("soak", settings.get_profile("dev"), max_examples=5000)
+settings.register_profile(
+    "soak", settings.get_profile("dev"), max_examples=5000, derandomize=False, print_blob=True
+)  # other examples in each run; a failure prints how to run it again
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 SHARED = ("spark", "mortal", "odd_broker")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -126,15 +127,20 @@ def beginnings() -> dict[str, tuple[World, dict[str, int]]]:
     return {name: (world, few) for name, world in found.items()}
 
 
-def explore_breadth_first(world: World, limits: dict[str, int], seconds: float) -> Explored:
-    """All histories, shortest first, until the time is over; `depth` is the last that is complete. Raises Found."""
+def explore_breadth_first(
+    world: World, limits: dict[str, int], *, seconds: float = math.inf, steps: float = math.inf
+) -> Explored:
+    """All histories, shortest first, for some time or so many steps; `depth` is the last that is complete.
+
+    Raises Found.
+    """
     explored, until = Explored(), time.monotonic() + seconds
     level: list[tuple[World, tuple[Action, ...]]] = [(world, ())]
     seen = {hash(key(world))}
     while level:
         following = []
         for before, history in level:
-            if time.monotonic() > until:
+            if explored.steps >= steps or time.monotonic() > until:
                 return explored
             for action in before.actions(limits):
                 after = clone(before)
@@ -160,7 +166,9 @@ def usual(world: World, limits: dict[str, int]) -> tuple[Action, list[Action]]:
     return first, [each for each in actions if each != first]
 
 
-def explore_deviations(world: World, limits: dict[str, int], seconds: float, *, horizon: int = 60) -> Explored:
+def explore_deviations(
+    world: World, limits: dict[str, int], *, seconds: float = math.inf, steps: float = math.inf, horizon: int = 60
+) -> Explored:
     """Histories of a length in which everything happens as usual, then those with one deviation, with two, …
 
     A deviation is a fault, or something else that happens first. Each history ends with R5. `depth` is the number of
@@ -172,7 +180,7 @@ def explore_deviations(world: World, limits: dict[str, int], seconds: float, *, 
     while level:
         deviating = []
         for start, begun in level:
-            if time.monotonic() > until:
+            if explored.steps >= steps or time.monotonic() > until:
                 return explored
             now, history = clone(start), begun
             try:
@@ -205,7 +213,7 @@ def main(arguments: Iterable[str]) -> int:
     try:
         if options.breadth:
             found = {
-                f"{search.__name__} from {name}": search(world, limits, options.seconds / 8)
+                f"{search.__name__} from {name}": search(world, limits, seconds=options.seconds / 8)
                 for search in (explore_breadth_first, explore_deviations)
                 for name, (world, limits) in beginnings().items()
             }

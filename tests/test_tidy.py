@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
@@ -567,6 +568,40 @@ def test_no_test_is_skipped() -> None:
         module.path for module in modules("tests") if named(module) & {"skip", "skipif", "importorskip", "xfail"}
     ]
     assert skipping == []
+
+
+def draws_without_seed(module: Module) -> Iterator[str]:
+    """What a module draws at random without a seed. Names of their own are no draw, so `uuid` is not meant."""
+    for name, line in module.uses():
+        if re.fullmatch(r"os\.urandom|secrets\.\w+|random\.(?!Random$)\w+", name):
+            yield f"{module.path}:{line} uses {name}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and re.search(r"\b(Random|default_rng)\(\)$", ast.unparse(node)):
+            yield f"{module.path}:{node.lineno} gives no seed"
+
+
+def test_tests_make_the_same_choices_each_time() -> None:
+    """Other choices in each run belong to the long runs, which print their seeds."""
+    long = re.compile(r"soak|_kills\.py$|/stress/")
+    short = [module for module in modules("tests") if not long.search(module.path)]
+    assert [text for module in short for text in draws_without_seed(module)] == []
+    assert settings.get_profile("dev").derandomize
+    assert "PYTHONHASHSEED=0" in (ROOT / "Makefile").read_text()  # the order of sets
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.urandom(8)",
+        "from random import choice",
+        "import random\nrandom.Random().random()",
+        "import numpy as np\nnp.random.default_rng()",
+        "import secrets\nsecrets.token_hex(8)",
+    ],
+)
+def test_draws_without_a_seed_are_seen(text: str) -> None:
+    assert [*draws_without_seed(Module("tests/test_x.py", text))] != []
+    assert [*draws_without_seed(Module("tests/test_x.py", "import random\nrandom.Random(1).random()"))] == []
 
 
 def named(module: Module) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
+import random
 
 import pytest
 from golden_files import committed
@@ -168,7 +168,8 @@ def test_packed_batches_come_back_in_order_and_stay_small(
 
 def test_a_set_has_nothing_of_the_sets_next_to_it() -> None:
     most_bytes = SET_ROOM + 1500
-    texts = [base64.b85encode(os.urandom(320)).decode() for _ in range(8)]
+    chance = random.Random(1)
+    texts = [base64.b85encode(chance.randbytes(320)).decode() for _ in range(8)]
     rows = [Message(None, b"x", {"p": text, f"q{number}": "1"}) for number, text in enumerate(texts)]
     for message in pack_all(Batch.of(rows), [BatchSlice(None, 1, 8)], most_bytes):
         names = {name for row in unpack(Position(1, 0), message) for name in row.properties}

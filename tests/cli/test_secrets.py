@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from txnbuffer.errors import EnvironmentFault, InvalidConfiguration
 from txnbuffer.pipeline.options import ReadOptions, WriteOptions
 from txnbuffer.rpc.service_access import ServiceAccess
 
-CANARY = f"canary-{secrets.token_hex(16)}"
+CANARY = "canary-5a0f3c1e9b7d4826a1c5e8f70b2d6394"
 DATA = f"data:application/json;base64,{CANARY}"
 IN_ENVIRONMENT = {"TXNBUFFER_PULSAR_TOKEN": CANARY, "TXNBUFFER_PULSAR_OAUTH2_PRIVATE_KEY": DATA}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 
 import pytest
 from client_world import until, values
@@ -143,14 +143,14 @@ def test_concurrent_transactions_share_a_send_but_not_a_record_set() -> None:
 def test_record_set_respects_the_limit_unless_it_has_one_record() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
-        limit = client.max_message_bytes
-        large = [os.urandom(300_000) for _ in range(10)]
-        largest = os.urandom(limit - 2000)
+        limit, chance = client.max_message_bytes, random.Random(1)
+        large = [chance.randbytes(300_000) for _ in range(10)]
+        largest = chance.randbytes(limit - 2000)
         async with client.transaction() as txn:
             await txn.send_many("log", large, properties=[{"p": "q"}] * 10, batching="records")
             await txn.send("log", largest, properties={"p": "q"}, batching="records")
             with pytest.raises(MessageTooLarge):
-                await txn.send("log", os.urandom(limit - 500), batching="records")
+                await txn.send("log", chance.randbytes(limit - 500), batching="records")
         await until(lambda: values(world.broker, "log") == [*large, largest])
         sizes = [len(message.value or b"") for message in written(world.broker)]
         assert len(sizes) == 5

@@ -28,14 +28,14 @@ def order(market: Shop, item: str, count: str) -> subprocess.CompletedProcess[st
 def test_each_order_is_published_once_by_publishers_that_are_killed(market: Shop) -> None:
     assert order(market, "apples", "3").stdout == "order 1\n"
     place_order = runpy.run_path(str(EXAMPLES / "outbox.py"))["place_order"]
-    published = 0
+    published, chance = 0, random.Random(1)
     with closing(sqlite3.connect(market.directory / "shop.db", timeout=60)) as database:
         for _ in range(KILLS):
             publisher = market.example("outbox.py", "publish")
             market.wait(lambda before=published: market.output.count("published") > before, publisher)
             for number in range(ORDERS):
                 place_order(database, f"item{number % 3}", number)
-                time.sleep(random.uniform(0.0, 0.02))
+                time.sleep(chance.uniform(0.0, 0.02))
             publisher.kill()
             publisher.wait()
             published = market.output.count("published")

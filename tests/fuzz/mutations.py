@@ -33,41 +33,41 @@ MOST = 1024 * 1024
 """Bytes of a changed input, at most."""
 
 
-def changed(random: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+def changed(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """An input after one to four changes: bits flipped, cut, joined with another, numbers replaced by huge ones."""
-    for _ in range(random.randint(1, 4)):
-        data = random.choice(_CHANGES)(random, data, others)[:MOST]
+    for _ in range(chance.randint(1, 4)):
+        data = chance.choice(_CHANGES)(chance, data, others)[:MOST]
     return data
 
 
-def _flipped(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+def _flipped(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
     if not data:
-        return random.randbytes(8)
-    at = random.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
+        return chance.randbytes(8)
+    at = chance.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
 
 
-def _cut(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
-    start, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
-    return random.choice((data[:start], data[end:], data[:start] + data[end:]))
+def _cut(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((chance.randint(0, len(data)), chance.randint(0, len(data))))
+    return chance.choice((data[:start], data[end:], data[:start] + data[end:]))
 
 
-def _joined(random: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    other = random.choice(others) if others else data
-    return data[: random.randint(0, len(data))] + other[random.randint(0, len(other)) :]
+def _joined(chance: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    other = chance.choice(others) if others else data
+    return data[: chance.randint(0, len(data))] + other[chance.randint(0, len(other)) :]
 
 
-def _repeated(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
-    start, end = sorted((random.randint(0, len(data)), random.randint(0, len(data))))
-    return data[:end] + data[start:end] * random.choice((1, 2, 50)) + data[end:]
+def _repeated(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    start, end = sorted((chance.randint(0, len(data)), chance.randint(0, len(data))))
+    return data[:end] + data[start:end] * chance.choice((1, 2, 50)) + data[end:]
 
 
-def _number(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+def _number(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
     """A fixed number, or one of groups of seven bits, at a place."""
-    size, value, at = random.choice((1, 2, 4, 8)), random.choice(HUGE), random.randint(0, len(data))
-    if random.random() < 0.5:
+    size, value, at = chance.choice((1, 2, 4, 8)), chance.choice(HUGE), chance.randint(0, len(data))
+    if chance.random() < 0.5:
         return data[:at] + (value & (1 << 8 * size) - 1).to_bytes(size, "little") + data[at + size :]
-    return data[:at] + _groups(value) + data[at + random.randint(0, 2) :]
+    return data[:at] + _groups(value) + data[at + chance.randint(0, 2) :]
 
 
 def _groups(value: int) -> bytes:
@@ -78,9 +78,9 @@ def _groups(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _text(random: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
-    at = random.randint(0, len(data))
-    return data[:at] + random.choice(TEXTS) + data[at + random.randint(0, 4) :]
+def _text(chance: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    at = chance.randint(0, len(data))
+    return data[:at] + chance.choice(TEXTS) + data[at + chance.randint(0, 4) :]
 
 
 _CHANGES = (_flipped, _cut, _joined, _repeated, _number, _text)

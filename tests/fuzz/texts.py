@@ -10,7 +10,6 @@ import click
 from fuzz.stored import golden
 from fuzz.target import Target
 from joserfc.jwk import ECKey
-from joserfc.jwt import encode
 
 from broker_io import check_address
 from broker_io.environment import Environment, use
@@ -133,7 +132,11 @@ _KEY = ECKey.import_key({
 })  # fmt: skip
 """The key of an example of RFC 7515."""
 VERIFIER = Verifier(_KEY.as_pem(private=False), "key.pem")
-SIGNED = encode({"alg": "ES256"}, {"sub": "orders", "exp": 1_764_000_100}, _KEY, algorithms=["ES256"]).encode()
+SIGNED = (
+    b"eyJ0eXAiOiJKV1QiLCJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJvcmRlcnMiLCJleHAiOjE3NjQwMDAxMDB9."
+    b"FOxqgPZkcyIhtuTkqg33ExlpmyTRtA_pWmeWTY2xyhFET1zmrzQxXRxetE_R3x766YppmvtmcH-GRL98t9PzMQ"
+)
+"""A token signed with that key for `orders`, until 1,764,000,100; each signature by such a key is another one."""
 
 CONFIGURATION = b"""
 [log]

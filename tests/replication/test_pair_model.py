@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from pair_explore import beginnings, explore_breadth_first, explore_deviations, explore_randomly, random_history
 
-SECONDS = 5
+STEPS = 12_000
+"""As many steps on each machine; `make explore-pair` makes more."""
 
 
 @pytest.mark.parametrize("beginning", beginnings())
 def test_histories_breadth_first(beginning: str) -> None:
     world, limits = beginnings()[beginning]
-    explored = explore_breadth_first(world, limits, SECONDS)
+    explored = explore_breadth_first(world, limits, steps=STEPS)
     print(f"{beginning}: {explored.states} states, all of {explored.depth} steps")
     assert explored.depth >= 3
 
@@ -19,13 +20,13 @@ def test_histories_breadth_first(beginning: str) -> None:
 @pytest.mark.parametrize("beginning", beginnings())
 def test_histories_with_deviations(beginning: str) -> None:
     world, limits = beginnings()[beginning]
-    explored = explore_deviations(world, limits, SECONDS)
+    explored = explore_deviations(world, limits, steps=STEPS)
     print(f"{beginning}: {explored.states} states, all with {explored.depth} deviations")
     assert explored.depth >= 0
 
 
 def test_random_histories() -> None:
-    explored = explore_randomly(0, seconds=2 * SECONDS, count=300)
+    explored = explore_randomly(0, count=1000)
     print(f"{explored.histories} histories, {explored.steps} steps")
     rare = ("wipe", "look", "lose", "break", "isolate", "checkpoint", "force", "switch", "cut", "copy")
     assert [kind for kind in rare if not explored.actions[kind]] == []
