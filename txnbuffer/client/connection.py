@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 class EngineLink:
     """A session connection to an engine on the same event loop."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._connection: SessionConnection = engine.connect()
+    def __init__(self, engine: Engine, *, local: bool = False) -> None:
+        self._connection: SessionConnection = engine.connect(local=local)
 
     async def send(self, frame: ClientFrame) -> None:
         await self._connection.room()
@@ -234,7 +234,7 @@ class ServiceConnectors(NamedTuple):
 
     @classmethod
     def to_engine(cls, engine: Engine) -> ServiceConnectors:
-        """Return the connectors to an engine on the same event loop."""
+        """Return the connectors to an engine on the same event loop, which ends with its clients."""
 
         def connector(kind: Callable[[Engine], L]) -> Callable[[], Awaitable[L]]:
             async def connect() -> L:
@@ -242,7 +242,8 @@ class ServiceConnectors(NamedTuple):
 
             return connect
 
-        return cls(connector(EngineLink), connector(EngineStreamLink), connector(EngineAdminLink))
+        session = partial(EngineLink, local=True)
+        return cls(connector(session), connector(EngineStreamLink), connector(EngineAdminLink))
 
     @classmethod
     def to_addresses(cls, addresses: Sequence[Endpoint], timeout: float, log: LogIdentity) -> ServiceConnectors:

@@ -23,9 +23,9 @@ from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Don
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.requests import CommitRequests, Registration, TransactionRequests
 from txnbuffer.coordinator.retention import OutcomeRetention
-from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.sessions import Ongoing, Sessions
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, TransactionState
+from txnbuffer.coordinator.transaction import Session, TransactionState, is_local
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
 
@@ -131,6 +131,18 @@ class Coordinator:
             action = partial(self._sessions.keep_only, known, (), self._sessions.highest_id, "its session was closed")
             self._takeover.execute(action, wait=bool(self._sessions.blocks(known)))
             self._core.answer(session, request, Done())
+
+    def end_local_sessions(self, ongoing: Ongoing, now: float) -> None:
+        """End the sessions of clients in the process of an owner: it has ended, or has stopped serving them.
+
+        `ongoing`: the transactions that are ongoing in the buffers, and their topics; those of these clients abort.
+        """
+        if self._enter(now):
+            local = [session for session in self._sessions.by_name.values() if is_local(session.name)]
+            for known in local:
+                self.consumer_groups.session_closed(known.name)
+            if local:
+                self._takeover.execute(partial(self._sessions.end, local, ongoing), wait=True)
 
     def lease(self, session: str, request: int, count: int, now: float) -> None:
         """Lease transaction ids. Answered with Leased, or TooManyTransactions."""

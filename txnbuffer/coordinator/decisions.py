@@ -35,6 +35,9 @@ consumer groups. A newer `name` or `consumers` entry repeats these, so that the 
 crash of the cluster such an entry may be in the log twice, the second time after newer groups, which take precedence;
 without the property the later message does.
 
+The session of a `lease` begins with `l` if its client is in the process of the owner, and so is gone when the next
+owner begins. A service's clients have other names.
+
 A group is deleted when all its transactions have ended with durable markers, `remember` has passed since `decided_at`,
 and a durable `mark` or `ended` covers all its ids. A mark is deleted `remember` after `raised_at` if there is a newer
 one; a lease when a durable mark has passed it; a deleted name when no group mentions it, and `remember` later if some

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -32,7 +32,12 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import Outcome, TxnId
 
-Abort = Callable[[TransactionState, str], None]
+Abort = Callable[..., None]
+"""Aborts an open transaction for a reason; then the topics that have its records, if they are known."""
+Ongoing = Mapping[TxnId, Sequence[str]]
+"""The transactions that are ongoing in the buffers of topics, and these topics."""
+
+GONE = "its client is gone: the process that had opened the log for it has ended or has closed the log"
 
 PARTICIPANT_GRACE = 2.0
 """Seconds after which the unfinished participants of a client whose connection has ended abort.
@@ -254,6 +259,19 @@ class Sessions:
         """Remove a session; `keep_only` aborts its open transactions."""
         if self.by_name.get(session.name) is session:
             del self.by_name[session.name]
+
+    def end(self, sessions: Iterable[Session], ongoing: Ongoing) -> None:
+        """End sessions whose clients are gone, with all their ongoing transactions, branches among them."""
+        ended = {*map(id, sessions)}
+        for txn, topics in ongoing.items():
+            block = self.locate(txn.least)
+            if block is not None and id(block.session) in ended:
+                transaction = self.open_transaction(txn)
+                if transaction is not None:
+                    self._abort(transaction, GONE, tuple(topics))
+        for session in sessions:
+            self.remove(session)
+            self.keep_only(session, (), self.highest_id, GONE)
 
     def tick(self) -> None:
         """End sessions whose client was disconnected for too long, and leases that were not used in time."""

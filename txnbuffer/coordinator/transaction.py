@@ -19,12 +19,21 @@ Waiter = tuple[str, int, bool]
 TAG_SIZE = 16
 """Characters of the name of a session that name its principal, with access control."""
 TAG_BEGIN = "p"
-"""How these begin. Without access control names are hexadecimal digits."""
+"""How these begin. Without access control names are hexadecimal digits, or begin with `LOCAL_BEGIN`."""
 
 
 def principal_tag(session: str) -> str:
     """What names the principal in the name of a session; "" without access control."""
     return session[:TAG_SIZE] if session.startswith(TAG_BEGIN) else ""
+
+
+LOCAL_BEGIN = "l"
+"""How the name of a session begins whose client is in the process of the owner, and so ends with it."""
+
+
+def is_local(session: str) -> bool:
+    """Whether the client of the session of this name is, or was, in the process of the owner."""
+    return session.startswith(LOCAL_BEGIN)
 
 
 @dataclass(slots=True, eq=False)

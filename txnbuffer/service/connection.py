@@ -63,8 +63,12 @@ class SessionConnection:
         peer: str,
         quota: ClientQuota,
         permissions: Permissions = EVERYTHING_ALLOWED,
+        *,
+        local: bool = False,
     ) -> None:
         self.peer = peer
+        self.local = local
+        """Whether the client is in this process, so that it is gone when the next owner begins."""
         self.quota = quota
         self.permissions = permissions
         self.session = ""

@@ -179,6 +179,7 @@ class Engine(Loop):
         configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
         engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records, term)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
+        engine._end_local_sessions()
         engine._run_parts()
         engine.run(engine._watch_time())
         if limits.overload:
@@ -199,10 +200,13 @@ class Engine(Loop):
 
     # Clients and operators
 
-    def connect(self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED) -> SessionConnection:
-        """Open a connection; its first frame must contain the hello."""
+    def connect(
+        self, peer: str = "in process", permissions: Permissions = EVERYTHING_ALLOWED, *, local: bool = False
+    ) -> SessionConnection:
+        """Open a connection; its first frame must contain the hello. `local`: the client ends with this process."""
         quota = self.quotas.connect(permissions)
-        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer, quota, permissions)
+        receive, gone = self._receive, self._disconnected
+        connection = SessionConnection(receive, gone, self.limits, peer, quota, permissions, local=local)
         self._connections[connection] = None
         # Each session may have an older connection that is not known to be lost.
         if (refusal := quota.check("sessions", (quota.usage.connections - 1) // 2)) is not None:
@@ -248,8 +252,9 @@ class Engine(Loop):
         self.requests.draining = True
         self.streams.close()
         await self._close_connections()
+        self._end_local_sessions()
         deadline = self.clock.monotonic() + self.topics.stop_seconds
-        while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
+        while not self.ended.done() and self._writes and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for task in (tasks := [*self._tasks]):
             task.cancel()
@@ -302,6 +307,16 @@ class Engine(Loop):
             connection.close(CoordinatorStopped(f"the service has stopped: {named}"))
 
     # Internals
+
+    def _end_local_sessions(self) -> None:
+        """End the sessions of clients of a former owner's process at the start, and of this process at the end."""
+        self.coordinator.end_local_sessions(self.topics.ongoing(), self.now())
+        self.wake()
+
+    @property
+    def _writes(self) -> bool:
+        """Whether a turn is due, or something is being appended, after which more may follow."""
+        return self._woken or not self.appends.idle
 
     def _turn(self) -> None:
         self._woken = False

@@ -32,7 +32,7 @@ from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.coordinator.takeover import first_epoch
-from txnbuffer.coordinator.transaction import principal_tag
+from txnbuffer.coordinator.transaction import LOCAL_BEGIN, principal_tag
 from txnbuffer.errors import (
     CoordinatorStopped,
     ForeignTopic,
@@ -218,7 +218,7 @@ OPEN_REQUEST = 0
 NO_REQUEST = -1
 """The request number of requests that have no answer."""
 MAX_SESSION_NAME = 100
-_QUALIFIED_NAME = re.compile("([0-9a-fp][0-9a-f]{31})x([0-9]+)x([0-9a-f]{32})")
+_QUALIFIED_NAME = re.compile("([0-9a-flp][0-9a-f]{31})x([0-9]+)x([0-9a-f]{32})")
 MAX_SHOWN = 100
 """Characters of an invalid name that its error quotes."""
 WRITE_TO_CLUSTER = (
@@ -307,6 +307,7 @@ class RequestHandler:
                 NotAuthorized("the session belongs to another principal: open a session of your own")
             )
         self._check_session(connection, name)
+        tag = LOCAL_BEGIN if connection.local else tag
         name = name or tag + current().randomness.token(16).hex()[len(tag) :]
         older = self.connections.pop(name, None)
         if older is not None:

@@ -42,6 +42,7 @@ from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer.state import Effect
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import ForeignTopic, TopicNotCreated
+from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.appends import AppendInFlight, Appends, ServiceTopic
@@ -155,6 +156,15 @@ class Topics(ABC):
 
     def get(self, name: str) -> ServiceTopic | None:
         return self.by_name.get(name)
+
+    def ongoing(self) -> dict[TxnId, list[str]]:
+        """The transactions of this shard's coordinator that are ongoing in the buffers, each with these topics."""
+        found: dict[TxnId, list[str]] = {}
+        for topic in self.by_name.values():
+            for entry in topic.followed.buffer.ongoing if topic.followed is not None else ():
+                if entry.txn.most == self.shard.number:
+                    found.setdefault(entry.txn, []).append(topic.name)
+        return found
 
     def check(self, name: str) -> None:
         """Raises InvalidTopicName for a name that a data topic can't have, ForeignTopic for another shard's topic."""
