@@ -36,7 +36,7 @@ import numpy as np
 from broker_io.batch import Batch, Blobs, Labels, PlacedBatch, PropertyColumn
 from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, NotSupported, TopicNotFound
 from broker_io.partitions import Hashing
-from broker_io.position import EARLIEST, Position, Positions
+from broker_io.position import EARLIEST, NO_INDEX, Position, Positions
 
 T = TypeVar("T")
 
@@ -98,6 +98,15 @@ def messages_up_to(ledgers: list[Ledger], position: Position | None) -> int:
     below = sum(ledger.entries for ledger in ledgers if ledger.ledger < position.ledger)
     inside = [ledger.entries for ledger in ledgers if ledger.ledger == position.ledger]
     return below + (min(position.entry + 1, inside[0]) if inside else 0)
+
+
+def messages_after(ledgers: list[Ledger], position: Position, end: Position | None) -> int:
+    """The number of messages after a position up to `end`; at least one if there are any.
+
+    Messages that share an entry, as on a cluster, count as one.
+    """
+    rest_of_entry = end is not None and position < end and position.batch != NO_INDEX
+    return max(messages_up_to(ledgers, end) - messages_up_to(ledgers, position), int(rest_of_entry))
 
 
 class Resource(Protocol):

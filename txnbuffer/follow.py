@@ -25,7 +25,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.compacted import REOPEN_AFTER
 from broker_io.environment import current
 from broker_io.errors import Error
-from broker_io.port import Broker, Reader, Resource, messages_up_to
+from broker_io.port import Broker, Reader, Resource, messages_after
 from broker_io.position import Int64s, Position
 from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -417,7 +417,7 @@ def reading(broker: Broker, topic: str, after: Position, end: Position | None) -
     total = None
     if is_reported():  # else the ledgers, which a cluster has to be asked for, are not needed
         ledgers = broker.ledgers(topic)
-        total = max(messages_up_to(ledgers, end) - messages_up_to(ledgers, after), 0)
+        total = messages_after(ledgers, after, end)
     return report(f"reading {topic}", "messages", total)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, Resource, messages_up_to
+from broker_io.port import Broker, Resource, messages_after
 from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
@@ -349,7 +349,9 @@ ONE_BY_ONE = 1_000
 
 
 class Lag(NamedTuple):
-    """The distance of a reader from the end of one topic's log, in messages; markers and record sets count as one.
+    """The distance of a reader from the end of one topic's log, in messages.
+
+    Markers and record sets count as one; on a cluster, so do messages that share an entry.
 
     - `next_position`: where the reader continues.
     - `decided_position`: the reader can return all visible records up to here without waiting for a transaction.
@@ -562,9 +564,8 @@ class CommittedReader(Resource):
             ledgers = self._broker.ledgers(follower.topic)
             end = self._broker.last_position(follower.topic)
             at, decided = follower.next_position, follower.decided_position
-            total = messages_up_to(ledgers, end)
-            undecided = total - messages_up_to(ledgers, max(at, decided))
-            lags[follower.topic] = Lag(at, decided, end, total - messages_up_to(ledgers, at), undecided)
+            behind, undecided = (messages_after(ledgers, place, end) for place in (at, max(at, decided)))
+            lags[follower.topic] = Lag(at, decided, end, behind, undecided)
         return lags
 
     def close(self) -> None:
