@@ -59,7 +59,7 @@ class TestH11Forgetting:
 
     def test_the_ended_bitmap_is_durable_before_the_tombstone(self) -> None:
         config = CoordinatorConfig(
-            remember=10.0, ended_interval=0.0, max_transaction_timeout=1e6, transaction_timeout=1e5
+            remember=10.0, ended_interval=0.0, max_transaction_timeout=1e6, transaction_timeout=1e5, session_timeout=1e6
         )
         world, owner, first = self.held(config)
         world.now += 20

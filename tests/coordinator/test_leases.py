@@ -219,6 +219,45 @@ class TestSessions:
         stage.owner.age(12)
         assert stage.query(0) is Outcome.ABORT
 
+    def test_the_time_of_a_client_counts_from_its_last_sign_of_life(self) -> None:
+        config = CoordinatorConfig(transaction_timeout=900.0, session_timeout=30.0, reconnect_seconds=0.0)
+        stage = Stage(config)
+        stage.begin(0)
+        stage.write(0, "a")
+        stage.owner.age(100)  # it stays connected
+        for _ in range(3):
+            stage.owner = stage.world.take_over(config)
+            stage.owner.settle()
+            stage.owner.age(9)
+            assert stage.query(0) is State.OPEN
+        stage.owner = stage.world.take_over(config)
+        stage.owner.settle()
+        stage.owner.age(14)
+        assert stage.query(0) is Outcome.ABORT
+
+    def test_an_owner_that_clients_can_connect_to_gives_them_time_to_do_so(self) -> None:
+        config = CoordinatorConfig(session_timeout=30.0)
+        stage = Stage(config)
+        stage.begin(0)
+        stage.write(0, "a")
+        stage.world.now += 1000.0  # no owner runs
+        stage.owner = stage.world.take_over(config)
+        stage.owner.settle()
+        stage.owner.age(9)
+        assert stage.query(0) is State.OPEN
+        stage.owner.age(3)
+        assert stage.query(0) is Outcome.ABORT
+
+    def test_recording_signs_of_life_holds_back_no_ids(self) -> None:
+        config = CoordinatorConfig(transaction_timeout=900.0, session_timeout=30.0)
+        stage = Stage(config)
+        stage.begin(0)
+        (session,) = stage.owner.coordinator.sessions()
+        leased = session.outstanding
+        stage.owner.age(100)
+        assert session.outstanding == leased
+        assert stage.commit(0) is Outcome.COMMIT
+
 
 class TestTime:
     def test_a_transaction_may_last_its_timeout(self) -> None:

@@ -25,7 +25,7 @@ from txnbuffer.coordinator.requests import CommitRequests, Registration, Transac
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Ongoing, Sessions
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, TransactionState, is_local
+from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
 
@@ -132,17 +132,16 @@ class Coordinator:
             self._takeover.execute(action, wait=bool(self._sessions.blocks(known)))
             self._core.answer(session, request, Done())
 
-    def end_local_sessions(self, ongoing: Ongoing, now: float) -> None:
-        """End the sessions of clients in the process of an owner: it has ended, or has stopped serving them.
+    def end_gone_sessions(self, ongoing: Ongoing, now: float) -> None:
+        """End the sessions of clients that are gone. Call it when an owner begins, and when it no longer serves any.
 
-        `ongoing`: the transactions that are ongoing in the buffers, and their topics; those of these clients abort.
+        These are the clients in its own or an older owner's process, and those that were away for too long. `ongoing`:
+        the transactions that are ongoing in the buffers, and their topics; those of these clients abort.
         """
-        if self._enter(now):
-            local = [session for session in self._sessions.by_name.values() if is_local(session.name)]
-            for known in local:
+        if self._enter(now) and (gone := self._sessions.gone()):
+            for known in gone:
                 self.consumer_groups.session_closed(known.name)
-            if local:
-                self._takeover.execute(partial(self._sessions.end, local, ongoing), wait=True)
+            self._takeover.execute(partial(self._sessions.end, gone, ongoing), wait=True)
 
     def lease(self, session: str, request: int, count: int, now: float) -> None:
         """Lease transaction ids. Answered with Leased, or TooManyTransactions."""

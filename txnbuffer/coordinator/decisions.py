@@ -36,7 +36,7 @@ crash of the cluster such an entry may be in the log twice, the second time afte
 without the property the later message does.
 
 The session of a `lease` begins with `l` if its client is in the process of the owner, and so is gone when the next
-owner begins. A service's clients have other names.
+owner begins. A service's clients have other names. `granted_at` is the last sign of life of the session at that time.
 
 A group is deleted when all its transactions have ended with durable markers, `remember` has passed since `decided_at`,
 and a durable `mark` or `ended` covers all its ids. A mark is deleted `remember` after `raised_at` if there is a newer

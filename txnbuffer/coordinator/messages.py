@@ -30,6 +30,8 @@ class CoordinatorConfig:
     `verify_counts`: the buffers check the number of records of a commit before it is decided.
     Both are on only if this process owns the logs that it writes to.
     `session_timeout`: abort a client's open transactions after it was disconnected for this long.
+    `reconnect_seconds`: but not earlier than this after the start of an owner, so that clients find a service that was
+    away; 0.0 if no client can connect to this owner.
     `lease_timeout`: abort a leased id that was not used for this long.
     `member_timeout`: remove a member of a consumer group after this long without a heartbeat.
     `visible_timeout`: the longest wait for a decided commit to become visible, for clients that asked to wait.
@@ -43,6 +45,7 @@ class CoordinatorConfig:
     transaction_timeout: float = 60.0
     max_transaction_timeout: float = 900.0
     session_timeout: float = 30.0
+    reconnect_seconds: float = 10.0
     lease_timeout: float = 900.0
     member_timeout: float = 8.0
     visible_timeout: float = 120.0

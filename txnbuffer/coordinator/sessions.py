@@ -20,7 +20,7 @@ from pyroaring import BitMap64
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import Lease, Retired, retired_blocks
 from txnbuffer.coordinator.messages import Leased, State
-from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState, principal_tag
+from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState, is_local, principal_tag
 from txnbuffer.coordinator.transaction import block as block_of
 from txnbuffer.errors import (
     Error,
@@ -39,11 +39,19 @@ Ongoing = Mapping[TxnId, Sequence[str]]
 
 GONE = "its client is gone: the process that had opened the log for it has ended or has closed the log"
 
+SIGNS = 6
+"""How often in `session_timeout` the log records which clients are still there that have open transactions.
+
+A new owner knows from it for how long a client has been away. Such an entry is the lease of an id that is returned at
+once: so a lease is the last sign of life of its session, and every release reads it.
+"""
+
 PARTICIPANT_GRACE = 2.0
 """Seconds after which the unfinished participants of a client whose connection has ended abort.
 
 The task of a stopped or failed job is killed, and its records would block readers for `session_timeout`; a network that
-fails for longer only makes the job repeat the task. The clients of an earlier owner have `session_timeout`.
+fails for longer only makes the job repeat the task. The clients of an earlier owner have `session_timeout` from their
+last sign of life.
 """
 
 
@@ -63,6 +71,7 @@ class Sessions:
     _expiring: deque[Block] = field(default_factory=deque)
     _retirements: list[Retirement] = field(default_factory=list)
     _outstanding: int = 0
+    _signs_due: float = 0.0
     used_unleased: BitMap64 = field(default_factory=BitMap64)
     """Ids above all leases that have ended: a client used them without a lease."""
 
@@ -96,14 +105,19 @@ class Sessions:
                 )
                 core.answer(session.name, request, TooManyTransactions(text, f"transactions.{name}"))
                 return
+        self._lease(session, count, partial(self._lease_durable, request))
+
+    def _lease(self, session: Session, count: int, durable: Callable[[Block], None]) -> None:
+        core = self._core
         while self._next_id in self.used_unleased:
             self._next_id += 1
         taken = self.used_unleased & block_of(self._next_id, count)
         first, last = self._next_id, int(taken.min()) - 1 if taken else self._next_id + count - 1
         self._next_id = last + 1
         block = self.add(session, first, last, core.now)
+        session.recorded = core.now
         entry = Lease(first, last - first + 1, session.name, int(core.now * 1000))
-        core.journal.put(entry, partial(self._lease_durable, block, request))
+        core.journal.put(entry, partial(durable, block))
 
     def add(self, session: Session, first: int, last: int, since: float) -> Block:
         """Add a block of ids above all others."""
@@ -116,12 +130,36 @@ class Sessions:
         return block
 
     def load(self, lease: Lease, since: float) -> None:
-        """Load a block that an older owner leased; the ids of it that have ended are known."""
-        session = self.by_name.setdefault(lease.session, Session(lease.session, since))
+        """Load a block that an older owner leased; the ids of it that have ended are known.
+
+        The session counts as disconnected since its last sign of life.
+        """
+        config = self._core.config
+        seen = lease.granted_at / 1000 + 2 * config.session_timeout / SIGNS
+        seen = min(max(seen, since - config.session_timeout + config.reconnect_seconds), since)
+        session = self.by_name.setdefault(lease.session, Session(lease.session, seen))
+        session.disconnected_since = max(seen, session.disconnected_since or seen)
         block = self.add(session, lease.first, lease.first + lease.size - 1, since)
         self.reduce(block, block.left - len(self._unended(block.first, block.last)))
 
-    def _lease_durable(self, block: Block, request: int) -> None:
+    def _record_signs_of_life(self) -> None:
+        """Record in the log which sessions with open transactions are connected, or have finished participants."""
+        core, interval = self._core, self._core.config.session_timeout / SIGNS
+        if core.now < self._signs_due:
+            return
+        self._signs_due = core.now + interval
+        for transaction in [*core.live.values()]:
+            session = transaction.session
+            if session is None or transaction.state is not State.OPEN or session.recorded > core.now - interval:
+                continue
+            if not is_local(session.name) and (session.disconnected_since is None or transaction.finished):
+                self._lease(session, 1, self._give_back)
+
+    def _give_back(self, block: Block) -> None:
+        self._leased(block.first, block.last)
+        self._retire(block, block.first, block.last)
+
+    def _lease_durable(self, request: int, block: Block) -> None:
         self._leased(block.first, block.last)
         session = block.session
         if self.by_name.get(session.name) is session:
@@ -260,18 +298,32 @@ class Sessions:
         if self.by_name.get(session.name) is session:
             del self.by_name[session.name]
 
+    def gone(self) -> list[Session]:
+        """The sessions whose client is gone: it was away for too long, or was in the process of an owner that ends."""
+        return [one for one in self.by_name.values() if is_local(one.name) or self._is_over(one)]
+
+    def _is_over(self, session: Session) -> bool:
+        away = session.disconnected_since
+        return away is not None and away <= self._core.now - self._core.config.session_timeout
+
+    def _why(self, session: Session) -> str:
+        return GONE if is_local(session.name) else f"its client was away for {self._core.config.session_timeout:g} s"
+
     def end(self, sessions: Iterable[Session], ongoing: Ongoing) -> None:
         """End sessions whose clients are gone, with all their ongoing transactions, branches among them."""
-        ended = {*map(id, sessions)}
+        ended = {id(session): self._why(session) for session in sessions}
         for txn, topics in ongoing.items():
             block = self.locate(txn.least)
-            if block is not None and id(block.session) in ended:
+            if block is not None and (why := ended.get(id(block.session))) is not None:
                 transaction = self.open_transaction(txn)
                 if transaction is not None:
-                    self._abort(transaction, GONE, tuple(topics))
+                    self._abort(transaction, why, tuple(topics))
         for session in sessions:
-            self.remove(session)
-            self.keep_only(session, (), self.highest_id, GONE)
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        self.remove(session)
+        self.keep_only(session, (), self.highest_id, self._why(session))
 
     def tick(self) -> None:
         """End sessions whose client was disconnected for too long, and leases that were not used in time."""
@@ -280,13 +332,10 @@ class Sessions:
             if session.participants_until is not None and session.participants_until <= core.now:
                 session.participants_until = None
                 self._abort_participants(session)
-        horizon = core.now - core.config.session_timeout
         for session in [*self.by_name.values()]:
-            if session.disconnected_since is not None and session.disconnected_since <= horizon:
-                self.remove(session)
-                self.keep_only(
-                    session, (), self.highest_id, f"its client was away for {core.config.session_timeout:g} s"
-                )
+            if self._is_over(session):
+                self._end(session)
+        self._record_signs_of_life()
         while self._expiring and self._expiring[0].expires <= core.now:
             block = self._expiring.popleft()
             if block.left:

@@ -40,6 +40,7 @@ def is_local(session: str) -> bool:
 class Session:
     """The session of a client. `outstanding`: the number of its leased ids that have not ended.
 
+    `recorded`: when its last sign of life was recorded in the log.
     `participants_until`: when its unfinished participants abort, because its connection has ended.
     """
 
@@ -47,6 +48,7 @@ class Session:
     disconnected_since: float | None = None
     participants_until: float | None = None
     outstanding: int = 0
+    recorded: float = 0.0
     block: Block | None = None
 
 

@@ -158,6 +158,8 @@ class Engine(Loop):
         config = config or topics.config
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
+        if not (address or cluster_mode):
+            config = replace(config, reconnect_seconds=0.0)
         if cluster_mode:  # the cluster limits the size of records that applications write to it
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
             if config.one_phase:
@@ -179,7 +181,7 @@ class Engine(Loop):
         configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
         engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records, term)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
-        engine._end_local_sessions()
+        engine._end_gone_sessions()
         engine._run_parts()
         engine.run(engine._watch_time())
         if limits.overload:
@@ -252,7 +254,7 @@ class Engine(Loop):
         self.requests.draining = True
         self.streams.close()
         await self._close_connections()
-        self._end_local_sessions()
+        self._end_gone_sessions()
         deadline = self.clock.monotonic() + self.topics.stop_seconds
         while not self.ended.done() and self._writes and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -308,9 +310,9 @@ class Engine(Loop):
 
     # Internals
 
-    def _end_local_sessions(self) -> None:
-        """End the sessions of clients of a former owner's process at the start, and of this process at the end."""
-        self.coordinator.end_local_sessions(self.topics.ongoing(), self.now())
+    def _end_gone_sessions(self) -> None:
+        """Abort what clients have left open that are gone: at the start, and when no client is served any more."""
+        self.coordinator.end_gone_sessions(self.topics.ongoing(), self.now())
         self.wake()
 
     @property
