@@ -24,7 +24,7 @@ from broker_io.compaction import (
     LedgerPart,
 )
 from broker_io.environment import Environment, Mutex, Thread, current
-from broker_io.errors import CallerError, Closed, DiskWatermark, Fenced, StillHeld, TopicNotFound, disk_error
+from broker_io.errors import CallerError, Closed, DiskWatermark, Error, Fenced, StillHeld, TopicNotFound, disk_error
 from broker_io.file import layout
 from broker_io.file.backup import write_backup
 from broker_io.file.commit import FileTopic
@@ -447,6 +447,10 @@ class FileBroker(ReadingBroker):
         self.check()
         if self._closing:
             raise Closed(f"the log {self.directory} is being closed: open it again")
+
+    def damaged_topics(self) -> dict[str, Error]:
+        """As `VerifyingBroker` says."""
+        return self._log.damage.topics()
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""

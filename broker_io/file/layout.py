@@ -59,6 +59,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import json
 import re
 from collections.abc import Container, Iterator
@@ -156,6 +157,17 @@ def damage_at(path: str, offset: int) -> Iterator[None]:
         yield
     except BadBlock as error:
         raise Damaged(path, offset, str(error)) from None
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Convert the error of a disk that can't read a part of a file to Damaged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise Damaged(path, 0, f"the disk can't read it ({error.strerror or error})") from error
 
 
 LOCK = "lock"

@@ -37,6 +37,7 @@ from broker_io.errors import (
 )
 from broker_io.file import layout
 from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, Replicator, Watermark, build_commit
+from broker_io.file.damage import DamageRecord
 from broker_io.file.journal import FILE_HEAD_BYTES
 from broker_io.file.journal_chain import Journal, record_damage
 from broker_io.file.layout import (
@@ -114,6 +115,7 @@ class FileLog:
         """
         self.on_stopped: Callable[[DiskFailed], object] = lambda _: None
         """Called with what has stopped this log."""
+        self.damage = DamageRecord(directory, self.current, environment.threads.lock())
         self._disk = environment.disk
         self._clock = environment.clock
         self._randomness = environment.randomness

@@ -303,8 +303,21 @@ class PairBroker(FileBroker):
         self._listeners.append(notify)
 
     def status(self) -> Mapping[str, Any]:
-        """As `status_of` and `PairNode.status` say; `lanes_busy` of `lanes` apply something now."""
-        return {**self._node.status(), "lanes": self._lanes, "lanes_busy": self._store.lanes_busy}
+        """As `status_of` and `PairNode.status` say; `lanes_busy` of `lanes` apply something now.
+
+        `damaged`: what is wrong with the files of this member, by topic; `repaired`: how many files were since the
+        start of the process.
+        """
+        found, damaged = self._node.status(), self.damaged_topics()
+        problems = [found["problem"], *[f"topic {name!r} is damaged here: {why}" for name, why in damaged.items()]]
+        return {
+            **found,
+            "problem": "; ".join(filter(None, problems)),
+            "lanes": self._lanes,
+            "lanes_busy": self._store.lanes_busy,
+            "damaged": {name: str(why) for name, why in damaged.items()},
+            "repaired": self.log.damage.repaired,
+        }
 
     def switch(self) -> None:
         """As `ReplicatedBroker` says."""

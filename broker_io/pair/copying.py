@@ -4,23 +4,35 @@ A copy has each segment that the manifest names, as far as the manifest says, th
 and the manifest last. The sender verifies the checksums of all blocks, the receiver those of the parts, and that it has
 all of what the manifest names. The journal is not copied: it was empty of what is not in the segments.
 
+A segment that is damaged is sent as it is, with zeros for what can't be read: all other topics get their second copy,
+and the damage is as visible in the copy, by the checksums of its blocks.
+
 While it receives, the directory has a manifest without topics that says that the store is partial. A crash leaves this,
 and files that it does not name. The manifest of the copy takes its place once all files are durable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
 import google_crc32c
 
 from broker_io.environment import Disk, File
-from broker_io.errors import Damaged, Error, disk_error
+from broker_io.errors import Damaged, Error, UnsupportedFormat, disk_error
 from broker_io.file import layout
 from broker_io.file.backup import CHUNK_BYTES, checked_chunks
-from broker_io.file.layout import MIB, LedgerEntry, Manifest, TopicEntry, decode_manifest, encode_manifest
+from broker_io.file.layout import (
+    MIB,
+    LedgerEntry,
+    Manifest,
+    TopicEntry,
+    decode_manifest,
+    encode_manifest,
+    readable,
+)
 from broker_io.file.recovery import open_segment
 from broker_io.file.segment import SparseIndex, complete_index
 from broker_io.pair.port import CopyChunk
@@ -48,10 +60,21 @@ def chunk_of(name: str, offset: int, data: bytes) -> CopyChunk:
 
 
 class DirectoryCopy(Resource):
-    """The files that a manifest names, none of which is removed until `close`, which calls `ended`."""
+    """The files that a manifest names, none of which is removed until `close`, which calls `ended`.
 
-    def __init__(self, disk: Disk, directory: str, manifest: Manifest, ended: Callable[[], None]) -> None:
-        self._disk, self._directory, self._manifest, self._ended = disk, directory, manifest, ended
+    `damaged` is called with what is wrong with a segment, and its path.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        manifest: Manifest,
+        ended: Callable[[], None],
+        damaged: Callable[[Error, str], object],
+    ) -> None:
+        self._disk, self._directory, self._manifest = disk, directory, manifest
+        self._ended, self._damaged = ended, damaged
         self._closed = False
 
     @property
@@ -63,7 +86,7 @@ class DirectoryCopy(Resource):
         return self._manifest.pair.forks if self._manifest.pair is not None else ()
 
     def __iter__(self) -> Iterator[CopyChunk]:
-        """Read and verify the files. Raises Damaged and DiskFailed."""
+        """Read and verify the files. Raises DiskFailed."""
         try:
             for topic in self._manifest.topics:
                 for ledger in topic.ledgers:
@@ -77,19 +100,30 @@ class DirectoryCopy(Resource):
     def _segment(self, topic: TopicEntry, ledger: LedgerEntry) -> Iterator[CopyChunk]:
         path, at = layout.segment_path(self._directory, topic, ledger), 0
         name = name_of(self._directory, path)
-        with closing(open_segment(self._disk, path)) as file:
-            for chunk in checked_chunks(file, path, 0, ledger.bytes, topic.place(ledger)):
-                yield from _parts(name, at, chunk)
-                at += len(chunk)
+        try:
+            with readable(path), closing(open_segment(self._disk, path)) as file:
+                for chunk in checked_chunks(file, path, 0, ledger.bytes, topic.place(ledger)):
+                    yield from _parts(name, at, chunk)
+                    at += len(chunk)
+        except (Damaged, UnsupportedFormat) as error:
+            self._damaged(error, path)
+            yield from self._as_stored(path, at, ledger.bytes)
 
     def _prepared(self, path: str, size: int) -> Iterator[CopyChunk]:
+        yield from self._as_stored(path, 0, size)
+
+    def _as_stored(self, path: str, start: int, size: int) -> Iterator[CopyChunk]:
+        """What a file has from an offset on, with zeros for what it lacks or what can't be read."""
         name = name_of(self._directory, path)
-        with closing(open_segment(self._disk, path)) as file:
-            for at in range(0, size, CHUNK_BYTES):
-                data = file.read(at, min(CHUNK_BYTES, size - at))
-                if len(data) < min(CHUNK_BYTES, size - at):
-                    raise Damaged(path, at + len(data), f"the file ends within its {size} bytes")
-                yield chunk_of(name, at, data)
+        with contextlib.ExitStack() as stack:
+            file: File | None = None
+            with contextlib.suppress(Damaged):
+                file = stack.enter_context(closing(open_segment(self._disk, path)))
+            for at in range(start, size, CHUNK_BYTES):
+                data, wanted = b"", min(CHUNK_BYTES, size - at)
+                with contextlib.suppress(Damaged), readable(path):
+                    data = b"" if file is None else file.read(at, wanted)
+                yield chunk_of(name, at, data.ljust(wanted, b"\0"))
 
     def close(self) -> None:
         if not self._closed:
@@ -105,7 +139,8 @@ def _parts(name: str, offset: int, data: bytes) -> Iterator[CopyChunk]:
 class CopyFiles(Resource):
     """Writes the parts of a copy into a directory that has none of its files.
 
-    After an error it takes nothing more. `opened` reads what was received as another member's manifest.
+    After an error it takes nothing more. Closed before everything was there, it removes what it has written, which may
+    be what the disk has no space for.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -114,6 +149,7 @@ class CopyFiles(Resource):
         self._name = ""
         self._size = self._synced = 0
         self._received: dict[str, int] = {}
+        self._begun: list[str] = []
         self._manifest = bytearray()
 
     def add(self, chunk: CopyChunk) -> None:
@@ -145,6 +181,7 @@ class CopyFiles(Resource):
             raise self._damaged(name, 0, "no file of this name can follow")
         path = layout.join(self._directory, name)
         self._disk.make_directory(path.rpartition("/")[0])
+        self._begun.append(path)
         self._file = self._disk.open(path, write=True, create=True)
         self._file.truncate(0)
         self._name, self._size, self._synced = name, 0, 0
@@ -178,13 +215,17 @@ class CopyFiles(Resource):
         self._disk.make_directory(layout.join(self._directory, layout.TOPICS))
         self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
         self._disk.sync_directory(self._directory)
+        self._begun = []  # from now on a manifest may name them
         return manifest
 
     def _finish_segment(self, topic: TopicEntry, ledger: LedgerEntry) -> None:
         path = layout.segment_path(self._directory, topic, ledger)
         self._complete(path, ledger.bytes)
         index = SparseIndex()
-        with closing(self._disk.open(path)) as file, suppress(Error):  # without an index readers make their own
+        with (
+            closing(self._disk.open(path)) as file,
+            contextlib.suppress(Error),
+        ):  # without an index readers make their own
             complete_index(index, file, path, ledger.bytes)
             if len(index):
                 index.save(self._disk, layout.index_path(path))
@@ -201,3 +242,7 @@ class CopyFiles(Resource):
 
     def close(self) -> None:
         self._close()
+        begun, self._begun = self._begun, []
+        with contextlib.suppress(OSError):  # the next copy, or opening, removes what is left
+            for path in begun:
+                self._disk.remove(path)

@@ -22,6 +22,7 @@ from broker_io.errors import (
     Closed,
     Damaged,
     DiskFailed,
+    DiskFull,
     Error,
     LockUnavailable,
     NotInSync,
@@ -30,6 +31,7 @@ from broker_io.errors import (
     TopicNotFound,
     as_error,
 )
+from broker_io.pair.link_record import LinkRecord
 from broker_io.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
 from broker_io.pair.sender import PeerSender
 from broker_io.pair.status import BackupLag, not_promotable, status_of
@@ -93,6 +95,7 @@ class PairNode:
         threads = environment.threads
         self.failure: Error | None = None
         self._problems: dict[str, str] = {}
+        self._links = LinkRecord(settings)
         self._settings = settings._replace(terms=settings.terms._replace(clocked=lock.clocked))
         self._now = environment.clock.boottime_ns
         self._store = store
@@ -332,7 +335,7 @@ class PairNode:
         return self._member.serves
 
     def _may_connect(self) -> bool:
-        return self._member.role in (Role.BACKUP, Role.JOINING)
+        return self._member.role in (Role.BACKUP, Role.JOINING) and self._links.may_begin(self._now())
 
     def up(self, link: PairLink) -> None:
         with self._mutex:
@@ -342,7 +345,7 @@ class PairNode:
             if (old := self._sender.number) is not None:
                 self._end_link(old)
             self._sender.up(link)
-            self._problems.pop("link", None)
+            self._links.up(link.number)
             self._step(m.LinkUp(link.number))
 
     def received(self, number: int, message: m.Message) -> None:
@@ -350,7 +353,7 @@ class PairNode:
 
     def down(self, number: int, reason: str) -> None:
         with self._mutex:
-            self._problems["link"] = reason
+            self._links.ended(number, reason, self._now())
             self._end_link(number)
             self._step(m.LinkDown(number))
 
@@ -390,7 +393,7 @@ class PairNode:
                     work(receiver)
                 else:
                     self._finish(number, receiver, at)
-            except Damaged as error:
+            except (Damaged, DiskFull) as error:  # nothing that counts is lost: another copy can be complete
                 problem = str(error)
         if problem:
             self._link_failed(number, problem)
@@ -431,6 +434,7 @@ class PairNode:
         while not self._closing.wait(min(slow, BEAT_SECONDS) if self.live else slow):
             with self._mutex:
                 self._step(m.Tick())
+                self._links.tick(self._member, self._now())
                 self._lag.applied(self._member)
             self._journal.write_note()
 
@@ -646,7 +650,7 @@ class PairNode:
             self._lag.applied(self._member)
             found = status_of(self._member, self._lag, self._now())
             lost, why_not = self._member.record_lost, not_promotable(self._member)
-        link = {} if found["linked"] else {"link": self._transport.problem}
+        link = {"link": self._links.problem or ("" if found["linked"] else self._transport.problem)}
         problems = [f"{what}: {why}" for what, why in (link | self._problems).items() if why]
         problems += [f"lock: {why_not}" if lost else f"this member can't become live: {why_not}"] if why_not else []
         problems += [LACKS_BACKUP] if found["waits_for_backup"] else []

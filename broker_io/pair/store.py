@@ -307,7 +307,7 @@ class DirectoryStore(Resource):
         except BaseException:
             self._end_copy()
             raise
-        return DirectoryCopy(self._disk, self.directory, manifest, self._end_copy)
+        return DirectoryCopy(self._disk, self.directory, manifest, self._end_copy, log.damage.found)
 
     def _end_copy(self) -> None:
         with self._copies:
