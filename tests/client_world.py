@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from service_setup import eventually
+
 from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
@@ -23,6 +25,7 @@ Result = TypeVar("Result")
 
 LONG = 200.0
 """Seconds after which a hanging test fails."""
+until = eventually
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -46,12 +49,6 @@ def read_all(broker: Broker, topic: str, isolation: str = "read_committed") -> l
 
 def values(broker: Broker, topic: str) -> list[bytes | None]:
     return [record.value for record in read_all(broker, topic)]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    while not holds():
-        await asyncio.sleep(0.005)
 
 
 class Breaks(Protocol):

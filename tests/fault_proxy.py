@@ -44,7 +44,7 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self.cut()
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     @property
@@ -54,7 +54,7 @@ class FaultProxy:
     def cut(self, *, refuse: bool = True) -> None:
         """Break all connections, and refuse new ones until `heal`."""
         self._refuses = refuse
-        asyncio.run_coroutine_threadsafe(self._abort(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._abort(), self._loop).result(60)
 
     def heal(self) -> None:
         self._refuses = False

@@ -75,7 +75,7 @@ class BrokerPair:
 
 def put(broker: Broker, topic: str, *values: str) -> None:
     with broker.writer(topic) as writer:
-        writer.append(Batch.of([Message(b"k", value.encode()) for value in values])).result(30)
+        writer.append(Batch.of([Message(b"k", value.encode()) for value in values])).result(60)
 
 
 def contents(broker: Broker, topic: str) -> list[str]:

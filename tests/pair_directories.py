@@ -17,7 +17,7 @@ LEASE = 1.0
 
 def put(broker: Broker, topic: str, value: str) -> None:
     with broker.writer(topic) as writer:
-        writer.append(Batch.of([Message(b"k", value.encode())])).result(30)
+        writer.append(Batch.of([Message(b"k", value.encode())])).result(60)
 
 
 def contents(broker: Broker, topic: str) -> list[str]:
@@ -46,7 +46,7 @@ class Machines:
     def begin(self) -> None:
         """Both are in sync and have a topic; the first one is live."""
         self.start(0)
-        assert self.open[0].wait_live(30.0)
+        assert self.open[0].wait_live(120.0)
         self.start(1)
         until(lambda: len(self.open[0].status()["in_sync"]) == 2)
         self.open[0].create_topic("orders")

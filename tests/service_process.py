@@ -105,10 +105,10 @@ class ServiceProcess:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def finish(self, seconds: float = 60.0) -> int:
+    def finish(self, seconds: float = STARTING) -> int:
         """Wait for its end; the exit code."""
         code = self.process.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         if self.process.stderr is not None:
             self.process.stderr.close()
         return code

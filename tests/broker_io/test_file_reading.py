@@ -343,7 +343,7 @@ def test_a_waiting_reader_wakes_up_when_its_broker_is_closed(tmp_path: Path) -> 
     thread = threading.Thread(target=wait)
     thread.start()
     broker.close()
-    thread.join(10)
+    thread.join(60)
     assert len(ends) == 1
 
 
@@ -354,7 +354,7 @@ count = 0
 with FileBroker.open(sys.argv[1], read_only=True) as broker, broker.reader("t") as reader:
     print("ready", flush=True)
     while count < int(sys.argv[2]):
-        batch = reader.read(timeout=20)
+        batch = reader.read(timeout=120)
         assert batch is not None
         for row in batch:
             assert row.message.value == b"v%d" % count, (row, count)

@@ -27,7 +27,7 @@ def test_stopped_log_blocks_no_append(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def append() -> None:
         futures = [writer.append(batch) for _ in range(4)]
-        errors.extend(future.exception(10) for future in futures)
+        errors.extend(future.exception(60) for future in futures)
 
     thread = threading.Thread(target=append, daemon=True)
     with broker._work:  # no flush runs meanwhile
@@ -35,7 +35,7 @@ def test_stopped_log_blocks_no_append(monkeypatch: pytest.MonkeyPatch) -> None:
         while broker._log.pending_bytes <= 100_000:
             time.sleep(0.001)
         broker._log.stop(DiskFull("no space left"))
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(errors) == 4
     assert all(isinstance(error, DiskFull) for error in errors)

@@ -169,7 +169,7 @@ def test_reader_of_an_empty_topic_raises_for_messages_trimmed_meanwhile(place: P
         place.log.trim(TOPIC, place.log.ledgers(TOPIC)[-1].ledger)
         place.start()
         with pytest.raises(PositionTrimmed):
-            reader.read(timeout=1)
+            reader.read(timeout=WAIT_SECONDS)
 
 
 def test_waiting_reader_survives_a_restart(place: Place, remote: RemoteBroker) -> None:

@@ -247,9 +247,10 @@ def test_a_process_that_is_cancelled_while_it_stops_leaves_its_group() -> None:
     async def _(world: World) -> None:
         client = await world.client()
         await client.send("source", b"one")
-        stopping = asyncio.Event()
+        handling, stopping = asyncio.Event(), asyncio.Event()
 
         async def slow_to_stop(txn: Transaction, record: Record) -> None:
+            handling.set()
             try:
                 await asyncio.sleep(100.0)
             finally:
@@ -257,7 +258,7 @@ def test_a_process_that_is_cancelled_while_it_stops_leaves_its_group() -> None:
                 await asyncio.sleep(0.3)
 
         processing = asyncio.create_task(client.process("source", "g", slow_to_stop))
-        await asyncio.sleep(0.3)
+        await handling.wait()
         processing.cancel()
         await stopping.wait()
         processing.cancel()

@@ -83,7 +83,7 @@ async def attacked() -> AsyncIterator[tuple[Any, Bystander]]:
 
 async def talk(channel: Any, path: str, frames: Sequence[bytes]) -> Error | None:
     """Send frames on a call of its own, end it, and return its error."""
-    call = channel.stream_stream(path)(metadata=VERSION_METADATA, timeout=20)
+    call = channel.stream_stream(path)(metadata=VERSION_METADATA, timeout=120)
     try:
         for frame in frames:
             await call.write(frame)
@@ -132,7 +132,7 @@ async def test_requests_of_any_bytes() -> None:
             for path in paths:
                 try:
                     data = changed(choose, choose.choice(seeds), seeds)[:10_000]
-                    await channel.unary_unary(path)(data, metadata=VERSION_METADATA, timeout=20)
+                    await channel.unary_unary(path)(data, metadata=VERSION_METADATA, timeout=120)
                 except grpc.aio.AioRpcError as error:
                     known(error)
             await bystander.commits()

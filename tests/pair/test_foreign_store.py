@@ -57,7 +57,7 @@ def test_copy_and_lock_have_the_id_that_the_founder_drew(machines: Machines) -> 
     assert len(pair) == 16
     assert (pair_of(machines, 1).id, record_of(machines).pair) == (pair, pair)
     machines.stop(0)
-    assert machines.open[1].wait_live(30.0)
+    assert machines.open[1].wait_live(120.0)
     machines.start(0)
     until(lambda: len(machines.open[1].status()["in_sync"]) == 2)
     assert record_of(machines).pair == pair
@@ -70,7 +70,7 @@ def test_store_of_another_pair_keeps_its_log(machines: Machines, tmp_path: Path)
     (tmp_path / "other").mkdir()
     other = Machines(tmp_path / "other")
     other.start(0)
-    assert other.open[0].wait_live(30.0)
+    assert other.open[0].wait_live(120.0)
     other.open[0].create_topic("precious")
     put(other.open[0], "precious", "value")
     other.stop(0)
@@ -81,7 +81,7 @@ def test_store_of_another_pair_keeps_its_log(machines: Machines, tmp_path: Path)
     machines.stop(1)
     assert len(machines.open[0].status()["in_sync"]) < 2 or machines.open[0].status()["peer"] is None
     other.start(0)
-    assert other.open[0].wait_live(30.0)
+    assert other.open[0].wait_live(120.0)
     assert contents(other.open[0], "precious") == ["value"]
     other.stop(0)
 
@@ -91,7 +91,7 @@ def test_store_of_a_dissolved_pair_is_refused_by_the_new_one(machines: Machines,
     machines.begin()
     for live, other in ((0, 1), (1, 0)):
         machines.stop(live)
-        assert machines.open[other].wait_live(30.0)
+        assert machines.open[other].wait_live(120.0)
         machines.start(live)
         until(lambda other=other: len(machines.open[other].status()["in_sync"]) == 2)
     machines.stop(1, 0)
@@ -99,7 +99,7 @@ def test_store_of_a_dissolved_pair_is_refused_by_the_new_one(machines: Machines,
     machines.alone(0)
     machines.lock = f"file:{tmp_path / 'lock2'}"
     machines.start(0)
-    assert machines.open[0].wait_live(30.0)
+    assert machines.open[0].wait_live(120.0)
     check_refused(machines.start(1))
     machines.stop(1, 0)
     check_refused(machines.start(1))
@@ -130,7 +130,7 @@ def test_founder_whose_directory_was_emptied_gets_a_copy(machines: Machines, tmp
     machines.begin()
     machines.stop(0)
     machines.directories[0] = str(tmp_path / "empty")
-    assert machines.open[1].wait_live(30.0)
+    assert machines.open[1].wait_live(120.0)
     machines.start(0)
     until(lambda: len(machines.open[1].status()["in_sync"]) == 2)
     assert contents(machines.open[0], "orders") == ["both"]

@@ -103,10 +103,10 @@ def test_waiting_writer_gets_the_topic_when_its_member_is_live(pair: BrokerPair)
     roles: list[bool] = []
     pair.b.broker.on_role(lambda: roles.append(pair.b.broker.live))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(pair.b.broker.writer, "orders", exclusive=True, wait=20.0)
+        waiting = pool.submit(pair.b.broker.writer, "orders", exclusive=True, wait=60.0)
         pair.a.broker.switch()
         with waiting.result() as writer:
-            writer.append(Batch.of([Message(None, b"y")])).result(10)
+            writer.append(Batch.of([Message(None, b"y")])).result(60)
     assert not pair.a.broker.live
     until(lambda: roles == [True])
     until(pair.same)
@@ -118,18 +118,18 @@ def test_writers_are_fenced_with_their_term(pair: BrokerPair) -> None:
     a = pair.a.broker
     a.create_topic("orders")
     writer = a.writer("orders", exclusive=True)
-    writer.append(Batch.of([Message(None, b"x")])).result(10)
+    writer.append(Batch.of([Message(None, b"x")])).result(60)
     pair.a.broker.switch()
     with pytest.raises(Fenced):
-        writer.append(Batch.of([Message(None, b"y")])).result(10)
+        writer.append(Batch.of([Message(None, b"y")])).result(60)
     until(lambda: pair.b.broker.live and pair.same())
     pair.b.broker.switch()
     pair.a.live()
     with pytest.raises(Fenced):
-        writer.append(Batch.of([Message(None, b"y")])).result(10)
-    with a.writer("orders", exclusive=True, wait=5.0) as another:
+        writer.append(Batch.of([Message(None, b"y")])).result(60)
+    with a.writer("orders", exclusive=True, wait=60.0) as another:
         writer.close()
-        another.append(Batch.of([Message(None, b"z")])).result(10)
+        another.append(Batch.of([Message(None, b"z")])).result(60)
     assert contents(a, "orders") == ["x", "z"]
 
 
@@ -144,9 +144,9 @@ def test_appends_under_way_are_unknown_when_the_role_is_lost(tmp_path: Path) -> 
     under_way = writer.append(Batch.of([Message(None, b"x")]))
     pair.a.lock.down = True
     with pytest.raises(AppendUnknown):
-        under_way.result(10)
+        under_way.result(60)
     with pytest.raises((Fenced, NotLive)):
-        writer.append(Batch.of([Message(None, b"y")])).result(10)
+        writer.append(Batch.of([Message(None, b"y")])).result(60)
     pair.a.lock.down = pair.net.cut = False
     until(lambda: pair.same() and (pair.a.broker.live or pair.b.broker.live))
     assert contents(pair.a.broker, "orders") == contents(pair.b.broker, "orders")
@@ -165,8 +165,8 @@ def test_live_that_lacks_its_backup_lets_an_owner_wait(tmp_path: Path) -> None:
     with pytest.raises(StillHeld, match="lacks its backup"):
         pair.a.broker.writer("orders", exclusive=True, wait=0.2)
     pair.b.start()
-    with pair.a.broker.writer("orders", exclusive=True, wait=20.0) as writer:
-        writer.append(Batch.of([Message(None, b"x")])).result(10)
+    with pair.a.broker.writer("orders", exclusive=True, wait=60.0) as writer:
+        writer.append(Batch.of([Message(None, b"x")])).result(60)
     pair.a.stop()
     pair.b.stop()
 

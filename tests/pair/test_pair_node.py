@@ -103,7 +103,7 @@ def no_threads_left() -> Iterator[None]:
 
 
 def live(member: Member) -> None:
-    assert member.node.wait_live(10)
+    assert member.node.wait_live(60)
 
 
 def begun(pair: Pair) -> None:
@@ -554,12 +554,12 @@ def test_copy_waits_until_the_backup_has_ended_applying(pair: Pair) -> None:
 
     def slow(lsn: int) -> None:
         held.set()
-        going.wait(30)
+        going.wait(120)
         apply(lsn)
 
     pair.b.store.apply = slow  # type: ignore[method-assign]  # a slow one
     pair.a.engine.append(b"x")
-    assert held.wait(10)
+    assert held.wait(60)
     pair.net.cut = True
     pair.net.break_links()
     for number in range(5):
@@ -602,7 +602,7 @@ class SlowStore:
         self.going = threading.Event()
 
     def read(self, first: int, last: int) -> Iterator[LogRecord]:
-        assert self.going.wait(10)
+        assert self.going.wait(60)
         before = Mark(1, first, 0)
         for _ in range(first, last):
             record = make_record(before, 1, 0, b"x" * 600_000)
@@ -666,20 +666,16 @@ def test_record_that_is_being_written_when_a_backup_comes_is_sent_once_it_is_dur
 
     def slow(records: Sequence[LogRecord], synced: int) -> None:
         held.set()
-        going.wait(30)
+        going.wait(120)
         write(records, synced)
 
     pair.a.store.write = slow  # type: ignore[method-assign]  # a slow one
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(pair.a.engine.append, b"x")
-        assert held.wait(10)
+        assert held.wait(60)
         pair.b.start()
         until(lambda: pair.a.node._member.peer is not None and pair.a.node._member.peer.sent == 2)
         time.sleep(0.1)
         going.set()
-        assert running.result(10) == 2
-    for _ in range(500):
-        if pair.follows(pair.a, pair.b):
-            break
-        time.sleep(0.01)
-    assert pair.follows(pair.a, pair.b)
+        assert running.result(60) == 2
+    until(lambda: pair.follows(pair.a, pair.b))

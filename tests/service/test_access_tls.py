@@ -25,6 +25,9 @@ from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.tls import ServerTls
 
+IMPATIENT = {"max_unavailable": 1.0, "timeout": 1.0}
+"""Options of clients that are refused, and would try again for long."""
+
 
 class TlsService:
     """A service that wants certificates of `authority`."""
@@ -39,13 +42,16 @@ class TlsService:
     def connect(self, certificate: Path, key: Path, **options: Any) -> PendingConnection:
         return connect(
             f"txnbuf://localhost:{self.port}",
-            tls_ca=str(self.authority.trust), tls_cert=str(certificate), tls_key=str(key),
-            max_unavailable=1.0, timeout=3.0, **options,
+            tls_ca=str(self.authority.trust), tls_cert=str(certificate), tls_key=str(key), **options,
         )  # fmt: skip
 
-    async def write(self, certificate: Path, key: Path, topic: str = "a") -> None:
-        async with self.connect(certificate, key) as client:
+    async def write(self, certificate: Path, key: Path, topic: str = "a", **options: Any) -> None:
+        async with self.connect(certificate, key, **options) as client:
             await client.send(topic, b"v")
+
+    async def refuses(self, certificate: Path, key: Path) -> None:
+        with pytest.raises(ServiceUnavailable):
+            await self.write(certificate, key, **IMPATIENT)
 
 
 @asynccontextmanager
@@ -95,12 +101,9 @@ async def test_foreign_expired_and_missing_certificates_are_refused(tmp_path: Pa
         except Exception:  # OpenSSL before 3.4 has no dates here
             openssl("x509", "-req", "-days", "-1", *by, "-in", request, "-out", expired)
         for one in (foreign, (expired, key)):
-            with pytest.raises(ServiceUnavailable):
-                await service.write(*one)
+            await service.refuses(*one)
         with pytest.raises(ServiceUnavailable):
-            await connect(
-                f"txnbuf://localhost:{service.port}", tls_ca=service.tls.client_ca, max_unavailable=1.0, timeout=3.0
-            )
+            await connect(f"txnbuf://localhost:{service.port}", tls_ca=service.tls.client_ca, **IMPATIENT)
         await service.write(certificate, key)
 
 
@@ -122,8 +125,7 @@ async def test_replaced_certificates_and_authorities_are_used_without_a_restart(
         service.authority = new
         await service.write(*writer)  # the service trusts the old authority of clients still
         Path(service.tls.client_ca).write_bytes(new.trust.read_bytes())
-        with pytest.raises(ServiceUnavailable):
-            await service.write(*writer)
+        await service.refuses(*writer)
         await service.write(*new.sign("writer"))
 
 

@@ -67,6 +67,7 @@ async def test_a_commit_is_reported_once_however_long_its_marker_is_not_read(clu
         topic.reader.paused += 1
         assert await app.commit(txn, "a") is Outcome.COMMIT
         await eventually(lambda: engine.coordinator.has_ended(txn))
+        await eventually(lambda: topic.awaiting_markers == {TxnId(0, txn)})
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
         assert topic.awaiting_markers == {TxnId(0, txn)}
@@ -85,6 +86,7 @@ async def test_a_commit_that_still_waits_for_another_topic_is_reported_once(clus
         topic.reader.paused += 1
         its.faults.hold(topic="b", written=False)
         assert await app.commit(txn, "a", "b") is Outcome.COMMIT
+        await eventually(lambda: told(cluster, "a", txn))
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
         its.faults.release()
@@ -122,6 +124,7 @@ async def test_an_abort_is_queued_once_while_nothing_can_be_written(
         topics = ("a",) if named else ()
         answer = await app.session.ask(aborts=lambda request: (Abort(request, TxnId(0, txn), topics),))
         assert answer is Outcome.ABORT
+        await eventually(lambda: topic.waiting)
         await asyncio.sleep(MANY * TICK)
         assert sum(len(part.batch) for part in topic.waiting) == 1
         away.back = True
@@ -143,6 +146,7 @@ async def test_a_new_owner_queues_once_what_was_decided_before(
     with cluster.connect() as its:
         away = Away(its, "a", monkeypatch)
         async with engine_on(its, cluster_mode=True) as engine:
+            await eventually(lambda: engine.topics.by_name["a"].waiting)
             await asyncio.sleep(MANY * TICK)
             assert sum(len(part.batch) for part in engine.topics.by_name["a"].waiting) == 1
             away.back = True

@@ -9,8 +9,6 @@ import pty
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +21,7 @@ from source_tree import ROOT
 from broker_io import check_backup, open_broker, restore_backup
 from broker_io.environment import Environment, use
 from broker_io.port import BackupBroker
+from broker_io.testing.contract.base import eventually
 from txnbuffer import Progress, connect, progress_bar, reporting
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs import running
@@ -242,21 +241,14 @@ def test_pipeline_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
     lines: list[str] = []
     with Heard() as heard, running.report_progress(spark, "exporting", lines.append):
-        until(lambda: len(heard.each) > 1)
+        eventually(lambda: len(heard.each) > 1)
     assert (heard.each[-2].done, heard.each[-2].total, heard.each[-2].unit) == (6, 16, "tasks")
     assert heard.ends["exporting"] == (16, "tasks")
     assert lines == []
     monkeypatch.setattr(running, "PROGRESS_INTERVAL", 0.01)
     with running.report_progress(spark, "exporting", lines.append):
-        until(lambda: bool(lines))
+        eventually(lambda: bool(lines))
     assert lines[0].startswith("exporting: 3 of 8 tasks done, 3 of 8 tasks done")
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # The bar

@@ -327,7 +327,7 @@ def test_topic_names_are_completed(log: str, address: str) -> None:
     assert completed("pipeline", "profile", log, "--topic", "o") == ["orders"]
     began = time.monotonic()
     assert completed("tail", NOBODY, "o") == []
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45
 
 
 # Correct plurals
