@@ -145,6 +145,10 @@ class PositionTrimmed(CallerError):
     grpc_status = "OUT_OF_RANGE"
 
 
+class LogRestored(CallerError):
+    """The log lacks what this client or reader has read: an older copy was restored, or a promotion was forced."""
+
+
 class ProtectedTopic(CallerError):
     """A change of a topic that belongs to the service."""
 

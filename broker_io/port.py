@@ -14,7 +14,9 @@ Rules of every backend:
 - Messages are read in position order, each at the position that was acknowledged. Positions grow and are never
   reused; they may have gaps.
 - A reader never skips silently: reading from a position whose messages are gone raises `PositionTrimmed`. A position
-  above the end is no error: the reader waits for the first message there or later.
+  above the end is no error: the reader waits for the first message there or later. A reader of an embedded log that has
+  passed messages which the log lacks, because an older copy of it was restored or a forced promotion has cut it, raises
+  `LogRestored`.
 - Compaction keeps at least the newest message of each key, at its own position, unless that is a delete. A backend
   may keep more, so readers of a compacted topic build a map of their own. Messages without a key are dropped.
 - `compact` ignores transactions, so it only accepts topics whose names begin with `__txnbuffer`. `broker_io.compaction`

@@ -15,6 +15,7 @@ from broker_io.errors import Error as Error
 from broker_io.errors import Fault as Fault
 from broker_io.errors import Fenced as Fenced
 from broker_io.errors import LimitExceeded as LimitExceeded
+from broker_io.errors import LogRestored as LogRestored
 from broker_io.errors import NotAuthorized as NotAuthorized
 from broker_io.errors import PeerError as PeerError
 from broker_io.errors import ServiceUnavailable as ServiceUnavailable
@@ -72,10 +73,6 @@ class UsedAfterFork(CallerError):
     """A forked child used the client of its parent; connect after forking."""
 
     grpc_status = "FAILED_PRECONDITION"
-
-
-class LogRestored(CallerError):
-    """The service's log lacks what this client has read: an older copy was restored, or a promotion was forced."""
 
 
 class UndecodableValue(CallerError):

@@ -81,6 +81,7 @@ from broker_io.errors import (
 )
 from broker_io.file.keymap import SMALLEST_BYTES
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
+from broker_io.position import LEDGERS_OF_A_HISTORY
 from broker_io.replication.records import START, Fork, Mark, Store
 
 MIB = 1024 * 1024
@@ -338,6 +339,22 @@ class TopicEntry(NamedTuple):
         """The first ledger at or above a number."""
         at = bisect.bisect_left(self.ledgers, (ledger,))
         return self.ledgers[at] if at < len(self.ledgers) else None
+
+    def has_had(self, ledger: int, entries: int) -> bool:
+        """Whether the first messages of a ledger are in this history, or may have been before they were trimmed.
+
+        They are not if they came after the point at which the log was restored from an older copy, or cut by a forced
+        promotion: the ledgers of the topic then continue in another history (see `continued`) before they have those.
+        """
+        if (ledger, entries) <= self.floor:
+            return True
+        at = bisect.bisect_right(self.ledgers, ledger, key=lambda one: one.ledger)
+        number, known = (self.ledgers[at - 1].ledger, self.ledgers[at - 1].entries) if at else self.floor
+        if at == len(self.ledgers):
+            return number // LEDGERS_OF_A_HISTORY == ledger // LEDGERS_OF_A_HISTORY
+        if self.ledgers[at].ledger // LEDGERS_OF_A_HISTORY == ledger // LEDGERS_OF_A_HISTORY:
+            return True
+        return (ledger, entries) <= (number, known) or (ledger, entries) == (number + 1, 0)
 
     def place(self, entry: LedgerEntry) -> int:
         """The number in every block of a ledger that identifies its file, so that a renamed file is noticed."""

@@ -26,7 +26,16 @@ from broker_io.block import (
 )
 from broker_io.compaction import CompactionState, StoredDigests
 from broker_io.environment import Environment, Mutex, ReadableFile
-from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, TopicNotFound, UnsupportedFormat, disk_error
+from broker_io.errors import (
+    Closed,
+    Damaged,
+    Error,
+    LogRestored,
+    PositionTrimmed,
+    TopicNotFound,
+    UnsupportedFormat,
+    disk_error,
+)
 from broker_io.file import layout
 from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
 from broker_io.file.recovery import missing_segment
@@ -120,8 +129,13 @@ class BlockStream:
         return blocks
 
     def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
-        """The next block; None if it has more than `most` messages, or at the end."""
-        while len(self._data) - self._at >= HEADER_BYTES or self._fill(HEADER_BYTES, end, settled):
+        """The next block; None if it has more than `most` messages, or at the end.
+
+        What was read ahead may be after the end: the log was replaced by an older copy since.
+        """
+        while self.offset < end and (
+            len(self._data) - self._at >= HEADER_BYTES or self._fill(HEADER_BYTES, end, settled)
+        ):
             size = HEADER_BYTES
             try:
                 header = parse_header(self._data, self._at, self._place)
@@ -213,14 +227,18 @@ class FileReader(Resource):
         self._broker = broker
         self._seen = topic
         self._earliest = start == EARLIEST
+        self._passed: tuple[int, int] | None = None
+        """A ledger and how many of its messages were read or passed over: those must be in the history of the topic."""
         if start == EARLIEST:
             self._ledger, self._entry = topic.floor
         elif start >= LATEST:
             last = broker.grown(topic).ledgers[-1]
-            self._ledger, self._entry = last.ledger, last.entries
+            self._passed = self._ledger, self._entry = last.ledger, last.entries
         else:
             at_start = inclusive and start.batch <= NO_INDEX
             self._ledger, self._entry = start.ledger, max(start.entry if at_start else start.entry + 1, 0)
+            if not at_start:
+                self._passed = self._ledger, self._entry
         self._stream: BlockStream | None = None
         self._reading: LedgerEntry | None = None
         self._rest: PlacedBatch | None = None
@@ -229,6 +247,7 @@ class FileReader(Resource):
         self._closed = False
         self._holds_file = False
         self._check_floor(topic)
+        self._check_history(topic)
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         clock = self._broker.environment.clock
@@ -255,6 +274,7 @@ class FileReader(Resource):
         while True:
             topic = self._seen = self._broker.numbered(self._seen.number, self._seen.name)
             self._check_floor(topic)
+            self._check_history(topic)
             try:
                 return self._next_of(topic, limit)
             except FileNotFoundError as error:
@@ -287,6 +307,15 @@ class FileReader(Resource):
         self._close_stream()
         self._ledger, self._entry = topic.floor
 
+    def _check_history(self, topic: TopicEntry) -> None:
+        if self._passed is not None and not topic.has_had(*self._passed):
+            ledger, entries = self._passed
+            raise LogRestored(
+                f"topic {topic.name!r} lacks messages before {ledger}:{entries}, which this reader has passed: its log "
+                "was restored from an older copy, or a forced promotion of a pair has cut it; check what your program "
+                "must undo, and open a new reader from the beginning or from a position that the log has"
+            )
+
     def _enter(self, topic: TopicEntry, ledger: LedgerEntry) -> BlockStream:
         """The blocks of a ledger from the next entry on."""
         if ledger.ledger > self._ledger:
@@ -307,6 +336,7 @@ class FileReader(Resource):
             if not closed:
                 return live and self._continues_in_journal(stream)
             self._close_stream()
+            self._passed = self._ledger, ledger.entries
             self._ledger, self._entry = self._ledger + 1, 0
             return True
         with damage_at(stream.path, stream.offset):
@@ -316,6 +346,7 @@ class FileReader(Resource):
         batch = PlacedBatch(Positions(ledgers, decoded.entries, indexes), decoded.publish_times, decoded.messages)
         if decoded.entries[0] < self._entry:
             batch = batch.take(decoded.entries >= self._entry)
+        self._passed = self._ledger, int(decoded.entries[-1]) + 1
         self._rest = batch if len(batch) else None
         return True
 

@@ -10,7 +10,7 @@ from commands import txnbuf
 from pair_machines import Machine, PairOfMachines
 from stress.processes import wait_until
 
-from txnbuffer import Outcome, Record, Rollback, SyncClient, SyncTransaction, connect
+from txnbuffer import CommittedReader, Outcome, Record, Rollback, SyncClient, SyncTransaction, connect
 from txnbuffer.errors import LogRestored, UnknownTransaction
 from txnbuffer.model import TxnId
 from txnbuffer.streams.failover import ResumeToken
@@ -75,6 +75,16 @@ def read(client: SyncClient, topic: str) -> list[str]:
         return found
 
 
+def take(reader: CommittedReader, count: int) -> list[str]:
+    """The next records of a reader."""
+    found: list[str] = []
+    while len(found) < count:
+        batch = reader.read(timeout=PATIENCE)
+        assert batch is not None
+        found += [(record.value or b"").decode() for record in batch]
+    return found
+
+
 def force(machine: Machine) -> None:
     done = txnbuf("replication", "promote", "--force", "--service", machine.address.address)
     assert done.returncode == 0, done.stderr
@@ -102,8 +112,13 @@ def test_what_a_forced_promotion_drops_is_gone_for_all_and_nothing_else(tmp_path
                 unknown = txn.id
             assert copied(client) == texts(LOST, "lost")
             table.follow(client, 10)
+            reader = client.reader("a")
+            shown = take(reader, 10)
+            assert shown == texts(KEPT, "kept") + texts(LOST, "lost")
             live.kill()
             force(backup)
+            with reader, pytest.raises(LogRestored, match="topic 'a' lacks messages before"):
+                reader.read(timeout=PATIENCE)
             with pytest.raises(
                 LogRestored, match=r"a forced promotion of a pair has cut it: it lacks the end of epoch"
             ):
