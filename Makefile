@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,9 @@ test: lint pulsar ## run lint, type checks and all tests, as CI does
 test-fast: $(STAMP) ## run the tests only; ARGS="tests/buffer -k trim"
 	$(PYTEST) $(ARGS)
 
-pulsar: $(STAMP) ## show which Pulsar the tests use, and download it if necessary
-	$(BIN)/python tests/pulsar_cluster.py >&2 || true # without a broker the tests that need one fail
+pulsar: $(STAMP) ## show which Pulsar and which etcd the tests use, and download Pulsar if necessary
+	$(BIN)/python tests/etcd_server.py >&2 || true # without one of them the tests that need it fail
+	$(BIN)/python tests/pulsar_cluster.py >&2 || true
 
 lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check --quiet .
@@ -124,7 +125,7 @@ golden: $(STAMP) ## rewrite the golden files; ONLY when a format changed on purp
 
 docs: $(STAMP) ## build the documentation site in site/, update the diagram in docs/architecture.md
 	$(BIN)/python tests/layers.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m properdocs build --strict
 	echo "open site/index.html" >&2
 
 protocols: $(STAMP) ## generate the modules of the protocol files (*.proto) again
@@ -132,6 +133,9 @@ protocols: $(STAMP) ## generate the modules of the protocol files (*.proto) agai
 
 dist: $(STAMP) ## build wheel and sdist in dist/, try them on Python 3.11, 3.12 and 3.13; PYTHONS="path …", ONLY=3.12
 	$(BIN)/python requirements/dist.py $(addprefix --python ,$(PYTHONS)) $(addprefix --only ,$(ONLY))
+
+releases: $(STAMP) ## show when each dependency had its last release
+	$(BIN)/python requirements/releases.py
 
 lock: ## resolve the lock files again (Python 3.11)
 	$(PYTHON) requirements/lock.py

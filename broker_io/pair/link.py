@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from broker_io.environment import Environment, ThreadQueue
 from broker_io.errors import Error
@@ -149,7 +150,8 @@ class GrpcLink(PairLink):
             for data in self._arriving(frames):
                 self._report(data, events)
         except grpc.RpcError as error:
-            details = error.details() if isinstance(error, grpc.Call) else ""
+            call: Any = error
+            details = call.details() if isinstance(call, grpc.Call) else ""
             self.fail(f"the connection was lost ({details or 'it ended'})")
         except Error as error:
             self.fail(str(error))

@@ -248,13 +248,14 @@ class GrpcTransport(Transport):
 
         settings, outer = self._settings, self
 
-        class LinkHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+        class LinkHandler(grpc.GenericRpcHandler):
             def service(self, details: Any) -> Any:
                 if details.method == FOLLOW:
                     return grpc.stream_stream_rpc_method_handler(outer._follow)
                 return grpc.unary_unary_rpc_method_handler(outer._fetch) if details.method == FETCH else None
 
-        server = grpc.server(self._executor, (LinkHandler(),), options=OPTIONS, maximum_concurrent_rpcs=WORKERS)
+        executor: Any = self._executor  # typed as a thread pool, but every executor will do
+        server = grpc.server(executor, [LinkHandler()], options=OPTIONS, maximum_concurrent_rpcs=WORKERS)
         try:
             if settings.tls:
                 self.port = server.add_secure_port(settings.listen, settings.files.server_credentials())

@@ -1,7 +1,7 @@
 """Client of Pulsar's admin REST interface, with connections that are reused.
 
-A takeover asks for the end of each topic, so the processor time of a request counts: it uses urllib3, which takes a
-third of that of httpx.
+A takeover asks for the end of each topic, so the processor time of a request counts: it uses urllib3, which takes less
+than httpx2.
 """
 
 from __future__ import annotations

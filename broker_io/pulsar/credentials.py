@@ -123,7 +123,7 @@ class Bearer:
 
 def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
     """A token of the client credentials flow, and its lifetime in seconds."""
-    import httpx
+    import httpx2
     from authlib.oauth2.base import OAuth2Error
     from authlib.oauth2.client import OAuth2Client
 
@@ -131,25 +131,25 @@ def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
     try:
         secret = json.loads(_content(oauth2["private_key"]))
         optional = {name: oauth2[name] for name in ("audience", "scope") if oauth2.get(name)}
-        with httpx.Client(verify=ssl.create_default_context(), timeout=OAUTH2_SECONDS, follow_redirects=True) as web:
+        with httpx2.Client(verify=ssl.create_default_context(), timeout=OAUTH2_SECONDS, follow_redirects=True) as web:
             found = web.get(f"{issuer}/.well-known/openid-configuration").raise_for_status().json()
             answer = OAuth2Client(web).fetch_token(
                 found["token_endpoint"],
                 grant_type="client_credentials",
                 client_id=secret["client_id"],
                 client_secret=secret["client_secret"],
-                auth=httpx.Auth(),  # the form has the credentials
+                auth=httpx2.Auth(),  # the form has the credentials
                 **optional,
             )
         return str(answer["access_token"]), float(answer.get("expires_in", 3600))
-    except (httpx.HTTPStatusError, OAuth2Error) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error:
+    except (httpx2.HTTPStatusError, OAuth2Error) as error:
+        if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
             raise ServiceUnavailable(f"the token issuer {issuer} fails ({_said(error)})") from None
         raise NotAuthorized(f"{issuer} refuses a token ({_said(error)}): check the credentials of oauth2") from None
     except (
-        httpx.InvalidURL,
-        httpx.UnsupportedProtocol,
-        httpx.TooManyRedirects,
+        httpx2.InvalidURL,
+        httpx2.UnsupportedProtocol,
+        httpx2.TooManyRedirects,
         OSError,
         ValueError,
         AttributeError,
@@ -158,12 +158,12 @@ def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
         TypeError,
     ) as error:
         raise NotAuthorized(f"no token from {issuer} ({error!r}): check the parameters of oauth2") from None
-    except httpx.RequestError as error:
+    except httpx2.RequestError as error:
         raise ServiceUnavailable(f"the token issuer {issuer} does not answer ({error!r})") from None
 
 
 def _said(error: Exception) -> str:
-    """The first line; httpx adds a link to an explanation of the status."""
+    """The first line; httpx2 adds a link to an explanation of the status."""
     return str(error).partition("\n")[0]
 
 

@@ -348,7 +348,8 @@ def error_of(error: Any, target: str, *, connected: bool = False) -> Error:
 
     if not isinstance(error, grpc.RpcError):  # a call that has ended
         return ServiceUnavailable(f"the connection to {target} was lost ({error})")
-    trailer = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
+    metadata: Any = error.trailing_metadata()  # pairs, of a class that asyncio's calls do not share
+    trailer = dict(metadata or ()).get(ERROR_KEY)
     if trailer is not None:
         with suppress(ValueError):
             return decode_error(parse(ErrorMessage, trailer))

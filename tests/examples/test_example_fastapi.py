@@ -6,25 +6,25 @@ import json
 import socket
 from typing import Any
 
-import httpx
+import httpx2
 from example_process import EXAMPLES, Shop
 from service_process import kept_port
 
 
-def serve(market: Shop) -> httpx.Client:
+def serve(market: Shop) -> httpx2.Client:
     """Start the web service and wait until its cache is complete."""
     port = kept_port()
     arguments = ["--app-dir", str(EXAMPLES), "--host", "127.0.0.1", "--port", str(port), "fastapi_service:app"]
     process = market.start("-m", "uvicorn", *arguments)
     market.wait(lambda: is_ready(port), process)
-    return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0)
+    return httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0)
 
 
 def is_ready(port: int) -> bool:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)):
             return False
-    return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
 
 
 def test_orders_are_committed_and_shown_by_all_services(market: Shop) -> None:

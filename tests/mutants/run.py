@@ -42,7 +42,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
 COPIED = (
-    "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "examples", "mkdocs.yml",
+    "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "examples", "properdocs.yml",
     "pyproject.toml", "requirements", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
     "SECURITY.md",
 )  # fmt: skip

@@ -28,7 +28,7 @@ def listed(kind: str) -> list[str]:
 
 def navigated(kind: str) -> list[str]:
     """The pages that the navigation of the site has under a kind."""
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    navigation = (ROOT / "properdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
     section = navigation.partition(f"  - {kind.replace(' ', '-')}:\n")[2]
     return re.findall(r"- (\S+\.md)$", re.split(r"^  - ", section, flags=re.MULTILINE)[0], re.MULTILINE)
 

@@ -208,15 +208,15 @@ class GrpcServer:
         import grpc
 
         outer, stream = self, grpc.stream_stream_rpc_method_handler
-        not_yet = stream(self._not_yet)
-        methods = {
+        not_yet: Any = stream(self._not_yet)
+        methods: dict[str, Any] = {
             f"/{SESSION_SERVICE}/{SESSION_METHOD}": stream(self._talk),
             f"/{STREAMS_SERVICE}/{STREAMS_METHOD}": stream(self._stream),
         }
         for name in self.admin.names:
             methods[f"/{ADMIN_SERVICE}/{name}"] = grpc.unary_unary_rpc_method_handler(self._answering(name))
 
-        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+        class Handler(grpc.GenericRpcHandler):
             def service(self, details: Any) -> Any:
                 if not details.method.startswith(PREFIX):
                     return None

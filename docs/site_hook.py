@@ -1,4 +1,4 @@
-"""MkDocs hook that gives the site the layout of the repository, so that relative links work in both.
+"""ProperDocs hook that gives the site the layout of the repository, so that relative links work in both.
 
 Each page keeps its path in the repository: `README.md`, `docs/guide.md`. A source file that a page links to becomes a
 page with the text of the file; a directory becomes a page that lists its files. The page of errors gets its content.
@@ -11,14 +11,14 @@ import posixpath
 import re
 from pathlib import Path
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files, InclusionLevel
+from properdocs.config.defaults import MkDocsConfig
+from properdocs.structure.files import File, Files, InclusionLevel
 
 import txnbuffer
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#]+)")
-ERRORS = "<!-- Here docs/mkdocs_hook.py puts a table of the errors that txnbuffer exports, and their descriptions. -->"
+ERRORS = "<!-- Here docs/site_hook.py puts a table of the errors that txnbuffer exports, and their descriptions. -->"
 ERROR_ENTRY = """
 ::: txnbuffer.{}
     options: {{merge_init_into_class: false, filters: ["!^_"]}}
