@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         UntrustedService,
     )
     from snapshots.errors import TopicDamaged
+    from txnbuffer.buffer.held_back import HeldBack
     from txnbuffer.client.async_reader import AsyncReader
     from txnbuffer.client.client import Client
     from txnbuffer.client.connection import connect
@@ -149,6 +150,7 @@ __all__ = [
     "ForeignSink",
     "ForeignToken",
     "HandlerTooSlow",
+    "HeldBack",
     "InvalidAddress",
     "InvalidHandler",
     "InvalidMessage",
@@ -274,6 +276,7 @@ _HOMES = {
         "UntrustedService",
     ),
     "snapshots.errors": ("TopicDamaged",),
+    "txnbuffer.buffer.held_back": ("HeldBack",),
     "txnbuffer.client.async_reader": ("AsyncReader",),
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connection": ("connect",),

@@ -24,12 +24,13 @@ import numpy as np
 from broker_io.batch import PlacedBatch
 from broker_io.compacted import REOPEN_AFTER
 from broker_io.environment import current
-from broker_io.errors import Error
+from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader, Resource, messages_after
-from broker_io.position import Int64s, Position
+from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.format import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.state import Effect
+from txnbuffer.buffer.held_back import HeldBack
+from txnbuffer.buffer.state import Effect, OpenTxn
 from txnbuffer.buffer.visibility import Sequenced, Sequencer, Visibility, decided_rows, end_of, visible_counts
 from txnbuffer.errors import ProtocolStopped, ReplayStalled, SeqnoGap, UndecodableRecordSet
 from txnbuffer.progress import ProgressReporter, is_reported, report
@@ -410,6 +411,30 @@ class RecordFollower(DecidedFollower):
         """
         existing = read_existing(self._broker, self.topic, after, last, timeout=timeout)
         return sum(int(visible_counts(placed, self.buffer).sum()) for placed in existing)
+
+
+PUBLISHED_TIMEOUT = 5.0
+"""Seconds within which a message is read whose publish time is wanted."""
+
+
+def held_back(
+    broker: Broker, topic: str, oldest: OpenTxn, applied: Position | None, until: int | None = None
+) -> HeldBack:
+    """What the oldest open transaction of a topic holds back, of the messages up to `applied`.
+
+    Raises what requests to the broker raise, unless that is retryable.
+    """
+    ledgers = broker.ledgers(topic)
+    messages = messages_after(ledgers, oldest.first, applied)
+    since = None
+    try:
+        with broker.reader(topic, oldest.first._replace(batch=NO_INDEX)) as reader:
+            if (placed := reader.read(limit=1, timeout=PUBLISHED_TIMEOUT)) is not None:
+                since = int(placed.publish_times[0])
+    except Error as error:
+        if not (error.retryable or isinstance(error, PositionTrimmed)):
+            raise
+    return HeldBack(topic, messages, oldest.txn, oldest.first, since, until)
 
 
 def reading(broker: Broker, topic: str, after: Position, end: Position | None) -> ProgressReporter:

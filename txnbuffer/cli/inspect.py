@@ -31,7 +31,7 @@ from txnbuffer.cli.output import Row, instant, output_option, show_record, show_
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.starts import start_point
 from txnbuffer.errors import counted
-from txnbuffer.follow import LogFollower, read_existing
+from txnbuffer.follow import LogFollower, held_back, read_existing
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, REMOVED, SEQ, TXN, decode_marker
 from txnbuffer.recovery.codec import decode_state
@@ -141,13 +141,14 @@ def inspect_buffer(log: LogAddress, topic: str, txn_text: str | None, output: st
 
 def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
     buffer = loaded.buffer
-    state = buffer.snapshot_state()
+    state, oldest = buffer.snapshot_state(), buffer.ongoing.oldest()
     known = state.coordinators
     return {
         "registered": loaded.registered,
         "applied": buffer.applied,
         "max_read_position": buffer.max_read_position,
         "log_end": broker.last_position(loaded.topic),
+        "held_back": None if oldest is None else held_back(broker, loaded.topic, oldest, buffer.applied).as_json(),
         "open_transactions": len(state.ongoing),
         "oldest_open": [
             f"{entry.txn} since {entry.first}, {counted(entry.accepted, 'record')}"

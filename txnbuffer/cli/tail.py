@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
+from collections.abc import Set
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from txnbuffer.client.records import Record
 from txnbuffer.client.starts import SAME_AS, Start
 from txnbuffer.client.streams import Rollback
 from txnbuffer.client.tokens import FileTokens
-from txnbuffer.model import Position
+from txnbuffer.model import Position, TxnId
 
 COLUMNS = ("topic", "position", "seqno", "transaction", "key", "value")
 NO_KEY = "-"
@@ -64,7 +65,8 @@ def tail_command(
     The columns are topic, position, seqno, transaction, key and value, separated by tabs; a terminal also gets a line
     with their names. Unprintable characters
     are escaped (\n, \t, \xff, \\); in JSON, bytes that are not UTF-8 become value_base64 and key_base64. Prints
-    committed records up to the oldest open transaction, unless --isolation is read_uncommitted.
+    committed records up to the oldest open transaction, unless --isolation is read_uncommitted, and says on stderr what
+    that transaction holds back.
 
     With --stream the service sends the newest record of each key in each snapshot, and --from is beginning, now or
     a resume token.
@@ -92,15 +94,26 @@ def tail_command(
 
 def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str) -> None:
     left = limit
+    warned: Set[tuple[str, TxnId]] = frozenset()
     while left is None or left > 0:
         batch = reader.read(limit=min(left or 10_000, 10_000), timeout=POLL if follow else 0.0)
         if batch is None:
+            warned = _narrate_held_back(reader, warned)
             if follow:
                 continue
             return
         for record in batch:
             _show(record, output)
         left = None if left is None else left - len(batch)
+
+
+def _narrate_held_back(reader: CommittedReader, warned: Set[tuple[str, TxnId]]) -> Set[tuple[str, TxnId]]:
+    """Say what open transactions hold back, each once; returns what was said so far."""
+    found = {(one.topic, one.txn): one for one in reader.held_back()}
+    for key, one in found.items():
+        if key not in warned:
+            narrate(str(one))
+    return warned | found.keys()
 
 
 def _logs(broker: Broker, topics: tuple[str, ...]) -> list[str]:

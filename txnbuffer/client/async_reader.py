@@ -11,6 +11,7 @@ from typing import TypeVar
 from broker_io.environment import current
 from broker_io.errors import Error
 from broker_io.port import Broker
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_limit, check_wait
 from txnbuffer.client.lifecycle import ClosedOnExit, opened, run_to_completion
 from txnbuffer.client.reader import CLOSED, ONE_BY_ONE, CommittedReader, Lag
@@ -136,6 +137,7 @@ class AsyncReader(ClosedOnExit):
             if record is not None:
                 yield record
             elif timeout is not None:
+                await self._call(self._reader.warn_of_held_back)
                 return
 
     async def batches(self, *, limit: int = 10_000, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
@@ -144,6 +146,7 @@ class AsyncReader(ClosedOnExit):
             if (batch := await self.read(limit=limit, timeout=IDLE_WAIT if timeout is None else timeout)) is not None:
                 yield batch
             elif timeout is not None:
+                await self._call(self._reader.warn_of_held_back)
                 return
 
     def __aiter__(self) -> AsyncIterator[RecordBatch]:
@@ -168,6 +171,10 @@ class AsyncReader(ClosedOnExit):
     async def lag(self) -> dict[str, Lag]:
         """Return the lag of each topic and partition, by name."""
         return await self._call(self._reader.lag)
+
+    async def held_back(self) -> list[HeldBack]:
+        """Return what is read but not returned yet, as `CommittedReader.held_back`."""
+        return await self._call(self._reader.held_back)
 
     async def close(self) -> None:
         """Close the reader once a running read has ended. Cancelling the caller does not stop this."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from broker_io.waits import Backoff
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_awaitable
 from txnbuffer.client.membership import BLOCKED, MIN_CALLS, AdaptiveBatch, LoopStalls, Membership
 from txnbuffer.client.records import Record, RecordBatch
@@ -127,7 +128,8 @@ class Processed:
     """The counts of a call of `process`.
 
     `records` were handled, `skipped` were skipped, and `dead_letters` were sent to the dead-letter topic, in
-    `transactions` committed transactions. `retries` is the number of repeated calls of the handler.
+    `transactions` committed transactions. `retries` is the number of repeated calls of the handler. `held_back`: what
+    an open transaction held back when the call ended at its idle timeout, at most one for each topic and partition.
     """
 
     records: int = 0
@@ -135,6 +137,7 @@ class Processed:
     dead_letters: int = 0
     transactions: int = 0
     retries: int = 0
+    held_back: tuple[HeldBack, ...] = ()
 
 
 @dataclass(slots=True)

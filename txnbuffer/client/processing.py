@@ -18,7 +18,8 @@ from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from snapshots.format import is_internal
 from txnbuffer.checks import check_callable, check_flag
-from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
+from txnbuffer.client.async_reader import AsyncReader
+from txnbuffer.client.handling import LOG, PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
 from txnbuffer.client.membership import AdaptiveBatch, Membership
 from txnbuffer.client.starts import Seqno, Start, canonical
 from txnbuffer.client.topic_names import check_topic, check_topics
@@ -109,6 +110,7 @@ class _Process:
     followed: dict[str, PartitionAssignment] = field(default_factory=dict)
     batch_sizes: dict[str, AdaptiveBatch] = field(default_factory=dict)
     starting: set[str] = field(default_factory=set)
+    readers: dict[str, AsyncReader] = field(default_factory=dict)
     busy: int = 0
     idle_since: float = math.inf
 
@@ -130,8 +132,16 @@ class _Process:
                         del self.tasks[name]
                         task.result()
                 self._start_missing()
+            await self._say_what_is_held_back()
         finally:
             changed.cancel()
+
+    async def _say_what_is_held_back(self) -> None:
+        """Record and log what the assigned partitions have, but no transaction of the group could get yet."""
+        found = [one for reader in [*self.readers.values()] for one in await reader.held_back()]
+        self.task.done.held_back = tuple(found)
+        for one in found:
+            LOG.warning("group %r: %s", self.source.group, one)
 
     async def stop(self) -> None:
         for task in self.tasks.values():
@@ -163,6 +173,7 @@ class _Process:
             with self._working():
                 self.starting.discard(assignment.partition)
                 reader = await self.client.reader(assignment.partition, start=self._start(assignment))
+            self.readers[assignment.partition] = reader
             try:
                 wait = 0.0
                 while self.member.holds(assignment):
@@ -174,6 +185,7 @@ class _Process:
                     # Reading records that already exist never counts as idle.
                     wait = 0.0 if records is not None else min(WAIT, self.source.idle_timeout or WAIT)
             finally:
+                del self.readers[assignment.partition]
                 with self._working():  # the idle timeout must not hide an error
                     await reader.close()
         except PositionTrimmed as error:

@@ -9,6 +9,7 @@ the log a second time, by the visibility of the buffer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from broker_io.port import Broker, Resource, messages_after
 from broker_io.position import NO_INDEX
 from snapshots.errors import SnapshotMissing
 from snapshots.format import reaches
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.buffer.visibility import reader_floor
 from txnbuffer.checks import check_flag, check_limit, check_wait
 from txnbuffer.client import lifecycle
@@ -26,11 +28,13 @@ from txnbuffer.client.records import Record, RecordBatch, UnreadRecords
 from txnbuffer.client.serializers import Deserializer, DeserializerChoice, Deserializers
 from txnbuffer.client.starts import ReadTopics, Start, StartPoint, start_point
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, ReplayStalled
-from txnbuffer.follow import LogFollower, RecordFollower, VisibleRecords, unpacked
-from txnbuffer.model import EARLIEST, Position
+from txnbuffer.follow import LogFollower, RecordFollower, VisibleRecords, held_back, unpacked
+from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.protocol import any_transactional
 from txnbuffer.recordset import TOGETHER, rows_within, without_content
 from txnbuffer.recovery.restore import LOST, LoadedTopic, load
+
+LOG = logging.getLogger("txnbuffer.client")
 
 MAX_WAIT = 10.0
 """Seconds to wait for a message that was already read once."""
@@ -127,6 +131,12 @@ class CommittedFollower:
     def decided_position(self) -> Position:
         """The position up to which all visible records can be returned."""
         return self._log.buffer.max_read_position or EARLIEST
+
+    def held_back(self) -> HeldBack | None:
+        """Return what an open transaction holds back, of what was read."""
+        buffer = self._log.buffer
+        oldest = None if buffer.replaying else buffer.ongoing.oldest()
+        return None if oldest is None else held_back(self._broker, self.topic, oldest, buffer.applied)
 
     def poll(self, limit: int) -> RecordBatch | None:
         """Return 1 to `limit` visible records without waiting; None if there are none."""
@@ -293,6 +303,9 @@ class UncommittedFollower:
     def epochs(self) -> tuple[int, ...]:
         return ()
 
+    def held_back(self) -> HeldBack | None:
+        return None
+
     def poll(self, limit: int) -> RecordBatch | None:
         if self._records is None:
             if self._stopped is not None:
@@ -414,6 +427,7 @@ class CommittedReader(Resource):
         self._turn = 0
         self._unread: UnreadRecords | None = None
         self._closed = False
+        self._warned: dict[str, TxnId] = {}
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
         self._read_topics = ReadTopics(broker, topics, start, wait=check_flag(wait, "wait"))
         try:
@@ -495,13 +509,15 @@ class CommittedReader(Resource):
     def records(self, *, timeout: float | None = None) -> Iterator[Record]:
         """Yield the records one by one. A later call continues after the last one that was yielded.
 
-        Ends when nothing has come for `timeout` seconds; None: has no end. Raises as `read`, and UndecodableValue for a
+        Ends when nothing has come for `timeout` seconds, and logs a warning if an open transaction holds back more
+        (`held_back`); None: has no end. Raises as `read`, and UndecodableValue for a
         record whose value cannot be decoded: another call continues with the record after it.
         """
         while True:
             if not self._unread:
                 batch = self.read(limit=ONE_BY_ONE, timeout=IDLE_WAIT if timeout is None else timeout)
                 if batch is None and timeout is not None:
+                    self.warn_of_held_back()
                     return
                 self._unread = None if batch is None else UnreadRecords(batch)
             else:
@@ -510,12 +526,13 @@ class CommittedReader(Resource):
     def batches(self, *, limit: int = 10_000, timeout: float | None = None) -> Iterator[RecordBatch]:
         """Yield batches of up to `limit` records of one topic each.
 
-        Ends when nothing has come for `timeout` seconds; None: has no end. Raises as `read`.
+        Ends as `records`. Raises as `read`.
         """
         while True:
             if (batch := self.read(limit=limit, timeout=IDLE_WAIT if timeout is None else timeout)) is not None:
                 yield batch
             elif timeout is not None:
+                self.warn_of_held_back()
                 return
 
     def __iter__(self) -> Iterator[RecordBatch]:
@@ -567,6 +584,21 @@ class CommittedReader(Resource):
             behind, undecided = (messages_after(ledgers, place, end) for place in (at, max(at, decided)))
             lags[follower.topic] = Lag(at, decided, end, behind, undecided)
         return lags
+
+    def held_back(self) -> list[HeldBack]:
+        """Return what this reader has read but does not return yet, because an older transaction is open.
+
+        At most one value for each topic and partition.
+        """
+        self._check_open()
+        return [found for follower in self._followers if (found := follower.held_back()) is not None]
+
+    def warn_of_held_back(self) -> None:
+        """Internal: log what is held back where the records end, each transaction once."""
+        for one in self.held_back():
+            if self._warned.get(one.topic) != one.txn:
+                self._warned[one.topic] = one.txn
+                LOG.warning("%s", one)
 
     def close(self) -> None:
         """Close the reader. In a forked child this does nothing, because the parent owns the connections and files."""

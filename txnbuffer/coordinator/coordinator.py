@@ -80,6 +80,14 @@ class Coordinator:
         """One of `transactions`, or None."""
         return self._core.live.get(txn.least) if txn.most == self._core.shard else None
 
+    def ends_by(self, txn: TxnId) -> float | None:
+        """When an open transaction is aborted at the latest, in seconds since 1970; None if that is not known here."""
+        known = self.transaction(txn)
+        if known is None or known.state is not State.OPEN:
+            return None
+        away = None if known.session is None or known.finished else known.session.disconnected_since
+        return known.deadline if away is None else min(known.deadline, away + self.config.session_timeout)
+
     def sessions(self) -> Iterator[Session]:
         """The sessions that are connected, or may still reconnect. Do not change them."""
         return iter(self._sessions.by_name.values())

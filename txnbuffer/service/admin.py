@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from broker_io.compaction import CompactingBroker, CompactionPolicy
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
 from broker_io.waits import long_waits
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.buffer.state import OpenTxn
 from txnbuffer.checks import check_name
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import State
 from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.follow import held_back
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import ServiceTopic
 from txnbuffer.service.backups import BackupRun
@@ -201,7 +204,12 @@ class ServiceAdmin:
         _check_keys(request, "topic")
         topic = self._topic(request.get("topic"))
         (summary,) = await self._summaries([topic])
-        answer = summary | {"waits_for": await self._waits_for(topic), "service": [*map(str, long_waits())]}
+        held = await self._held_back(topic)
+        answer = summary | {
+            "held_back": None if held is None else held.as_json(),
+            "waits_for": await self._waits_for(topic),
+            "service": [*map(str, long_waits())],
+        }
         if topic.followed is None:
             return answer
         buffer = topic.followed.buffer
@@ -411,6 +419,17 @@ class ServiceAdmin:
             "aborts": 0 if buffer is None else len(buffer.aborted),
             "problem": _text(topic.obstacle or self._engine.policy_checks.dangers.get(topic.name)),
         }
+
+    async def _held_back(self, topic: ServiceTopic) -> HeldBack | None:
+        """What readers of committed records do not get yet."""
+        followed = topic.followed
+        oldest = None if followed is None else followed.buffer.ongoing.oldest()
+        if followed is None or oldest is None:
+            return None
+        ends = self._engine.coordinator.ends_by(oldest.txn)
+        until = None if ends is None else int(ends * 1000)
+        work = partial(held_back, self._engine.broker, topic.name, oldest, followed.buffer.applied, until)
+        return await self._engine.topics.work(work)
 
     async def _waits_for(self, topic: ServiceTopic) -> str:
         """Describe what readers of committed records wait for."""

@@ -100,6 +100,10 @@ class ServiceTopic:
         """Transactions to query once the buffer has applied the log up to its current end."""
         self.asked_up_to: Position | None = None
         """Transactions that began after this position are not queried until the next tick."""
+        self.blocked_by: TxnId | None = None
+        """The oldest open transaction at the last tick, if there are messages after its first one."""
+        self.blocked_since = 0.0
+        """When it was first seen at a tick, in seconds since 1970."""
 
     @property
     def missing(self) -> bool:

@@ -146,6 +146,10 @@ class EffectExecutor:
             if topic.followed is None:
                 continue
             buffer, up_to = topic.followed.buffer, topic.asked_up_to
+            oldest = buffer.ongoing.oldest()
+            blocked_by = None if oldest is None or oldest.first == buffer.applied else oldest.txn
+            if blocked_by != topic.blocked_by:
+                topic.blocked_by, topic.blocked_since = blocked_by, now
             topic.asked_up_to = buffer.applied
             if up_to is not None and len(topic.waiting) < MAX_WAITING and len(buffer.ongoing):
                 older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]

@@ -107,6 +107,7 @@ def metrics(
     yield Metric("low_water_mark", "All transactions up to this id have ended.", coordinator.low_water_mark)
     ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
     yield Metric("ongoing", "Transactions with undecided records, counted per topic.", ongoing)
+    yield from _of_held_back(engine)
     aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
     yield Metric("aborts", "Aborted transactions in the buffers, counted per topic.", aborts)
     yield Metric("unsettled_bytes", "Bytes of client records that are not durable yet.", requests.unsettled_bytes)
@@ -116,6 +117,14 @@ def metrics(
     yield from _of_compaction(engine)
     yield from _of_groups(engine)
     yield from _of_streams(engine)
+
+
+def _of_held_back(engine: Engine) -> Iterator[Metric]:
+    since = [topic.blocked_since for topic in engine.topics.by_name.values() if topic.blocked_by is not None]
+    held = "Topics whose readers an open transaction holds back."
+    yield Metric("held_back_topics", held, len(since))
+    longest = "Seconds for which one open transaction has held back the readers of a topic, of all topics the most."
+    yield Metric("held_back_seconds", longest, max((engine.now() - one for one in since), default=0.0))
 
 
 def _of_work(engine: Engine) -> Iterator[Metric]:

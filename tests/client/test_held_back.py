@@ -1,0 +1,113 @@
+"""What an open transaction holds back: readers, groups, commands and metrics say it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from client_world import run
+from commands import txnbuf
+from raw_session import transactional
+from service_setup import engine_on, session_on
+
+from broker_io import open_broker
+from broker_io.memory import MemoryBroker
+from txnbuffer import CommittedReader, HeldBack, SyncClient, SyncTransaction, connect
+from txnbuffer.coordinator.messages import CoordinatorConfig
+from txnbuffer.model import TxnId
+from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.http_server import exposition, metrics
+
+
+def send_beside(client: SyncClient, open_one: SyncTransaction) -> None:
+    """Three records after the first one of an open transaction."""
+    client.send("orders", "before")
+    open_one.send("orders", "open")
+    with client.reader("orders", isolation="read_uncommitted") as reader:
+        list(zip(range(2), reader.records(), strict=False))  # it is in the log
+    for number in range(3):
+        client.send("orders", f"after {number}")
+
+
+def check(held: HeldBack, txn: TxnId | None) -> None:
+    assert (held.topic, held.messages, held.txn) == ("orders", 3, txn)
+    assert held.since is not None
+    assert f"topic 'orders': 3 messages are held back by open transaction {txn} since 20" in str(held)
+
+
+def test_a_reader_says_what_an_open_transaction_holds_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    with connect(address) as client:
+        open_one = client.transaction().begin()
+        send_beside(client, open_one)
+        with connect(address, read_only=True) as other, other.reader("orders") as reader:
+            for _ in range(2):
+                assert [record.value for record in reader.records(timeout=0.01)] in ([b"before"], [])
+            (held,) = reader.held_back()
+            check(held, open_one.id)
+            assert held.until is None
+            assert [record.getMessage() for record in caplog.records] == [str(held)]
+            open_one.commit(wait_visible=True)
+            assert len([*reader.records(timeout=0.01)]) == 4
+            assert reader.held_back() == []
+
+
+def test_a_group_that_ends_idle_says_what_is_held_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(f"file:{tmp_path / 'log'}") as client:
+        open_one = client.transaction().begin()
+        send_beside(client, open_one)
+        caplog.set_level(logging.WARNING, "txnbuffer.groups")
+        done = client.process("orders", "g", lambda txn, record: None, idle_timeout=0.05)
+        assert done.records == 1
+        check(done.held_back[0], open_one.id)
+        assert [record.getMessage() for record in caplog.records] == [f"group 'g': {done.held_back[0]}"]
+        open_one.abort()
+        assert client.process("orders", "g", lambda txn, record: None, idle_timeout=0.05).held_back == ()
+
+
+def test_commands_say_what_is_held_back(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    with connect(address) as client:
+        open_one = client.transaction().begin()
+        send_beside(client, open_one)
+        tail = txnbuf("tail", address, "orders")
+        assert "before" in tail.stdout
+        assert f"3 messages are held back by open transaction {open_one.id}" in tail.stderr
+        shown = json.loads(txnbuf("inspect", "buffer", address, "orders", "--output", "json").stdout)
+        assert shown["held_back"]["txn"] == str(open_one.id)
+        open_one.abort()
+        assert "held back" not in txnbuf("tail", address, "orders").stderr
+
+
+def test_a_service_says_what_is_held_back_and_until_when() -> None:
+    async def work() -> None:
+        broker = MemoryBroker()
+        async with engine_on(broker, config=CoordinatorConfig(transaction_timeout=100.0)) as engine:
+            session, ids = await session_on(engine, "orders")
+            await session.write(("orders", transactional(ids[:1])))
+            engine.effects.tick()
+            assert b"held_back_topics 0" in exposition(metrics(engine))
+            await session.write(("orders", transactional(ids[1:3])))
+            engine.effects.ask()
+            engine.effects.tick()
+            assert b"held_back_topics 1" in exposition(metrics(engine))
+            found = (await ServiceAdmin(engine).describe({"topic": "orders"}))["held_back"]
+            assert (found["messages"], found["txn"]) == (2, f"0:{ids[0]}")
+            assert 90_000 < found["until"] - found["since"] < 110_000
+
+    run(work())
+
+
+def test_a_reader_of_all_records_is_held_back_by_nothing(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+    with connect(address) as client:
+        open_one = client.transaction().begin()
+        send_beside(client, open_one)
+        with (
+            open_broker(address, read_only=True) as broker,
+            CommittedReader(broker, "orders", isolation="read_uncommitted") as reader,
+        ):
+            assert len([*reader.records(timeout=0.01)]) == 5
+            assert reader.held_back() == []
