@@ -188,7 +188,9 @@ def test_transaction_that_was_left_open_is_aborted_in_the_log_when_its_client_cl
                 await txn.send("log", b"after")
             async with await client.reader("log") as reader:
                 found: list[bytes | None] = []
-                while (batch := await reader.read(timeout=0.5)) is not None:
+                while b"after" not in found:
+                    batch = await reader.read(timeout=120.0)
+                    assert batch is not None
                     found += batch.messages.values.to_list()
                 return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import txnbuf
 from pair_machines import Machine, PairOfMachines
+from reading import read_values
 from stress.processes import wait_until
 
 from txnbuffer import CommittedReader, Outcome, Record, Rollback, SyncClient, SyncTransaction, connect
@@ -67,12 +68,8 @@ class Table:
                 self.token = item.token
 
 
-def read(client: SyncClient, topic: str) -> list[str]:
-    with client.reader(topic) as reader:
-        found: list[str] = []
-        while (batch := reader.read(timeout=3.0)) is not None:
-            found += [(record.value or b"").decode() for record in batch]
-        return found
+def read(client: SyncClient, topic: str, count: int) -> list[str]:
+    return [(value or b"").decode() for value in read_values(client, topic, count)]
 
 
 def take(reader: CommittedReader, count: int) -> list[str]:
@@ -134,7 +131,8 @@ def test_what_a_forced_promotion_drops_is_gone_for_all_and_nothing_else(tmp_path
         backup.kill()
         wait_until(lambda: live.serves, "the former live does not take over")
         with connect(pair.address, max_unavailable=PATIENCE) as client:
-            assert read(client, "b") == texts(KEPT, "kept") + texts(NEW, "new")
+            expected = texts(KEPT, "kept") + texts(NEW, "new")
+            assert read(client, "b", len(expected)) == expected
             assert client.committed_number("loader") == NEW[-1]
     finally:
         pair.close()
@@ -152,7 +150,7 @@ def check_new_history(client: SyncClient, table: Table, kept: list[TxnId], lost:
     table.follow(client, 5 + len(NEW))
     assert table.rollbacks == [5]
     assert table.values == texts(KEPT, "kept") + texts(NEW, "new")
-    assert read(client, "a") == table.values
+    assert read(client, "a", len(table.values)) == table.values
     for txn in lost:  # leased before the cut: they are open until their session times out
         wait_until(lambda txn=txn: client.outcome(txn) is not None, f"{txn} is open", PATIENCE)
         assert client.outcome(txn) is Outcome.ABORT

@@ -72,32 +72,36 @@ def test_readers_groups_and_sync_clients_continue() -> None:
                     txn.send_many("a", [b"%d" % number] * 3)
                 written.append(b"%d" % number)
 
-    def read(address: str, stop: threading.Event, seen: list[bytes | None]) -> None:
+    def read(address: str, ended: threading.Event, written: list[bytes], seen: list[bytes | None]) -> None:
         with connect(address) as client, client.reader("a") as reader:
-            while (batch := reader.read(timeout=0.5)) is not None or not stop.is_set():
-                seen += [record.value for record in batch or ()]
+            while not ended.is_set() or len(seen) < 1 + 3 * len(written):
+                seen += [record.value for record in reader.read(timeout=0.5) or ()]
 
     def copy(txn: SyncTransaction, record: Record) -> None:
         txn.send("b", record.value, key=record.key)
 
-    def process(address: str) -> None:
+    def process(address: str, ended: threading.Event) -> None:
         with connect(address) as client:
+            while not ended.is_set():
+                client.process("a", "copies", copy, batch=5, idle_timeout=1.0)
             client.process("a", "copies", copy, batch=5, idle_timeout=3.0)
 
     async def test(both: RunningPair) -> None:
-        stop, written, seen = threading.Event(), list[bytes](), list[bytes | None]()
+        stop, ended, written, seen = threading.Event(), threading.Event(), list[bytes](), list[bytes | None]()
         async with connect(both.address) as client:
             await client.send("a", b"0")
         writing = asyncio.ensure_future(asyncio.to_thread(write, both.address, stop, written))
         await eventually(lambda: written or writing.done())
-        reading = asyncio.ensure_future(asyncio.to_thread(read, both.address, stop, seen))
-        processing = asyncio.ensure_future(asyncio.to_thread(process, both.address))
+        reading = asyncio.ensure_future(asyncio.to_thread(read, both.address, ended, written, seen))
+        processing = asyncio.ensure_future(asyncio.to_thread(process, both.address, ended))
         for to in (1, 0, 1, 0):
             count = len(written)
             await eventually(lambda count=count: len(written) > count + 3 or writing.done())
             await both.move_to(to)
         stop.set()
-        await asyncio.gather(writing, reading, processing)
+        await writing
+        ended.set()
+        await asyncio.gather(reading, processing)
         expected = Counter({b"0": 1} | dict.fromkeys(written, 3))
         assert len(written) > 12
         assert visible(both.pair.log, "a") == expected

@@ -219,6 +219,7 @@ def test_a_restored_log_is_sound_and_is_compacted(tmp_path: Path) -> None:
             with client.transaction() as txn:
                 for topic in topics:
                     txn.send(topic, f"v{number}", key=f"k{number % 4}")
+                txn.commit(wait_visible=True)  # no marker is left for the next owner
 
     with connect(f"file:{log}") as client:
         send(range(30), "t", "u")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -138,8 +136,7 @@ def test_invalid_service_settings(arguments, message):
 
 def test_a_log_that_another_service_owns_is_refused(tmp_path):
     with ServiceProcess(tmp_path) as service:
-        command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path}", "--listen", "127.0.0.1:0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        done = txnbuf("serve", f"file:{tmp_path}", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
         assert done.returncode == 5
         assert str(service.process.pid) in done.stderr
         assert "Traceback" not in done.stderr

@@ -48,6 +48,11 @@ class Waiting:
         """Wait until the standby reports this lag."""
         await eventually(lambda: lag.items() <= self.standby.topics.lag._asdict().items() or self.turn.done())
 
+    def renewed(self, topic: str, first: object) -> bool:
+        """Whether it has restored a topic again."""
+        kept = self.standby.topics._kept.get(topic)
+        return kept is not None and kept.warm is not first
+
     def applied(self, topic: str) -> bool:
         """Whether it has applied the whole log of a topic."""
         kept = self.standby.topics._kept.get(topic)
@@ -167,7 +172,7 @@ async def test_a_topic_with_a_newer_snapshot_is_restored_from_it(cluster, monkey
         await commit(app, "a")
         async with active.topics.snapshot_lock:
             await active.topics.exclusively(["a"], active.topics.manager.snapshot, "a")
-        await eventually(lambda: waiting.standby.topics._kept["a"].warm is not first)
+        await eventually(lambda: waiting.renewed("a", first))
         await commit(app, "a")
         await eventually(lambda: waiting.applied("a"))
         assert waiting.standby.topics.lag.restarted == 0

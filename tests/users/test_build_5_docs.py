@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import read_values
 from source_tree import ROOT
 
-from txnbuffer import SyncClient, connect
+from txnbuffer import connect
 
 DOCS = ROOT / "docs"
 KINDS = ("Tutorial", "How to", "Reference", "Explanation")
@@ -103,15 +104,8 @@ def test_build_5_the_snippet_that_copies_a_topic_of_kafka(monkeypatch: pytest.Mo
     with connect("memory:") as client:
         names["copy"](Consumer(0, 1, 3, 4, 7), client, "orders", 0)
         names["copy"](Consumer(0, 1, 3, 4, 7, 8), client, "orders", 0)
-        assert read(client) == [b"0", b"1", b"3", None, b"7", b"8"]
-
-
-def read(client: SyncClient) -> list[bytes | None]:
-    with client.reader("orders") as reader:
-        found: list[bytes | None] = []
-        while batch := reader.read(timeout=0.5):
-            found += [record.value for record in batch]
-        return found
+        expected = [b"0", b"1", b"3", None, b"7", b"8"]
+        assert read_values(client, "orders", len(expected)) == expected
 
 
 def test_build_5_a_vulnerability_can_be_reported() -> None:
