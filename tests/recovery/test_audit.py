@@ -320,8 +320,13 @@ class Interfering:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
+    # From Python 3.12 on, what the class does not define makes it no instance of a protocol.
+
     def compaction(self, topic: str) -> Any:
         return self._broker.compaction(topic)
+
+    def key_digests(self, topic: str) -> Any:
+        return self._broker.key_digests(topic)
 
     def reader(self, topic: str, *arguments: Any, **named: Any) -> Any:
         if self.happens is not None:
