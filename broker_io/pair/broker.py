@@ -118,7 +118,7 @@ class PairReader(FileReader):
 
 
 class NodeReplicator:
-    """The pair as the engine of a live sees it (`broker_io.file.replicator`)."""
+    """The pair as the engine of a live sees it (`broker_io.file.commit.Replicator`)."""
 
     def __init__(self, node: PairNode, log: FileLog) -> None:
         self._node = node

@@ -283,7 +283,7 @@ def recover(
 def compact(address: str, topics: tuple[str, ...], pattern: str | None, job: Job, output: str) -> None:
     """Compact topics of a log file:DIR that has more keys or bytes than one process should handle.
 
-    Does what `txnbuf compact TOPIC --log file:DIR` does, for each topic of --topic or --pattern, or else for each that
+    Does what `txnbuf compact file:DIR TOPIC` does, for each topic of --topic or --pattern, or else for each that
     has a policy. No service may own the log at the same time, and DIR must have the same path on all workers. Shows
     the same statistics.
     """
