@@ -219,8 +219,22 @@ class StoredBroker(Protocol):
 class VerifyingBroker(Protocol):
     """A broker that stores the log itself, so that it can verify the stored bytes."""
 
-    def check_stored(self, topic: str, ledger: int) -> None:
-        """Read and verify a whole ledger if it still exists. Raises Damaged or TopicNotFound."""
+    @property
+    def repaired(self) -> tuple[str, ...]:
+        """The damaged files that were repaired since the log was opened, in order."""
+
+    def check_stored(self, topic: str, ledger: int, start: int = 0, size: int | None = None) -> int:
+        """Read and verify the blocks of a ledger that begin within `size` bytes from an offset on, or all of them.
+
+        Return where the next block begins; 0 at the end of the ledger, or if it does not exist any more. Raises
+        Damaged, UnsupportedFormat, or TopicNotFound.
+        """
+
+    def damaged_topics(self) -> dict[str, Error]:
+        """The topics with a file that anything has found damaged, and that is not repaired, each with its error."""
+
+    def on_damage(self, notify: Callable[[], object]) -> Callable[[], object]:
+        """Let `notify` be called, in any thread, when damage was found or repaired; the result ends that."""
 
 
 SCHEMA_VERSION = "tb.schema_version"

@@ -6,6 +6,7 @@
     watermark_bytes = 268435456 # appends are rejected while the disk has less free space
     max_message_bytes = 5242880 # key, value and properties of one message
     compaction_bytes = 134217728 # memory for the keys of a topic while it is compacted
+    scrub_bytes = 4194304       # stored bytes verified in a second; 0: all once, after the start
 
     [snapshots]                 # when an owner writes a buffer snapshot
     changes = 1000              # after this many ended transactions
@@ -171,6 +172,7 @@ class LogConfig:
     watermark_bytes: int = 256 * 1024 * 1024
     max_message_bytes: int = MAX_MESSAGE_BYTES
     compaction_bytes: int = 128 * 1024 * 1024
+    scrub_bytes: int = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,18 @@ from broker_io.compaction import (
     LedgerPart,
 )
 from broker_io.environment import Environment, Mutex, Thread, current
-from broker_io.errors import CallerError, Closed, DiskWatermark, Error, Fenced, StillHeld, TopicNotFound, disk_error
+from broker_io.errors import (
+    CallerError,
+    Closed,
+    Damaged,
+    DiskWatermark,
+    Error,
+    Fenced,
+    StillHeld,
+    TopicNotFound,
+    UnsupportedFormat,
+    disk_error,
+)
 from broker_io.file import layout
 from broker_io.file.backup import write_backup
 from broker_io.file.commit import FileTopic
@@ -127,6 +138,8 @@ class FileBroker(ReadingBroker):
         super().__init__(environment, directory, options.max_message_bytes)
         opened = opened or open_log(environment, directory, options)
         self._log, self.report = opened.log, opened.report
+        self._damage_listeners: list[Callable[[], object]] = []
+        self._heed_damage()
         self.last_compaction = CompactionReport()
         """What the last compaction of a topic without transactions did."""
         self._options = options
@@ -347,7 +360,8 @@ class FileBroker(ReadingBroker):
         with self._unchanged(topic):
             files = TopicFiles(self.directory, self.named(topic), self._log.seed, self._options.compress)
             try:
-                done = work(files)
+                with self._noting_damage():
+                    done = work(files)
                 if request is not None:
                     self._confirm(files, request, done)
             except OSError as error:
@@ -415,7 +429,8 @@ class FileBroker(ReadingBroker):
                 manifest = self._log.begin_backup()
             try:
                 disk, progress = self.environment.disk, self._unless_closing(progress)
-                return write_backup(disk, self.directory, manifest, path, progress)
+                with self._noting_damage():
+                    return write_backup(disk, self.directory, manifest, path, progress)
             finally:
                 with self._work:
                     self._log.end_backup()
@@ -448,20 +463,54 @@ class FileBroker(ReadingBroker):
         if self._closing:
             raise Closed(f"the log {self.directory} is being closed: open it again")
 
+    # --- damage ---
+
+    def note_damage(self, error: Error, path: str = "") -> bool:
+        return self._log.damage.found(error, path)
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            self.note_damage(error)
+            raise
+
+    @property
+    def repaired(self) -> tuple[str, ...]:
+        """As `VerifyingBroker` says."""
+        return tuple(self._log.damage.repaired)
+
     def damaged_topics(self) -> dict[str, Error]:
         """As `VerifyingBroker` says."""
         return self._log.damage.topics()
 
-    def check_stored(self, topic: str, ledger: int) -> None:
+    def on_damage(self, notify: Callable[[], object]) -> Callable[[], object]:
+        """As `VerifyingBroker` says."""
+        listeners = self._damage_listeners
+        listeners.append(notify)
+        return lambda: listeners.remove(notify)
+
+    def _heed_damage(self) -> None:
+        """Tell the listeners of this broker of damage of its engine."""
+        self._log.damage.listeners = self._damage_listeners
+
+    def check_stored(self, topic: str, ledger: int, start: int = 0, size: int | None = None) -> int:
         """As `VerifyingBroker` says."""
 
-        def check(entry: TopicEntry) -> None:
-            for stored in entry.ledgers:
-                if stored.ledger == ledger:
-                    path = layout.segment_path(self.directory, entry, stored)
-                    check_blocks(self.environment.disk, path, stored.bytes, entry.place(stored))
+        def check(entry: TopicEntry) -> int:
+            stored = entry.find(ledger)
+            if stored is None or stored.ledger != ledger:
+                return 0
+            path = layout.segment_path(self.directory, entry, stored)
+            try:
+                at = check_blocks(self.environment.disk, path, stored.bytes, entry.place(stored), start, size)
+            except UnsupportedFormat as error:
+                self.note_damage(error, path)
+                raise
+            return at if at < stored.bytes else 0
 
-        self._ask(topic, check)
+        return self._ask(topic, check)
 
     # --- writing ---
 

@@ -31,12 +31,12 @@ class DamageRecord:
     """The damaged segments of a log; all calls are safe from any thread.
 
     `current` gives the state of a topic. `listeners` are called, in the thread of the report, when damage was found or
-    repaired; they return at once. `repaired`: how many segments were.
+    repaired; they return at once. `repaired`: the segments that were.
     """
 
     def __init__(self, directory: str, current: Callable[[int], TopicEntry | None], mutex: Mutex) -> None:
         self.listeners: list[Callable[[], object]] = []
-        self.repaired = 0
+        self.repaired: list[str] = []
         self._topics = layout.join(directory, layout.TOPICS, "")
         self._current = current
         self._mutex = mutex
@@ -57,7 +57,7 @@ class DamageRecord:
         """A segment was repaired and verified."""
         with self._mutex:
             mended = self._errors.pop(path, None) is not None
-            self.repaired += mended
+            self.repaired += [path] if mended else []
         if mended:
             self._notify()
 

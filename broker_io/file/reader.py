@@ -37,7 +37,7 @@ from broker_io.errors import (
     disk_error,
 )
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at
+from broker_io.file.layout import LedgerEntry, TopicEntry, damage_at, readable
 from broker_io.file.recovery import missing_segment
 from broker_io.file.segment import (
     CHUNK_BYTES,
@@ -158,7 +158,8 @@ class BlockStream:
         """Read a chunk from the next block on; return whether it has at least `need` bytes."""
         offset = self.offset
         size = min(max(self._chunk, need), end - offset)
-        self._data = self._opened().read(offset, size) if size > 0 else b""
+        with readable(self.path):
+            self._data = self._opened().read(offset, size) if size > 0 else b""
         self._base, self._at = offset, 0
         if len(self._data) == self._chunk:
             self._chunk = min(2 * self._chunk, CHUNK_BYTES)
@@ -256,6 +257,10 @@ class FileReader(Resource):
         while True:
             try:
                 batch = self._next(max(limit, 1))
+            except (Damaged, UnsupportedFormat) as error:
+                if self._broker.note_damage(error, "" if self._stream is None else self._stream.path):
+                    self._close_stream()  # the file may be another one once it is repaired
+                raise
             finally:
                 self._release_file()
             if batch is not None:
@@ -459,6 +464,10 @@ class ReadingBroker(Resource):
         """The error for a file that could not be opened, if the log still names it after this call."""
         return missing_segment(str(error.filename))
 
+    def note_damage(self, error: Error, path: str = "") -> bool:
+        """Note an error about a file, which a Damaged names itself; whether this process looks after that file."""
+        return False
+
     def offline_journal(self) -> object | None:
         """The journal of a log without an owner, the same object until it changes; None if the log has an owner."""
         return None
@@ -544,6 +553,13 @@ class ReadingBroker(Resource):
 
     def _ask(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:
         """The answer to a query about a topic; retried if its files were trimmed or rewritten meanwhile."""
+        try:
+            return self._answer(topic, query)
+        except Damaged as error:
+            self.note_damage(error)
+            raise
+
+    def _answer(self, topic: str, query: Callable[[TopicEntry], Answer]) -> Answer:
         while True:
             entry = self.named(topic)
             try:

@@ -35,7 +35,7 @@ from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlo
 from broker_io.environment import Disk, File, ReadableFile, read_file
 from broker_io.errors import Damaged
 from broker_io.file import layout
-from broker_io.file.layout import LedgerEntry, damage_at
+from broker_io.file.layout import LedgerEntry, damage_at, readable
 
 STEP_BYTES = 64 * 1024
 ENTRY_BYTES = 32
@@ -186,13 +186,22 @@ def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool
         return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
 
 
-def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
-    """Read every block up to an offset. Raises Damaged, UnsupportedFormat, OSError."""
-    with closing(disk.open(path)) as file:
-        scan = SegmentScan(file, path, end, place)
+def check_blocks(disk: Disk, path: str, end: int, place: int, start: int = 0, size: int | None = None) -> int:
+    """Read the blocks up to an offset which begin within `size` bytes from `start` on, or all; the offset after them.
+
+    Raises Damaged, UnsupportedFormat, OSError.
+    """
+    limit = end if size is None else min(end, start + size)
+    at = start
+    with closing(disk.open(path)) as file, readable(path):
+        scan = SegmentScan(file, path, end, place, start)
         for offset, header in scan:
             with damage_at(path, offset):
                 open_block(*scan.stored(offset, header.length), header)
+            at = offset + header.length
+            if at >= limit:
+                break
+    return at
 
 
 def whole_blocks(

@@ -260,6 +260,7 @@ class PairBroker(FileBroker):
     def _use(self, log: FileLog) -> None:
         log.replicator = NodeReplicator(self._node, log)
         log.on_stopped = self._node.failed
+        self._heed_damage()
 
     def _replaced(self) -> None:
         """A copy has replaced the log, or an empty one; this member is not live."""
@@ -316,7 +317,7 @@ class PairBroker(FileBroker):
             "lanes": self._lanes,
             "lanes_busy": self._store.lanes_busy,
             "damaged": {name: str(why) for name, why in damaged.items()},
-            "repaired": self.log.damage.repaired,
+            "repaired": len(self.repaired),
         }
 
     def switch(self) -> None:

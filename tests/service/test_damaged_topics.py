@@ -17,6 +17,7 @@ from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
+from txnbuffer.service import upkeep
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_server import metrics
@@ -108,6 +109,84 @@ async def test_what_is_open_when_a_topic_turns_out_to_be_damaged_is_refused(tmp_
             assert isinstance(answer, Exception)
             assert "topic 'a' is damaged" in str(answer)
             await write(session, ids[1], "b")
+
+
+def damaged_once_running(engine: Engine) -> bool:
+    return [*engine.verification.damages] == ["a"] and engine.topics.get("a").problem is not None
+
+
+@pytest.mark.parametrize("finder", ["reader", "query", "scrub", "compaction", "backup"])
+@on_a_loop
+async def test_damage_stops_the_topic_at_once_whatever_finds_it(tmp_path, finder):
+    await write_log(tmp_path)
+    with own(tmp_path) as broker:
+        async with engine_on(broker) as engine:
+            await eventually(lambda: engine.verification.done)
+            path = segments(tmp_path, "a")[0]
+            flip(path, 0.5)
+            if finder == "reader":
+                with pytest.raises(Damaged):
+                    visible(broker, "a")
+            elif finder == "query":
+                flip(path, 0.0)
+                with pytest.raises(Damaged):
+                    broker.position_at("a", 0)
+            elif finder == "scrub":
+                with pytest.raises(Damaged):
+                    broker.check_stored("a", broker.ledgers("a")[0].ledger)
+            elif finder == "compaction":
+                await engine.compaction.request("a")
+                await eventually(lambda: engine.compaction.quarantined)
+            else:
+                with pytest.raises(Damaged):
+                    broker.back_up(str(tmp_path.parent / f"{tmp_path.name}.backup"), lambda _done, _total: None)
+            await eventually(lambda: damaged_once_running(engine))
+            assert str(path) in str(broker.damaged_topics()["a"])
+            assert figures(engine)["topics_damaged"] == 1
+            session, ids = await session_on(engine, "b")
+            (failure,) = await session.write(("a", transactional([ids[1]])))
+            assert "topic 'a' is damaged" in str(failure.error)
+            await write(session, ids[0], "b")
+
+
+@on_a_loop
+async def test_a_topic_whose_file_was_repaired_continues(tmp_path):
+    await write_log(tmp_path)
+    with own(tmp_path) as broker:
+        async with engine_on(broker) as engine:
+            await eventually(lambda: engine.verification.done)
+            path = segments(tmp_path, "a")[0]
+            good = path.read_bytes()
+            flip(path, 0.5)
+            with broker.reader("a") as reader:
+                with pytest.raises(Damaged):
+                    while reader.read() is not None:
+                        pass
+                await eventually(lambda: damaged_once_running(engine))
+                path.write_bytes(good)
+                broker._log.damage.mended(str(path))
+                await eventually(lambda: not engine.verification.damages)
+                assert reader.read() is not None
+            assert engine.topics.get("a").problem is None
+            assert figures(engine)["files_repaired"] == 1
+            session, ids = await session_on(engine, "a")
+            await write(session, ids[0], "a")
+            assert len(visible(broker, "a")) == ROUNDS + 1
+
+
+@on_a_loop
+async def test_a_topic_whose_damaged_ledger_is_trimmed_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr(upkeep, "LOOK", 0.01)
+    await write_log(tmp_path)
+    with own(tmp_path) as broker:
+        async with engine_on(broker) as engine:
+            flip(segments(tmp_path, "a")[0], 0.5)
+            with pytest.raises(Damaged):
+                visible(broker, "a")
+            await eventually(lambda: damaged_once_running(engine))
+            broker.trim("a", broker.ledgers("a")[1].ledger)
+            await eventually(lambda: not engine.verification.damages)
+            assert engine.topics.get("a").problem is None
 
 
 @on_a_loop

@@ -39,6 +39,7 @@ from txnbuffer.service.loop import Loop
 from txnbuffer.service.quotas import STEP, Quotas
 from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler, Sends
 from txnbuffer.service.retention import LogRetention, TrimFloors
+from txnbuffer.service.scrub import Scrub
 from txnbuffer.service.stream_topic import Cursors
 from txnbuffer.service.streams import Streams
 from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_shard, take_over
@@ -85,6 +86,7 @@ class Engine(Loop):
         executor: Executor,
         compact_records: CompactRecords | None,
         term: int,
+        scrub: Scrub,
     ) -> None:
         super().__init__(now)
         self.broker = broker
@@ -121,7 +123,7 @@ class Engine(Loop):
         )
         self.backups = Backups(broker)
         self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
-        self.verification = LogVerification(self.topics)
+        self.verification = LogVerification(self.topics, scrub)
         self._executor = executor
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: dict[SessionConnection, None] = {}
@@ -146,12 +148,14 @@ class Engine(Loop):
         streams: StreamsConfig | None = None,
         clock: Clock | None = None,
         compact_records: CompactRecords | None = None,
+        scrub: Scrub | None = None,
     ) -> Engine:
         """Become the owner of the broker's log and start. Raises the error that prevents it.
 
         `address`: HOST:PORT where clients reach this engine. `shard`: the shard it owns. `cluster_mode`: applications
         write to the topics themselves. `standby_state`: the writer and the decision log that a standby has acquired;
-        None fences any other owner. `compact_records`: compacts topics instead of the broker.
+        None fences any other owner. `compact_records`: compacts topics instead of the broker. `scrub`: of the
+        process; this engine runs it.
         """
         topics, limits, clock = topics_class(cluster_mode=cluster_mode), limits or Limits(), clock or current().clock
         check_shard(shard, topics.max_shards)
@@ -179,7 +183,8 @@ class Engine(Loop):
             executor.shutdown(wait=False)
             raise
         configs = retention or RetentionConfig(), compaction or CompactionConfig(), streams or StreamsConfig()
-        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records, term)
+        scrub = scrub or Scrub(broker)
+        engine = cls(broker, owned, topics, shard, limits, *configs, clock, now, executor, compact_records, term, scrub)
         engine.topics.start(engine.effects, engine.effects.shard_messages.take)
         engine._end_gone_sessions()
         engine._run_parts()
@@ -197,6 +202,7 @@ class Engine(Loop):
             self.compaction,
             self.policy_checks,
             self.verification,
+            self.verification.scrub,
         ):
             self.run(part.run())
 

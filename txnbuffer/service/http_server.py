@@ -37,6 +37,7 @@ from txnbuffer.service.admin_calls import AdminCalls
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_guard import JSON, HttpGuard, error_body, peer_of, status_of
 from txnbuffer.service.quotas import OVERLOAD
+from txnbuffer.service.scrub import Scrub
 from txnbuffer.service.warm_topics import NO_LAG, StandbyLag
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def metrics(
     lag: StandbyLag = NO_LAG,
     pair: Mapping[str, Any] = NO_PAIR,
     access: Access | None = None,
+    scrub: Scrub | None = None,
 ) -> Iterator[Metric]:
     """All current metrics; a process without an engine has only the first ones. `pair`: facts of its pair, if any."""
     yield Metric("serving", "1 while this process owns the logs.", engine is not None)
@@ -77,6 +79,7 @@ def metrics(
     yield from _of_access(access)
     yield from _of_standby(lag)
     yield from _of_pair(pair)
+    yield from _of_files(engine, scrub if engine is None else engine.verification.scrub)
     if engine is None:
         return
     manager = engine.topics.manager
@@ -96,7 +99,6 @@ def metrics(
     yield Metric("topics", "Topics open for writing.", len(engine.topics.by_name))
     yield Metric("topics_with_transactions", "Topics that have a transaction buffer.", len(followed_topics))
     yield Metric("topics_stopped", "Topics that stopped until an operator acts.", stopped)
-    yield Metric("topics_damaged", "Topics with a damaged log.", len(engine.verification.damages))
     waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("topics_retrying", "Topics with a temporary error, which are retried.", waiting)
     endangered = len(engine.policy_checks.dangers)
@@ -197,6 +199,19 @@ def _of_pair(pair: Mapping[str, Any]) -> Iterator[Metric]:
         yield Metric(name, text, pair[fact])
     for fact, (name, text) in PAIR_COUNTERS.items():
         yield Metric(name, text, pair[fact], "counter")
+
+
+def _of_files(engine: Engine | None, scrub: Scrub | None) -> Iterator[Metric]:
+    """What is known of the stored files of an embedded log."""
+    if scrub is None or scrub.broker is None:
+        if engine is not None:
+            yield Metric("topics_damaged", "Topics with a damaged log.", len(engine.verification.damages))
+        return
+    damaged = scrub.damaged if engine is None else engine.verification.damages
+    yield Metric("topics_damaged", "Topics with a damaged log.", len(damaged))
+    yield Metric("scrub_age_seconds", "Seconds since all stored data was verified last, or since the start.", scrub.age)
+    yield Metric("scrubs", "How often all stored data was verified.", scrub.passes, "counter")
+    yield Metric("files_repaired", "Damaged files that were repaired.", len(scrub.broker.repaired), "counter")
 
 
 def _of_limits(engine: Engine) -> Iterator[Metric]:
@@ -304,7 +319,8 @@ def exposition(found: Iterable[Metric]) -> bytes:
 
 
 class HttpServer:
-    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby.
+    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one; `lag`: of a standby;
+    `scrub`: once the log is open.
 
     `replication` returns facts about the pair, if there is one. `names`: names of the service in requests, besides its
     addresses.
@@ -324,6 +340,7 @@ class HttpServer:
         self.port = 0
         self.engine: Engine | None = None
         self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
+        self.scrub: Scrub | None = None
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -397,7 +414,7 @@ class HttpServer:
 
         async def metrics_of(request: Any) -> Response:
             self._permissions(request)
-            found = metrics(self.engine, self.lag(), self._replication(), self._access)
+            found = metrics(self.engine, self.lag(), self._replication(), self._access, self.scrub)
             return Response(exposition(found), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(request: Any) -> Response:
@@ -445,7 +462,7 @@ class HttpServer:
     def _health(self) -> dict[str, Any]:
         """What only callers see that are known."""
         found: dict[str, Any] = {
-            "damaged": [] if self.engine is None else sorted(self.engine.verification.damages),
+            "damaged": sorted(self._damaged()),
             "waits": [wait._asdict() for wait in long_waits()],
             "access": [] if self._access is None else [*map(str, self._access.problems)],
         }
@@ -454,6 +471,12 @@ class HttpServer:
         if facts := self._replication():
             found["replication"] = facts
         return found
+
+    def _damaged(self) -> Iterable[str]:
+        """The topics with a damaged log."""
+        if self.engine is not None:
+            return self.engine.verification.damages
+        return () if self.scrub is None else self.scrub.damaged
 
     def _why_not_ready(self) -> list[str]:
         engine = self.engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -64,6 +65,12 @@ class Loop(ABC):
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+
+
+def from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call something on a loop, from any thread, unless the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 LOOP_ERRORS = 1.0

@@ -38,6 +38,7 @@ from txnbuffer.service.http_guard import host_of
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.loop import LoopErrors
 from txnbuffer.service.replication import LOOK, NOTHING_SERVED, SWITCH_DRAIN, Replication
+from txnbuffer.service.scrub import Scrub
 from txnbuffer.service.takeover import PAUSE, Standby, StandbyState, check_shard, take_if_free
 from txnbuffer.service.tls import ServerTls, WatchedTls
 from txnbuffer.service.topics import Topics
@@ -258,6 +259,7 @@ class _Service:
         self._access.on_change(self._listeners.grpc.recheck)
         self._started = current().clock.monotonic()
         self._engine: Engine | None = None
+        self._scrub: Scrub | None = None
         self._gave_up = False
 
     async def run(self, open_broker: Callable[[], Broker]) -> Error | None:
@@ -294,7 +296,10 @@ class _Service:
         """Serve until the end. One of a pair serves while its machine is live, and is a standby in between."""
         replication = self._replication
         replication.attach(broker)
-        works: list[Coroutine[Any, Any, None]] = [_report_pair(replication, self._log)]
+        self._scrub = self._listeners.http.scrub = Scrub(broker, self._config.log.scrub_bytes)
+        works: list[Coroutine[Any, Any, None]] = [
+            _report_pair(replication, self._log), _report_repairs(self._scrub, self._log)
+        ]  # fmt: skip
         if replication.broker is not None:
             problems = lambda: {"the pair": replication.problem, "the backup": replication.refusal}  # noqa: E731
             works += [_report_problems(problems, self._log), replication.watch(), self._give_up_without_backup(broker)]
@@ -393,6 +398,8 @@ class _Service:
             asyncio.ensure_future(_report_lag(standby.topics, log)),
             asyncio.ensure_future(self._watch_standby(broker, end)),
         ]
+        if self._scrub is not None:
+            watching.append(asyncio.ensure_future(self._scrub.run()))
         listeners.http.lag = lambda: standby.topics.lag
         try:
             return await standby.wait(end)
@@ -434,6 +441,7 @@ class _Service:
             retention=config.retention,
             compaction=config.compaction,
             streams=config.streams,
+            scrub=self._scrub,
         )
 
     async def _run_engine(self, engine: Engine) -> Error | None:
@@ -545,6 +553,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
         problems |= {f"topic {name}": error for name, error in engine.verification.damages.items()}
         problems |= {f"policies of {name}": danger for name, danger in engine.policy_checks.dangers.items()}
         problems |= {f"compaction of {name}": error for name, error in engine.compaction.failures().items()}
+        problems |= {"scrub": engine.verification.scrub.problem}
         return problems | {"snapshots": engine.snapshots.problem, "retention": engine.retention.problem}
 
     damaged = 0
@@ -592,6 +601,17 @@ async def _report_pair(replication: Replication, log: Log) -> None:
         if state != reported:
             log("pair", **state)
             reported = state
+        await asyncio.sleep(WATCH)
+
+
+async def _report_repairs(scrub: Scrub, log: Log) -> None:
+    """Log each damaged file that was repaired, forever."""
+    reported = 0
+    while scrub.broker is not None:
+        repaired = scrub.broker.repaired
+        for path in repaired[reported:]:
+            log("repaired", file=path)
+        reported = len(repaired)
         await asyncio.sleep(WATCH)
 
 

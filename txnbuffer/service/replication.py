@@ -19,6 +19,7 @@ from broker_io.port import Broker, ReplicatedBroker
 from broker_io.waits import long_waits
 from txnbuffer.config import PairConfig
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
+from txnbuffer.service.loop import from_thread
 
 if TYPE_CHECKING:
     from broker_io.pair.transport import LinkSettings
@@ -63,7 +64,7 @@ class Replication:
         """Use a broker, if it is one of a pair."""
         if isinstance(broker, ReplicatedBroker):
             loop = asyncio.get_running_loop()
-            broker.on_role(lambda: _from_thread(loop, self.changed.set))
+            broker.on_role(lambda: from_thread(loop, self.changed.set))
             self.broker = broker
         self._attached.set()
 
@@ -231,11 +232,6 @@ class Replication:
         if self.broker is None:
             raise InvalidRequest("this service has no pair: start it with --pair-lock, see docs/replication.md")
         return self.broker
-
-
-def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-        loop.call_soon_threadsafe(call)
 
 
 def link_settings(pair: PairConfig) -> LinkSettings:

@@ -36,7 +36,7 @@ from broker_io.errors import (
 )
 from broker_io.port import Broker, BulkBroker, Reader, Writer, check_topic_name
 from broker_io.position import Positions
-from snapshots.errors import OwnershipLost, SnapshotMissing, stopped_by
+from snapshots.errors import OwnershipLost, SnapshotMissing, TopicDamaged, stopped_by
 from snapshots.format import INTERNAL_PREFIX, is_internal
 from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer.state import Effect
@@ -137,6 +137,8 @@ class Topics(ABC):
         self._events: TopicEvents
         self._held_limit = HELD_BYTES
         self._followed_count = self._divided_by = 0
+        self._unregistered: set[str] = set()
+        """Topics that were stopped because of damage, and had no transactions."""
         self._to_open: dict[str, None] = {}
         self._openings: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -380,8 +382,28 @@ class Topics(ABC):
     def mark_damaged(self, name: str, error: Error) -> None:
         """Stop a data topic whose log is damaged; all others continue."""
         topic = self.by_name.get(name) or self._add(name)
+        if topic.followed is None and name not in self.manager.problems:
+            self._unregistered.add(name)
         self.manager.stop(name, error)
         self._stopped(topic)
+
+    async def mended(self, name: str) -> None:
+        """Follow a topic again whose damaged files were repaired. Raises the error that prevents it."""
+        topic = self.by_name.get(name)
+        if topic is None or not isinstance(topic.problem, TopicDamaged):
+            return
+        async with topic.lock, self.snapshot_lock:
+            if name in self._unregistered:
+                self.manager.problems.pop(name, None)
+                self._unregistered.discard(name)
+            else:
+                await self.work(self.manager.recreate, name)
+                self._follow(topic)
+            topic.problem = None
+        if topic.writer is None:
+            del self.by_name[name]  # the next request opens it
+        self._coordinator.topic_snapshotted(name, self._loop.now())
+        self._loop.wake()
 
     def _stopped(self, topic: ServiceTopic) -> None:
         topic.followed = None

@@ -1,14 +1,14 @@
 """Upkeep of stored data: periodic snapshots, policy checks and log verification.
 
 The state of the buffers is captured on the loop and written in the worker thread. The policy checks report policies of
-a cluster that would drop records silently. Log verification reads all stored data once after a start, so that a topic
-with a damaged log is stopped before anybody relies on it.
+a cluster that would drop records silently. Log verification stops topics whose files are damaged; the scrub reads them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from broker_io.errors import DiskFailed, Error, TopicNotFound, UnsafePolicy
@@ -17,6 +17,8 @@ from snapshots.errors import OwnershipLost, TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
+from txnbuffer.service.loop import from_thread
+from txnbuffer.service.scrub import Scrub
 from txnbuffer.service.topics import Topics
 
 SNAPSHOT_PAUSE = 0.1
@@ -123,47 +125,67 @@ class PolicyChecks:
         self.dangers.pop(name, None)
 
 
-PAUSE = 1.0
-"""Seconds until a failed read is repeated."""
+LOOK = 5.0
+"""Seconds after which damage may be gone without a repair: a ledger was trimmed, a topic deleted."""
 
 
 class LogVerification:
-    """Verifies stored data. `damages`: by topic; a damaged data topic is stopped. `done`: all was read."""
+    """Stops the data topics with damaged files, and follows them again once these are repaired.
 
-    def __init__(self, topics: Topics) -> None:
+    `damages`: by topic. It learns of all damage from the broker, whatever part of the program has found it.
+    """
+
+    def __init__(self, topics: Topics, scrub: Scrub) -> None:
         self.damages: dict[str, TopicDamaged] = {
             name: problem for name, problem in topics.manager.problems.items() if isinstance(problem, TopicDamaged)
         }
-        self.done = False
+        self.scrub = scrub
         self._topics = topics
+        self._seen: set[str] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether all data was read since the start, and what was found is in `damages`."""
+        return self.scrub.passes > 0 and self.scrub.damaged.keys() <= self.damages.keys()
 
     async def run(self) -> None:
-        """Read every ledger of every topic in the background, if the broker stores the log itself."""
+        """Follow the damage that the broker knows, forever, if it stores the log itself."""
         broker = self._topics.broker
-        if isinstance(broker, VerifyingBroker):
-            for name in broker.topics():
-                if name not in self.damages:
-                    try:
-                        await self._read(broker, name)
-                    except TopicNotFound:
-                        pass  # deleted meanwhile
-                    except Error as error:
-                        await self._damaged(name, error)
-        self.done = True
-
-    async def _read(self, broker: VerifyingBroker, name: str) -> None:
-        for ledger in await asyncio.to_thread(self._topics.broker.ledgers, name):
+        if not isinstance(broker, VerifyingBroker):
+            return
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        ignore = broker.on_damage(lambda: from_thread(loop, changed.set))
+        try:
             while True:
-                try:
-                    await asyncio.to_thread(broker.check_stored, name, ledger.ledger)
-                    break
-                except Error as error:
-                    if not error.retryable:
-                        raise
-                    await asyncio.sleep(PAUSE)
+                changed.clear()
+                await self._compare(broker.damaged_topics())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK)
+        finally:
+            ignore()
+
+    async def _compare(self, found: Mapping[str, Error]) -> None:
+        for name, error in found.items():
+            self._seen.add(name)
+            if name not in self.damages:
+                await self._damaged(name, error)
+        for name in [name for name in self.damages if name in self._seen and name not in found]:
+            await self._mended(name)
 
     async def _damaged(self, name: str, error: Error) -> None:
         damage = self.damages[name] = TopicDamaged(name, error, needed=is_internal(name))
         if not is_internal(name):
             async with self._topics.snapshot_lock:
                 self._topics.mark_damaged(name, damage)
+
+    async def _mended(self, name: str) -> None:
+        """Follow a topic again; what fails is tried again later, and the topic stays as it is."""
+        try:
+            if not is_internal(name):
+                await self._topics.mended(name)
+        except (DiskFailed, OwnershipLost):
+            raise
+        except Error:
+            return
+        self._seen.discard(name)
+        del self.damages[name]
