@@ -82,7 +82,7 @@ from broker_io.errors import (
 from broker_io.file.keymap import SMALLEST_BYTES
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
 from broker_io.position import LEDGERS_OF_A_HISTORY
-from broker_io.replication.records import START, Fork, Mark, Store
+from broker_io.replication.records import MAX_NUMBER, START, Fork, Mark, Store
 
 MIB = 1024 * 1024
 
@@ -550,7 +550,8 @@ def _read_place(document: dict[str, Any]) -> dict[str, Any]:
 
 def _read_mark(document: list[Any]) -> Mark:
     epoch, lsn, chain = document
-    if type(epoch) is not int or type(lsn) is not int or min(epoch, lsn) < 0 or not _CHAIN.fullmatch(chain):
+    numbers = type(epoch) is int and type(lsn) is int and 0 <= min(epoch, lsn) <= max(epoch, lsn) <= MAX_NUMBER
+    if not numbers or not _CHAIN.fullmatch(chain):
         raise ValueError(f"{document!r} is not a mark: an epoch, an lsn and 16 hexadecimal digits")
     return Mark(epoch, lsn, int(chain, 16))
 

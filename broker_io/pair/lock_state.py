@@ -29,10 +29,9 @@ from typing import Any, Self
 from broker_io.errors import StorageError, UnsupportedFormat
 from broker_io.replication.lease import LockLease
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
-from broker_io.replication.records import Mark, Store
+from broker_io.replication.records import MAX_NUMBER, Mark, Store
 
 FORMAT = 1
-LARGEST = 2**64 - 1
 
 
 def encode_record(record: LockRecord, session: int) -> bytes:
@@ -117,7 +116,7 @@ class _LockDecoder:
         return self._checked(self._fields.get(name))
 
     def _checked(self, value: object) -> int:
-        if type(value) is not int or not 0 <= value <= LARGEST:
+        if type(value) is not int or not 0 <= value <= MAX_NUMBER:
             raise self._damaged(f"{value!r} instead of a number")
         return value
 

@@ -46,6 +46,8 @@ class Mark(NamedTuple):
 
 
 START = Mark(0, 0, 0)
+MAX_NUMBER = 2**64 - 1
+"""The largest lsn and epoch. No record follows one with this lsn."""
 FOUNDED_EMPTY = 1
 """The lsn of the mark at which the log of a pair begins if it was founded without a topic; else it is greater."""
 
@@ -72,8 +74,10 @@ class LogRecord(NamedTuple):
 
 
 def mark_after(before: Mark, epoch: int, commit: int, kind: Kind, chunks: Sequence[bytes | memoryview]) -> Mark:
-    """The mark of the record after a mark, whose content is in chunks."""
+    """The mark of the record after a mark, whose content is in chunks. Raises StorageError if no number is left."""
     lsn = before.lsn + 1
+    if max(lsn, epoch) > MAX_NUMBER:
+        raise StorageError(f"no record can follow {before}: the log has used all numbers; copy its topics to a new log")
     head = _HEAD.pack(before.chain, epoch, lsn, commit, kind)
     if sum(map(len, chunks)) <= JOINED_BYTES:
         return Mark(epoch, lsn, xxhash.xxh3_64_intdigest(b"".join((head, *chunks))))
@@ -90,6 +94,8 @@ def make_record(before: Mark, epoch: int, commit: int, content: bytes, kind: Kin
 
 def follows(before: Mark, record: LogRecord) -> bool:
     """Whether a record is the next one after a mark, in its log, and whole."""
+    if record.lsn != before.lsn + 1:
+        return False
     made = make_record(before, record.mark.epoch, record.commit, record.content, record.kind)
     return made.mark == record.mark and record.mark.epoch >= before.epoch
 

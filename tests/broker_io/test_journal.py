@@ -4,7 +4,7 @@ import google_crc32c
 import pytest
 from golden_files import committed
 
-from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.errors import Damaged, StorageError, UnsupportedFormat
 from broker_io.file.journal import (
     FILE_HEAD_BYTES,
     HEAD_BYTES,
@@ -15,7 +15,7 @@ from broker_io.file.journal import (
     encode_record,
     read_journal,
 )
-from broker_io.replication.records import Kind, LogRecord, Mark, make_record
+from broker_io.replication.records import MAX_NUMBER, Kind, LogRecord, Mark, make_record
 
 TOKEN = b"\x01token\x02\x03"
 HEAD = FileHead(5, TOKEN, Mark(3, 40, 2**63 + 7))
@@ -53,6 +53,22 @@ def test_golden() -> None:
     data, ends = journal()
     noted = committed("broker_io/journal.bin", data + encode_note(TOKEN, RECORDS[-1].mark, 42))
     assert read(noted) == JournalContent(HEAD, RECORDS, ends, 42, ends[1], 0)
+
+
+def test_largest_number_of_a_record_is_the_last_one() -> None:
+    """A journal with it is read, what stands after it is a torn tail, and nothing can be written after it."""
+    head = HEAD._replace(before=Mark(3, MAX_NUMBER - 1, 7))
+    last = make_record(head.before, MAX_NUMBER, MAX_NUMBER, b"last")
+    follower = last._replace(mark=last.mark._replace(lsn=0))
+    data = encode_file_head(head) + b"".join(encode_record(TOKEN, last, MAX_NUMBER - 1))
+    after = b"".join(encode_record(TOKEN, follower, 0))
+    found = read(data + after)
+    assert (found.records, found.torn) == ([last], len(after))
+    assert read(data + encode_note(TOKEN, last.mark, MAX_NUMBER)).noted == MAX_NUMBER
+    with pytest.raises(StorageError, match="no record can follow"):
+        make_record(last.mark, 3, 0, b"")
+    with pytest.raises(StorageError, match="no record can follow"):
+        make_record(HEAD.before, MAX_NUMBER + 1, 0, b"")
 
 
 def test_truncated_journal_has_all_whole_records() -> None:

@@ -95,7 +95,10 @@ def test_version_1_is_read() -> None:
     assert (found.mark, found.last_journal, found.pair) == (START, 0, None)
 
 
-@pytest.mark.parametrize("mark", ["[0,0]", '[0,"0","0000000000000000"]', "[0,-1,5]", '[0,0,"x"]', "null"])
+LARGE_MARK = f'[0,{2**64},"0000000000000000"]'
+
+
+@pytest.mark.parametrize("mark", ["[0,0]", '[0,"0","0000000000000000"]', "[0,-1,5]", '[0,0,"x"]', "null", LARGE_MARK])
 def test_a_mark_that_is_none_is_damage(mark: str) -> None:
     rest = encode_manifest(MANIFEST).partition(b"\n")[2].replace(b'[0,0,"0000000000000000"]', mark.encode())
     with pytest.raises(Damaged, match="parsed"):
