@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from txnbuffer.errors import InvalidHandler, InvalidRequest
-from txnbuffer.model import TxnId
+from txnbuffer.model import EARLIEST, Position, TxnId
 
 T = TypeVar("T")
 
@@ -80,6 +80,15 @@ def check_limit(limit: object) -> int:
     if type(limit) is not int or limit < 1:
         raise InvalidRequest(f"the limit of a batch must be at least 1 record, got {_short(limit)}")
     return limit
+
+
+def check_position(position: Position, what: str) -> Position:
+    """Return a position that a log can have, or EARLIEST; `what` names it in the error. Raises InvalidRequest."""
+    ledger, entry, batch = position
+    sound = all(type(number) is int and number <= MAX_NUMBER for number in position)
+    if position != EARLIEST and not (sound and ledger >= 0 and entry >= -1 and batch >= -1):
+        raise InvalidRequest(f"{what} can't be '{position!s:.80}': no ledger or entry has this number")
+    return position
 
 
 def check_txn(txn: object) -> TxnId:

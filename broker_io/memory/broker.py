@@ -32,6 +32,8 @@ from broker_io.port import (
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 
 POLL_SECONDS = 0.01
+LONGEST_WAIT = 60.0
+"""A wait is done in parts of this length, since the timeout of a lock must be below 292 years."""
 
 
 class MemoryLog:
@@ -83,7 +85,7 @@ class MemoryLog:
         if self._own_time:
             self.clock.sleep(min(seconds, POLL_SECONDS))
         else:
-            self.changed.wait(seconds)
+            self.changed.wait(min(seconds, LONGEST_WAIT))
 
 
 @dataclass(slots=True, eq=False)

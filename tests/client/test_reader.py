@@ -16,6 +16,7 @@ from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
+from txnbuffer.client.starts import Seqno
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.recordset import pack
@@ -200,6 +201,42 @@ def test_continues_while_the_owner_trims(broker: Broker, log: TopicWriter, manag
     assert [(record.seqno, record.value) for record in read(broker)] == [(2, b"3")]
     with pytest.raises(PositionTrimmed):
         CommittedReader(broker, TOPIC, start=Position(first - 1, 0))
+
+
+HIGHEST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "start", [Position(HIGHEST, HIGHEST), Position(HIGHEST, HIGHEST, HIGHEST), Position(HIGHEST, 0), Seqno(HIGHEST)]
+)
+def test_largest_numbers_of_a_start_are_behind_every_record(
+    broker: Broker, log: TopicWriter, start: Position | Seqno
+) -> None:
+    log.plain("1")
+    with CommittedReader(broker, TOPIC, start=start) as reader:
+        log.plain("2")
+        assert drain(reader) == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        (HIGHEST + 1, 0),
+        (0, HIGHEST + 1),
+        (0, 0, HIGHEST + 1),
+        (-2, 0),
+        (-2, -2),
+        (-1, 0),
+        (-1, -1, 0),
+        (0, -2),
+        (0, 0, -2),
+        ("1", 2),
+        (1.5, 2),
+    ],
+)
+def test_start_that_no_log_can_have_is_refused(broker: Broker, log: TopicWriter, start: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequest, match=f"start can't be '{Position(*start)}': no ledger or entry"):
+        CommittedReader(broker, TOPIC, start=Position(*start))
 
 
 def test_trimmed_next_record_is_an_error(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:

@@ -23,7 +23,7 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.partitions import partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
-from txnbuffer.checks import check_flag
+from txnbuffer.checks import check_flag, check_position
 from txnbuffer.client.topic_names import check_topics
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
@@ -55,7 +55,9 @@ def canonical(start: Start) -> Start:
         start = SAME_AS.get(start, start)
         if start in ("beginning", "end"):
             return start
-    elif isinstance(start, (Position, Seqno, datetime)):
+    elif isinstance(start, Position):
+        return check_position(start, "start")
+    elif isinstance(start, (Seqno, datetime)):
         return start
     raise InvalidRequest(f"start must be 'beginning', 'end', a Position, a Seqno or a datetime, got {start!r:.80}")
 

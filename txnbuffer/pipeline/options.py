@@ -16,10 +16,10 @@ from broker_io import PulsarOptions, check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
 from broker_io.port import check_topic_name
 from snapshots.format import is_internal
-from txnbuffer.checks import MAX_NAME, check_name, check_number, check_timeout
+from txnbuffer.checks import MAX_NAME, check_name, check_number, check_position, check_timeout
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import EARLIEST, Position
+from txnbuffer.model import Position
 from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
@@ -250,10 +250,7 @@ def _place(option: str, text: str) -> StartOrEnd:
     if text in (BEGINNING, END):
         return text
     with suppress(ValueError):
-        position = Position.parse(text)
-        if position != EARLIEST and not (min(*position[:2], position.batch + 1) >= 0 and max(position) < 2**63):
-            raise InvalidRequest(f"option {option} can't be {text!r}: no ledger or entry has this number")
-        return position
+        return check_position(Position.parse(text), f"option {option}")
     try:
         return datetime.fromisoformat(text)
     except ValueError:
