@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -19,14 +20,16 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
 from txnbuffer import SyncClient, connect
 from txnbuffer.cli import relay as command
 from txnbuffer.client import session
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import Fenced, InvalidRequest, ProducerFenced
 from txnbuffer.sinks import relay as relaying
+from txnbuffer.sinks import relay_targets
 from txnbuffer.sinks.relay import Relay
-from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
+from txnbuffer.sinks.relay_targets import POSITION, SEQNO, SOURCE, OwnedTarget, ServiceTarget
 
 ENDLESS = 3600.0
 BOUND = 60.0
@@ -187,3 +190,69 @@ def test_the_command_ends_although_a_call_hangs(monkeypatch: pytest.MonkeyPatch)
     assert hanging.began.wait(BOUND)
     hanging.free.set()
     assert command._run(hanging, True, threading.Event()) is True  # type: ignore[arg-type]  # a fake relay
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_relay_that_opens_while_another_one_writes_continues_after_what_that_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It has asked for its last number; the other one asks, too, and writes, before this one looks for the record."""
+    ask = SyncClient.committed_number
+
+    def early(client: SyncClient, name: str) -> int:
+        found = ask(client, name)
+        monkeypatch.setattr(SyncClient, "committed_number", ask)
+        second.open()
+        second.append(relayed(number), number + 1).result(BOUND)
+        return found
+
+    with ServiceProcess(tmp_path / "clean") as service:
+        opening = connect(f"txnbuf://127.0.0.1:{service.port}")
+        first, second = (ServiceTarget(opening.open_sync, CLEAN) for _ in range(2))
+        for written in range(number):
+            assert first.open() is None
+            first.append(relayed(written), written + 1).result(BOUND)
+            first.close()
+        monkeypatch.setattr(SyncClient, "committed_number", early)
+        mark = first.open()
+        assert mark is not None
+        assert mark.seqno == number
+        first.append(relayed(number + 1), number + 2).result(BOUND)
+        with pytest.raises(ProducerFenced):
+            second.append(relayed(number + 1), number + 2).result(BOUND)
+        for target in (first, second):
+            target.close()
+
+
+def test_a_relay_whose_last_message_is_trimmed_while_it_opens_reads_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other relay has fenced it, and trims what it no longer needs; the first append of this one tells."""
+    far = MemoryBroker(ledger_entries=1)
+    first, second = (OwnedTarget(far.connect, CLEAN, release=True) for _ in range(2))
+    assert first.open() is None
+    first.append(relayed(1), 1).result(BOUND)
+    first.close()
+    look = relay_targets._message_at
+
+    def late(broker: Broker, *arguments: Any) -> Message:
+        monkeypatch.setattr(relay_targets, "_message_at", look)
+        second.open()
+        second.acknowledged(second.append(relayed(2), 2).result(BOUND))
+        return look(broker, *arguments)
+
+    monkeypatch.setattr(relay_targets, "_message_at", late)
+    mark = first.open()
+    assert mark is not None
+    assert mark.seqno == 2
+    with pytest.raises(Fenced):
+        first.append(relayed(2), 2).result(BOUND)
+    for target in (first, second):
+        target.close()
+
+
+def relayed(number: int) -> Batch:
+    """A message of a relay."""
+    source = json.dumps({"topic": T, "incarnation": "i", "version": 0})
+    marks = {SOURCE: source, POSITION: f"0:{number}", SEQNO: str(number)}
+    return Batch.of([Message(None, b"%d" % number, marks)])

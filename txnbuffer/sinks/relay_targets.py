@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from broker_io.batch import Batch, Labels, Numbers
+from broker_io.batch import Batch, Labels, Message, Numbers
 from broker_io.environment import current
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.port import Broker, DeduplicatingBroker, Writer
@@ -94,25 +94,33 @@ def relay_messages(batch: RecordBatch, source: RelaySource, rollback: int | None
 def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark | None:
     """The mark of the last message of a topic, or None if it is empty. Raises RelayTargetTaken."""
     last = broker.last_position(topic)
-    if last is None:
-        return None
-    lost = RelayTargetTaken(
-        f"topic {topic!r} no longer has its last message, so the relay cannot resume: relay to another topic"
-    )
-    try:
-        with broker.reader(topic, last._replace(batch=NO_INDEX)) as reader:
-            placed = None
-            while placed is None or placed.positions.last < last:
-                placed = reader.read(timeout=max_unavailable)
-                if placed is None:
-                    raise ServiceUnavailable(
-                        f"topic {topic!r}: its last message, at {last}, was not read within {max_unavailable:g} s: "
-                        "check the broker, and try again"
-                    )
-    except PositionTrimmed:
-        raise lost from None
-    (message,) = placed.messages.take(slice(len(placed) - 1, None))
-    return RelayMark.of(topic, message.properties)
+    while last is not None:
+        try:
+            message = _message_at(broker, topic, last, max_unavailable)
+        except PositionTrimmed:
+            before, last = last, broker.last_position(topic)
+            if last == before:  # else another relay has appended since, and trimmed what was the last one before
+                raise RelayTargetTaken(
+                    f"topic {topic!r} no longer has its last message, so the relay cannot resume: relay to another "
+                    "topic"
+                ) from None
+        else:
+            return RelayMark.of(topic, message.properties)
+    return None
+
+
+def _message_at(broker: Broker, topic: str, last: Position, max_unavailable: float) -> Message:
+    """The message at the end of a topic, or a later one. Raises PositionTrimmed, ServiceUnavailable."""
+    with broker.reader(topic, last._replace(batch=NO_INDEX)) as reader:
+        placed = None
+        while placed is None or placed.positions.last < last:
+            placed = reader.read(timeout=max_unavailable)
+            if placed is None:
+                raise ServiceUnavailable(
+                    f"topic {topic!r}: its last message, at {last}, was not read within {max_unavailable:g} s: "
+                    "check the broker, and try again"
+                )
+    return placed.messages[len(placed) - 1]
 
 
 READ_TIMEOUT = 30.0
@@ -201,22 +209,24 @@ class ServiceTarget:
         self._stack.callback(client.close)
         self._last = None
         # This fences every other relay and aborts its open transactions.
-        number = self._number = client.committed_number(self._name)
+        number = client.committed_number(self._name)
         broker = client.client.open_broker()
-        last = self._last_record(broker, number) if self._topic in broker.topics() else None
-        if last is None:
-            if number:
-                raise RelayTargetTaken(
-                    f"topic {self._topic!r} no longer has the records of transaction {number}, the last one relayed: "
-                    "relay to another topic"
-                )
-            return None
-        mark = RelayMark.of(self._topic, last.properties)
-        if not number or _number_of(last) != str(number):
-            raise RelayTargetTaken(
-                f"topic {self._topic!r} has records that were not written by a relay: relay to another topic"
-            )
-        return mark
+        while True:
+            self._number = number
+            last = self._last_record(broker, number) if self._topic in broker.topics() else None
+            if last is None and not number:
+                return None
+            if last is not None and number and _number_of(last) == number:
+                return RelayMark.of(self._topic, last.properties)
+            before, number = number, client.committed_number(self._name)
+            if number == before:  # else another relay has opened the name since, and written
+                break
+        raise RelayTargetTaken(
+            f"topic {self._topic!r} no longer has the records of transaction {number}, the last one relayed: relay to "
+            "another topic"
+            if last is None
+            else f"topic {self._topic!r} has records that were not written by a relay: relay to another topic"
+        )
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
         if seqno is None:
@@ -252,20 +262,22 @@ class ServiceTarget:
             await txn.send_rows(self._topic, rows)
 
     def _last_record(self, broker: Broker, number: int) -> Record | None:
-        """The last visible record; waits for that of transaction `number` if this is not 0."""
+        """The last visible record; waits for that of transaction `number`, or a later one, if this is not 0."""
         clock = current().clock
         deadline = clock.monotonic() + READ_TIMEOUT
         while True:
             last = _newest_record(broker, self._topic)
-            found = last is not None and _number_of(last) == str(number)
-            if not number or found or clock.monotonic() > deadline:
+            if not number or (_number_of(last) or 0) >= number or clock.monotonic() > deadline:
                 return last
             clock.sleep(POLL)
 
 
-def _number_of(record: Record) -> str | None:
-    """The number of the transaction that relayed a record."""
-    return record.properties.get(NUMBER, record.properties.get(SEQNO))
+def _number_of(record: Record | None) -> int | None:
+    """The number of the transaction that relayed a record; None if no relay wrote it."""
+    if record is None or SOURCE not in record.properties:
+        return None
+    text = record.properties.get(NUMBER, record.properties.get(SEQNO, ""))
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _newest_record(broker: Broker, topic: str) -> Record | None:
