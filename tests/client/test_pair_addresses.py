@@ -272,7 +272,7 @@ def test_the_broker_of_a_pair_reads_on_at_the_other_service() -> None:
         writer = await asyncio.to_thread(remote.writer, "plain")
         await asyncio.to_thread(writer.append(Batch.of([Message(b"k", b"1")])).result)
         reader = await asyncio.to_thread(remote.reader, "plain")
-        await asyncio.to_thread(reader.read, timeout=10.0)
+        await asyncio.to_thread(reader.read, timeout=60.0)
         await two.move()
         again = await asyncio.to_thread(remote.writer, "plain")
         await asyncio.to_thread(again.append(Batch.of([Message(b"k", b"2")])).result)

@@ -131,7 +131,7 @@ async def test_a_principal_has_half_of_the_readers_of_the_log(tmp_path: Path, mo
             await readers.enter_async_context(await other.reader("a"))
         assert refused(engine, "readers") >= 1
         async with await client.reader("a") as reader:
-            assert await reader.read(timeout=5.0) is not None
+            assert await reader.read(timeout=60.0) is not None
 
 
 @on_a_loop
@@ -199,8 +199,8 @@ async def test_requests_per_second_of_a_principal_are_limited(tmp_path: Path) ->
     broker, limits = MemoryBroker(), limited(requests_per_second=4)
     async with engine_on(broker, limits=limits) as engine, accessed(engine, tmp_path) as service:
         async with service.connect("root") as client, service.connect("writer") as other:
-            kept = [number for number in range(12) if await _was_admitted(client, number)]
-            assert 4 <= len(kept) < 12
+            kept = [number for number in range(40) if await _was_admitted(client, number)]
+            assert 4 <= len(kept) < 40
             assert await _was_admitted(other, 0)
             assert await _was_admitted(other, 1)
             loop = asyncio.get_running_loop()
@@ -213,10 +213,10 @@ async def test_requests_per_second_of_a_principal_are_limited(tmp_path: Path) ->
                 await client.run(work)
             assert loop.time() - began > 1.0
             with pytest.raises(LimitExceeded, match=r"limits\.requests_per_second of principal 'root' is 4"):
-                for _ in range(6):
+                for _ in range(40):
                     await client.send("a", b"ordinary")
         found = visible(broker, "a")
-        assert [number for number in range(12) if found[b"%d" % number]] == sorted({*kept, 0, 1})
+        assert [number for number in range(40) if found[b"%d" % number]] == sorted({*kept, 0, 1})
         assert all(found[b"%d" % number] == 1 for number in range(100, 106))
 
 
@@ -232,7 +232,7 @@ async def _was_admitted(client: Client, number: int) -> bool:
 async def test_a_group_waits_for_its_limit_and_processes_each_record_once(tmp_path: Path) -> None:
     broker = MemoryBroker()
     async with (
-        engine_on(broker, limits=limited(requests_per_second=5)) as engine,
+        engine_on(broker, limits=limited(requests_per_second=3)) as engine,
         accessed(engine, tmp_path) as service,
     ):
         async with service.connect("writer") as client:
@@ -256,13 +256,13 @@ async def test_limits_change_with_the_policy(tmp_path: Path) -> None:
         async with service.connect("root") as client:
             await send(client)
             text = service.policy.read_text()
-            service.policy.write_text(f'{text}\n[[limit]]\nprincipals = ["root"]\nrequests_per_second = 0.5\n')
+            service.policy.write_text(f'{text}\n[[limit]]\nprincipals = ["root"]\nrequests_per_second = 0.05\n')
             service.access.refresh()
             engine.quotas.refresh()
             with pytest.raises(LimitExceeded) as caught:
                 for _ in range(3):
                     await send(client)
-            assert 0.0 < caught.value.retry_after <= 2.0
+            assert 0.0 < caught.value.retry_after <= 20.0
             service.policy.write_text(text)
             service.access.refresh()
             engine.quotas.refresh()
@@ -301,7 +301,7 @@ async def test_refused_transaction_is_ended_and_writes_nothing() -> None:
 @on_a_loop
 async def test_later_records_of_an_admitted_transaction_are_never_refused() -> None:
     broker = MemoryBroker()
-    async with engine_on(broker, limits=limited(requests_per_second=1)) as engine:
+    async with engine_on(broker, limits=limited(requests_per_second=0.01)) as engine:
         session = RawSession(InProcess(engine))
         await session.hello()
         await session.register("a", "b")

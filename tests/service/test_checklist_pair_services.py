@@ -83,7 +83,7 @@ def read_through(client: SyncClient, topic: str, count: int) -> list[tuple[objec
         until = time.monotonic() + 120
         while len(found) < count:
             assert time.monotonic() < until, f"{len(found)} of {count} records are read"
-            found += [(record.position, record.value) for record in reader.read(timeout=10.0) or ()]
+            found += [(record.position, record.value) for record in reader.read(timeout=60.0) or ()]
     return found
 
 

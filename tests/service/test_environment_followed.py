@@ -116,7 +116,7 @@ async def publish_times() -> list[int]:
             await txn.send("b", b"2")
         for topic in ("a", "b"):
             async with await client.reader(topic) as reader:
-                batch = await reader.read(timeout=10.0)
+                batch = await reader.read(timeout=60.0)
                 assert batch is not None
                 times += batch.publish_times.tolist()
     return times
@@ -127,7 +127,7 @@ def publish_times_without_asyncio() -> list[int]:
         with client.transaction() as txn:
             txn.send("a", b"1")
         with client.reader("a") as reader:
-            batch = reader.read(timeout=10.0)
+            batch = reader.read(timeout=60.0)
             assert batch is not None
             return batch.publish_times.tolist()
 

@@ -322,7 +322,7 @@ async def read(address: str, topic: str, count: int) -> list[bytes | None]:
     def work() -> list[bytes | None]:
         found: list[bytes | None] = []
         with open_broker(address) as broker, broker.reader(topic) as reader:
-            while len(found) < count and (batch := reader.read(timeout=10.0)) is not None:
+            while len(found) < count and (batch := reader.read(timeout=60.0)) is not None:
                 found += [message.value for message in batch.messages]
         return found
 

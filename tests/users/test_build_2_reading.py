@@ -130,12 +130,12 @@ def test_a_seek_forgets_what_a_cancelled_read_has_read() -> None:
         async with connect("memory:") as client:
             await client.send_many("log", [b"%d" % number for number in range(1, 8)])
             async with await client.reader("log") as reader:
-                reading = asyncio.ensure_future(reader.read(timeout=10.0))
+                reading = asyncio.ensure_future(reader.read(timeout=60.0))
                 await asyncio.sleep(0)
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
                 await reader.seek(Seqno(5))
-                assert numbers(await reader.read(timeout=10.0) or ()) == [5, 6, 7]
+                assert numbers(await reader.read(timeout=60.0) or ()) == [5, 6, 7]
 
     asyncio.run(main())
 

@@ -71,7 +71,7 @@ def test_the_last_visible_record(client: SyncClient) -> None:
     last = client.last_visible("orders")
     with client.reader("orders") as reader:
         positions: list[Position] = []
-        while len(positions) < 3 and (batch := reader.read(timeout=10)) is not None:
+        while len(positions) < 3 and (batch := reader.read(timeout=60.0)) is not None:
             positions += [record.position for record in batch]
     assert [first, last] == [positions[0], positions[2]]
     with client.transaction() as aborted:

@@ -64,7 +64,7 @@ def test_an_asyncio_client_writes_nothing_either(directory: Path) -> None:
         async with connect(f"file:{directory}", read_only=True) as client:
             assert await client.topics() == ["orders", "stock"]
             async with await client.reader(["orders", "stock"]) as reader:
-                first = await reader.read(timeout=10)
+                first = await reader.read(timeout=60.0)
                 assert first is not None
 
     run(test())
