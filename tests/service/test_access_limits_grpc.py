@@ -25,7 +25,7 @@ from txnbuffer.errors import LimitExceeded, TooManyTopics, TooManyTransactions
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest
 from txnbuffer.service import grpc_server
-from txnbuffer.service.connection import Limits
+from txnbuffer.service.connection import Limits, SessionConnection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_server import metrics
 from txnbuffer.service.quotas import Quotas
@@ -365,3 +365,38 @@ async def test_overload_refuses_who_asks_for_most_and_recovers(monkeypatch: pyte
             await asyncio.sleep(0.02)
             adjust(engine.quotas, 0.0)
         assert not engine.quotas.overloaded
+
+
+@on_a_loop
+async def test_session_with_few_transactions_in_flight_waits_under_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for far more than its share, one request after the other; who has more in flight is refused."""
+    adjust, hold, holds = Quotas.adjust, SessionConnection.hold, dict[SessionConnection, float]()
+    monkeypatch.setattr(Quotas, "adjust", lambda quotas, delay: False)
+
+    def counted(connection: SessionConnection, seconds: float) -> None:
+        holds[connection] = holds.get(connection, 0.0) + seconds
+        hold(connection, seconds)
+
+    monkeypatch.setattr(SessionConnection, "hold", counted)
+    async with engine_on(MemoryBroker(), limits=Limits(overload=1.0)) as engine:
+        few, many, other = [RawSession(InProcess(engine)) for _ in range(3)]
+        for session in (few, many, other):
+            await session.hello()
+        await few.register("a")
+        plain = ("a", Batch.of([Message(None, b"v")]))
+        refusals = 0
+        for _ in range(30):
+            assert await other.write(plain) == []
+            for _ in range(8):
+                some = await few.lease(8)
+                assert await few.write(("a", transactional(some))) == []
+                for least in some:
+                    assert await few.commit(least, ["a"], [1]) is Outcome.COMMIT
+                assert await few.write(plain) == []
+            refusals += len(await many.write(*[plain] * 200))
+            await asyncio.sleep(0.02)
+            adjust(engine.quotas, 2000.0)
+        assert engine.quotas.overloaded
+        assert refusals > 0
+        assert refused(engine, "overload") == refusals
+        assert holds[few.link.connection] > 0.0

@@ -92,6 +92,7 @@ class SessionConnection:
         self._wakeup = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        quota.last_send = self._last_send
 
     @property
     def settled(self) -> bool:
@@ -179,6 +180,10 @@ class SessionConnection:
             self._room.clear()
         else:
             self._room.set()
+
+    def _last_send(self) -> Callable[[], bool]:
+        number = self.sends
+        return lambda: self._acknowledged >= number
 
     def hold(self, seconds: float) -> None:
         """Do not read from the client for some time."""

@@ -3,7 +3,9 @@
 Only new work is refused: the first record of a transaction, an ordinary send, on a cluster a commit, and opening
 sessions, change streams and topics. What was admitted continues, so a refusal loses nothing. The queue delay is the lag
 of the event loop, or the age of the oldest append that is not durable if that is more. A connection whose requests are
-refused is not read for as long as its share would have needed for them, so refusals cost little.
+refused is not read for as long as its share would have needed for them, so refusals cost little. A session with few
+transactions in flight waits for its answers, so the delay of a slow machine is no sign that it asks for too much: its
+work is admitted, and its connection is not read for as long.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ MAX_RETRY = 10.0
 OVERLOAD_RETRY = 0.5
 """Seconds before a retry under overload, at least: retries count as demand."""
 SMALLEST_CREDIT = 64 * KIB
+FEW = 16
+"""A session with at most so many transactions and ordinary sends in flight is never refused under overload. It is twice
+the promised 8, because here a transaction is in flight until its markers are durable, and for its client until then or
+until it is decided."""
 OVERLOAD = "overload"
 KEPT = 10_000
 """Principals without a connection whose usage is remembered, so that a new connection does not reset it."""
@@ -49,7 +55,11 @@ class ClientQuota:
         self._quotas = quotas
         self._whose = whose
         self._contends = contends or whose
-        self._refused_work = 0.0
+        self._excess_work = 0.0
+        self._in_flight: list[Callable[[], bool]] = []
+        """Of work in flight, up to one more than FEW: whether it has ended. It is kept only while `limited`."""
+        self.last_send: Callable[[], Callable[[], bool]] = lambda: lambda: True
+        """Returns whether the newest send of the connection has ended, as a function."""
         self._refusal: LimitExceeded | None = None
         self._refused_at = -inf
 
@@ -61,19 +71,31 @@ class ClientQuota:
         """Count work that needed no admission, or is part of work that was admitted."""
         self._quotas.ask(self._contender, requests + size / KIB)
 
-    def admit(self, size: int = 0) -> LimitExceeded | None:
-        """Ask to begin new work, a request with `size` bytes of records; the refusal if it must not begin."""
+    def admit(self, ended: Callable[[], bool], size: int = 0) -> LimitExceeded | None:
+        """Ask to begin new work, a request with `size` bytes of records; the refusal if it must not begin.
+
+        `ended()`: whether the work is no longer in flight.
+        """
         quotas, now, work = self._quotas, self._quotas.now(), 1.0 + size / KIB
         wait = quotas.wait(self._contender, work, now)
-        excess = self.usage.request(now) if not wait else Excess(OVERLOAD, 0.0, wait)
+        excess = self.usage.request(now) if not wait or self.has_few(FEW - 1) else Excess(OVERLOAD, 0.0, wait)
         if excess is None:
+            self._excess_work += work * bool(wait)
+            if self.has_few(FEW):
+                self._in_flight.append(ended)
             return None
-        self._refused_work += work
+        self._excess_work += work
         quotas.refused[_name(excess)] += 1
         # Many requests of a frame are refused for the same reason.
         if self._refusal is None or self._refused_at != now or self._refusal.limit != _name(excess):
             self._refusal, self._refused_at = self._error(excess), now
         return self._refusal
+
+    def has_few(self, most: int = FEW) -> bool:
+        """Whether at most so many transactions and ordinary sends are that began while `limited` are in flight."""
+        if len(self._in_flight) > most:
+            self._in_flight = [ended for ended in self._in_flight if not ended()]
+        return len(self._in_flight) <= most
 
     def waits(self) -> LimitExceeded | None:
         """The refusal of a request that prepares work, such as a lease, while new work is refused."""
@@ -103,13 +125,13 @@ class ClientQuota:
         return self._quotas.count(self._error(excess))
 
     def take_hold(self) -> float:
-        """Seconds for which not to read the connection, because of what was refused since the last call."""
-        refused, self._refused_work = self._refused_work, 0.0
-        if not refused:
+        """Seconds for which not to read the connection, because of work above its share since the last call."""
+        excess, self._excess_work = self._excess_work, 0.0
+        if not excess:
             return 0.0
         bucket, limit = self._contender.bucket, self.usage.limits.requests_per_second
         rate = min(inf if bucket is None else bucket.rate, limit or inf)
-        return min(refused / rate * max(self.usage.connections, 1), MAX_HOLD)
+        return min(excess / rate * max(self.usage.connections, 1), MAX_HOLD)
 
     def credits(self, allowed: int) -> int:
         """How many of the bytes that each connection may have unacknowledged this one may."""

@@ -88,7 +88,7 @@ class Sends:
                 return self._check_transactions(session, topic, batch, reserved, quota)
             if not quota.limited:
                 quota.ask(1, batch.weight)
-            elif (refusal := quota.admit(batch.weight)) is not None:
+            elif (refusal := quota.admit(quota.last_send(), batch.weight)) is not None:
                 return CheckedSend(None, [], [(None, refusal)])
             return CheckedSend(batch, [], [], 1)
         except Error as error:
@@ -173,7 +173,7 @@ class Sends:
             least = txn.least
             error = refusal(session, txn) or self.failed.get(least)
             if limited and error is None and least not in self.written:
-                error = quota.admit()
+                error = quota.admit(partial(self._coordinator.has_ended, least))
                 if error is None:
                     admitted += 1
                 else:
@@ -398,7 +398,7 @@ class RequestHandler:
         for commit in commits:
             refusal = self._sends.refusal(commit.txn)
             if refusal is None and not self._topics.takes_records:
-                refusal = connection.quota.admit()
+                refusal = connection.quota.admit(partial(self._coordinator.has_ended, commit.txn.least))
             if refusal is None:
                 admitted.append(commit)
             else:
@@ -408,7 +408,7 @@ class RequestHandler:
     def _lease(self, connection: SessionConnection, request: int, count: int, now: float) -> None:
         """Lease ids, fewer than asked for if the principal may not have more open."""
         quota = connection.quota
-        refusal = quota.waits()
+        refusal = None if quota.has_few() else quota.waits()
         if refusal is None and (most := quota.usage.limits.open_transactions):
             tag = connection.permissions.tag
             used = sum(one.outstanding for one in self._coordinator.sessions() if principal_tag(one.name) == tag)
