@@ -64,6 +64,7 @@ class PulsarOptions(TypedDict, total=False):
     client_log: str | None
     hashing: Hashing
     schemas: Mapping[str, pulsar.schema.Schema] | None
+    role: str | None
 
 
 class LogServiceOptions(TypedDict, total=False):

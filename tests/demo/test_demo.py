@@ -25,7 +25,7 @@ RECORDS = [flight(n) for n in range(4)]
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "txnbuffer", "demo", *arguments]
+    command = [sys.executable, "-m", "txnbuffer", "demo", "--seed", "1", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 

@@ -22,7 +22,7 @@ def run_demo(*arguments: str) -> tuple[int, str, str]:
         home = distribution()
     except NoPulsar as failure:
         pytest.fail(f"the demo starts a broker from the server distribution: {failure}", pytrace=False)
-    command = [sys.executable, "-m", "txnbuffer", "demo", "--broker", "pulsar", *arguments]
+    command = [sys.executable, "-m", "txnbuffer", "demo", "--broker", "pulsar", "--seed", "1", *arguments]
     environment = {**os.environ, "TXNBUFFER_PULSAR_HOME": str(home)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
         try:
