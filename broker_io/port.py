@@ -325,6 +325,17 @@ class ReplicatedBroker(Protocol):
 
 
 @runtime_checkable
+class ReloadingBroker(Protocol):
+    """A broker that loads topics again at times: then their writers reconnect, and any other writer may come first."""
+
+    def writer_of_left(self, topic: str) -> Writer | None:
+        """Open the exclusive writer of a topic whose last one is gone; None: it is there, or may still come back.
+
+        Call it again and again: it compares what it sees each time. Raises as `writer`, but waits for no outage.
+        """
+
+
+@runtime_checkable
 class BulkBroker(Protocol):
     """A broker that creates many topics for about the cost of one."""
 

@@ -86,6 +86,12 @@ class ServiceProcess:
         return next((event for event in self.events if event["event"] == name), None)
 
     @property
+    def serves(self) -> bool:
+        """Whether it owns the log, as far as it has logged."""
+        roles = [event["event"] for event in self.events if event["event"] in ("standing by", "serving", "failed")]
+        return roles[-1:] == ["serving"]
+
+    @property
     def port(self) -> int:
         event = self.event("serving")
         assert event is not None

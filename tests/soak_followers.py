@@ -11,6 +11,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import Any, TextIO
 from soak_check import TOPICS
 
 from broker_io import is_cluster
-from txnbuffer import Client, Record, Rollback, Transaction, connect
+from txnbuffer import AsyncReader, Client, Record, Rollback, Transaction, connect
 from txnbuffer.errors import Error, ServiceUnavailable
 
 COPIES = "soak-copies"
@@ -30,8 +31,12 @@ SHORT_WAIT = 1.0
 
 
 async def reader(client: Client, seen: TextIO) -> None:
-    """Read until SIGTERM; a read that failed with a retryable error is repeated."""
-    async with await client.reader(TOPICS) as opened:
+    """Read until SIGTERM; what failed with a retryable error is repeated."""
+    made: AsyncReader | None = None
+    while made is None:
+        with contextlib.suppress(ServiceUnavailable):
+            made = await client.reader(TOPICS)
+    async with made as opened:
         while True:
             try:
                 batch = await opened.read(timeout=0.5)

@@ -166,6 +166,7 @@ SMALL_WITH_A_REASON = {
     "broker_io.file.damage": "what is known of damage, which the engine of the log only holds",
     "broker_io.pair.dissolving": "the end of a pair, which one command uses",
     "broker_io.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
+    "broker_io.pulsar.head_start": "a rule of its own, tested with values; the broker only asks the cluster",
     "txnbuffer.buffer.compaction": "pure rules of the log protocol, which the service only applies",
     "txnbuffer.service.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",

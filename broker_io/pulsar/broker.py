@@ -36,6 +36,7 @@ from broker_io.pulsar import threads
 from broker_io.pulsar.answers import append_error, integer, mapping, texts
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of, to_local_name
 from broker_io.pulsar.credentials import Credentials
+from broker_io.pulsar.head_start import HeadStart, Presence
 from broker_io.pulsar.ledgers import (
     NEW,
     SUBSCRIPTION,
@@ -134,6 +135,7 @@ class PulsarBroker(Resource):
         self.hashing = hashing
         self._schemas: dict[str, Any] = dict(schemas or {})
         self._open: weakref.WeakKeyDictionary[PulsarReader | PulsarWriter, None] = weakref.WeakKeyDictionary()
+        self._head_starts: dict[str, HeadStart] = {}
         self._limit_asked = self._limit_answered = False
         threads = self._cluster.environment.threads
         self._lock = threads.lock()
@@ -276,6 +278,30 @@ class PulsarBroker(Resource):
             each.end(fenced)
         return writer
 
+    def writer_of_left(self, topic: str) -> PulsarWriter | None:
+        """As `ReloadingBroker` says. The request must not wait for a topic that is loaded: it might be the first."""
+        head_start, now = self._head_starts.setdefault(topic, HeadStart()), self._cluster.environment.clock.monotonic
+        if not head_start.is_over(self._presence(topic), now()):
+            return None
+        incarnation = self._cluster.incarnation(topic)
+        self._protect(topic, exclusive=True)
+        if not head_start.is_over(self._presence(topic), now()):  # those requests may have waited for the cluster
+            return None
+        try:
+            return self._writer(topic, incarnation, Modes.Exclusive, unbatched=False, retry=False)
+        except Fenced:
+            return None
+
+    def _presence(self, topic: str) -> Presence | None:
+        before = topic_state(self._cluster, topic, retry=False)
+        if self._cluster.query(topic, "stats", lambda stats: bool(stats["publishers"]), retry=False):
+            return Presence(True, before.newest, used=True)
+        state = topic_state(self._cluster, topic, retry=False)
+        if state.closing or state.newest != before.newest:
+            return None
+        used = bool(state.ledgers[-1].entries) or not any(ledger.entries for ledger in state.ledgers)
+        return Presence(False, state.newest, used)
+
     def writer_of_new(self, topic: str) -> PulsarWriter:
         return self._writer(topic, self._cluster.incarnation(topic), Modes.Shared, unbatched=False)
 
@@ -382,7 +408,7 @@ class PulsarBroker(Resource):
             raise
 
     def _writer(
-        self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, unbatched: bool
+        self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, unbatched: bool, retry: bool = True
     ) -> PulsarWriter:
         batching = self._batching and not unbatched and not self._is_compacted(topic)
         if not self._limit_answered:
@@ -399,6 +425,7 @@ class PulsarBroker(Resource):
                 max_message_bytes=self._cluster.max_message_bytes,
                 schema=self._schemas.get(whole_name(topic)),
             ),
+            retry=retry,
         )
         try:
             if self._cluster.incarnation(topic) != incarnation:  # the library writes to partitions of a re-created one

@@ -219,8 +219,8 @@ class Cluster:
         except TopicNotFound:
             return 0
 
-    def opened(self, topic: str, what: str, opening: Callable[[], T]) -> T:
-        """The reader or writer that `opening` opens with the client library, with retries."""
+    def opened(self, topic: str, what: str, opening: Callable[[], T], *, retry: bool = True) -> T:
+        """The reader or writer that `opening` opens with the client library."""
 
         def attempt() -> T:
             self.check()
@@ -230,7 +230,7 @@ class Cluster:
                 self.check()
                 raise open_error(error, topic, what) from None
 
-        return self.retry(f"the {what} of topic {topic!r} to be opened", attempt)
+        return self.retry(f"the {what} of topic {topic!r} to be opened", attempt) if retry else attempt()
 
 
 def _close_client(client: pulsar.Client) -> None:

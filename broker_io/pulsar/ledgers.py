@@ -26,12 +26,13 @@ class LedgerState:
     """The ledgers of a topic, ascending, and its cursors.
 
     `last` is the last entry ever written, as far as the cluster remembers, without its batch index. `cursors` maps the
-    names of all cursors to the last position that each has acknowledged.
+    names of all cursors to the last position that each has acknowledged. `closing`: the topic is being unloaded.
     """
 
     ledgers: list[Ledger]
     last: Position
     cursors: dict[str, Position]
+    closing: bool = False
 
     @property
     def newest(self) -> int:
@@ -45,6 +46,8 @@ class LedgerState:
         return not any(ledger.entries for ledger in self.ledgers if low < ledger.ledger < high)
 
 
+CLOSING = ("Closed", "Fenced", "FencedForDeletion")
+"""States of a managed ledger that takes no more messages until its topic is loaded again."""
 NEW = LedgerState([], Position(-1, -1), {})
 """The state of a topic that was just created."""
 
@@ -95,7 +98,8 @@ def _state_in(stats: Any) -> LedgerState:
     if not ledgers:
         raise ValueError("a loaded topic has a ledger")
     cursors = {name: _place(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
-    return LedgerState(ledgers, _place(stats["lastConfirmedEntry"]), cursors)
+    closing = str(stats.get("state")) in CLOSING
+    return LedgerState(ledgers, _place(stats["lastConfirmedEntry"]), cursors, closing)
 
 
 def _place(text: str) -> Position:

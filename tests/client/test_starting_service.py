@@ -9,6 +9,7 @@ from client_world import run
 from service_process import kept_port
 from service_setup import starting_service
 
+from broker_io import waits
 from txnbuffer import Client, ServiceUnavailable, connect
 from txnbuffer.client import connection
 from txnbuffer.client.connection import open_session
@@ -42,6 +43,18 @@ def test_connect_waits_for_a_starting_service(monkeypatch: pytest.MonkeyPatch) -
             await use(connecting)
 
     monkeypatch.setattr(connection, "open_session", watched)
+    run(test())
+
+
+def test_error_of_a_starting_service_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with starting_service() as (address, _):
+            with waits.waiting("the log to be opened") as wait:
+                wait.failed(ServiceUnavailable("no broker answers at b:6650"))
+                with pytest.raises(ServiceUnavailable, match=r"log to be opened for \d s: no broker answers at b:6650"):
+                    await connect(address, max_unavailable=0.0).open()
+
+    monkeypatch.setattr(waits, "LONG_SECONDS", 0.0)
     run(test())
 
 

@@ -57,6 +57,7 @@ class Beside:
 
 SERVING = '{"event": "serving", "port": 7}'
 FENCED = '{"event": "failed", "kind": "CoordinatorStopped"}'
+APPEND_FENCED = '{"event": "failed", "kind": "Fenced"}'
 WRITER_FENCED = '{"event": "failed", "kind": "OwnershipLost"}'
 
 
@@ -71,12 +72,27 @@ def test_running_service_is_kept(tmp_path: Path) -> None:
     assert site.reinforced == 0
 
 
-@pytest.mark.parametrize("last", [FENCED, WRITER_FENCED])
-def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path, last: str) -> None:
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("last", [FENCED, WRITER_FENCED, APPEND_FENCED])
+def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path, last: str, runs: bool) -> None:
     standby = Logged(tmp_path, "no JSON", "3", SERVING, runs=True)
-    site = Beside(Logged(tmp_path, SERVING, last), standby)
-    conductor(site)._check_services()
+    site = Beside(Logged(tmp_path, SERVING, last, runs=runs), standby)
+    demo = conductor(site)
+    demo._check_services()
     assert (site.serving, site.reinforced, standby.port) == (standby, 1, 7)
+    demo._check_services()
+    assert demo.report.takeovers == 1
+
+
+def test_fenced_service_that_runs_is_the_standby(tmp_path: Path) -> None:
+    site = ClusterSite("home", str(tmp_path))
+    fenced, standby = Logged(tmp_path, SERVING, FENCED, runs=True), Logged(tmp_path, SERVING, runs=True)
+    site.serving, site._standby = fenced, standby
+    site._services += [fenced, standby]
+    site.succeed()
+    assert (site.serving, site._standby) == (standby, fenced)
+    assert not fenced.said("failed", kind="CoordinatorStopped")
+    assert not fenced.said("serving")
 
 
 @pytest.mark.parametrize("last", [SERVING, '{"event": "failed", "kind": "DiskFailed"}'])

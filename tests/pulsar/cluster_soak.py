@@ -164,7 +164,10 @@ class Soak:
         self._took_over(started)
         zombie.process.send_signal(signal.SIGCONT)
         self.report.zombies += 1
-        self._ended(zombie, zombie.finish(SECONDS))
+        wait_until(lambda: not zombie.serves, "the paused service does not see that it was fenced")
+        zombie.terminate()  # a standby by now
+        if code := zombie.finish(SECONDS):
+            self._ended(zombie, code)
 
     def _stop_writer(self) -> None:
         writer = self._random.choice(self._writers)
@@ -209,7 +212,7 @@ class Soak:
             services = self._of(shard)
             if not any(service.event("standing by") for service in services):
                 started = time.monotonic()
-            return next((service for service in services if service.event("serving") is not None), None)
+            return next((service for service in services if service.serves), None)
 
         found = wait_until(serving, "no service serves")
         self._took_over(started)

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from soak_scripts import load
 
+from broker_io.standalone import Standalone
+
 
 @pytest.fixture(scope="module")
 def soaking() -> ModuleType:
@@ -25,9 +27,18 @@ def test_plan_has_the_requested_unloads(soaking: ModuleType, unloads: int, resta
     assert len(events) == min(unloads, len(soaking.UNLOADS))
 
 
-@pytest.mark.parametrize("wrong", ["lost", "live_differs", "ended_by_unloads", "copies_differ", "stream_differs"])
+@pytest.mark.parametrize(
+    "wrong", ["lost", "live_differs", "takeovers", "ended_by_themselves", "copies_differ", "stream_differs"]
+)
 def test_a_report_is_good_without_this(soaking: ModuleType, wrong: str) -> None:
     report = soaking.Unloaded()
     assert report.good
-    setattr(report, wrong, ["?"] if wrong == "ended_by_unloads" else 1)
+    setattr(report, wrong, ["?"] if wrong == "ended_by_themselves" else 1)
     assert not report.good
+
+
+def test_no_standby_takes_over_from_a_service_that_is_alive(soaking: ModuleType, mortal: Standalone) -> None:
+    """The active service loses its connections by each of these, and nobody else may have the log meanwhile."""
+    events = [*soaking.UNLOADS, "kill_broker", "unload_ours", "kill_broker"]
+    report = soaking.soak(mortal, events, seed=1, writers=1, services=2)
+    assert report.good, report

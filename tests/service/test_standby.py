@@ -318,6 +318,38 @@ async def test_a_standby_service_says_so_and_takes_over(cluster):
     await active.end()
 
 
+def role(port: int) -> tuple[int, str]:
+    status, text = get(port, "/role")
+    return status, json.loads(text)["role"]
+
+
+@on_a_loop
+async def test_role_is_none_until_a_service_follows_or_owns_the_log(cluster):
+    active = Running(cluster)
+    first = await active.event("serving")
+    assert await asyncio.to_thread(role, first["http"]) == (200, "active")
+    standby = Running(cluster, standby=True)
+    make, away = standby.broker.create_topic, True
+
+    def create_topic(topic):
+        if away:
+            raise ServiceUnavailable("the cluster is away")
+        make(topic)
+
+    standby.broker.create_topic = create_topic
+    port = (await standby.event("standing by"))["http"]
+    assert await asyncio.to_thread(role, port) == (503, "none")
+    assert (await asyncio.to_thread(get, port, "/health"))[0] == 200
+    away = False
+    while await asyncio.to_thread(role, port) != (200, "standby"):
+        await asyncio.sleep(0.02)
+    active.broker.close()
+    await standby.event("serving")
+    assert await asyncio.to_thread(role, port) == (200, "active")
+    await standby.end()
+    await active.end()
+
+
 @on_a_loop
 async def test_a_fenced_service_ends_with_its_error(cluster):
     active = Running(cluster)
@@ -328,6 +360,25 @@ async def test_a_fenced_service_ends_with_its_error(cluster):
     assert error is not None
     assert (error.exit_code, type(error).__name__) == (3, "CoordinatorStopped")
     assert [event for event, _ in active.events][-2:] == ["failed", "stopped"]
+
+
+@on_a_loop
+async def test_a_fenced_service_with_standby_is_a_standby_again(cluster):
+    """It continues to listen, waits for the end of the other one, and serves again."""
+    active = Running(cluster, standby=True)
+    port = (await active.event("serving"))["port"]
+    other = Running(cluster, fence=True)
+    await other.event("serving")
+    await eventually(lambda: [event for event, _ in active.events].count("standing by") == 2 or active.task.done())
+    other.broker.close()
+    await eventually(lambda: [event for event, _ in active.events].count("serving") == 2 or active.task.done())
+    assert not active.task.done()
+    assert [owner.epoch for owner in owners(cluster)] == [1, 2, 3]
+    session = RawSession(OverGrpc(port))
+    await session.hello()
+    await session.link.cut()
+    await other.end()
+    await active.end()
 
 
 @pytest.mark.parametrize(

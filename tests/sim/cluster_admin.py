@@ -225,6 +225,7 @@ class AdminInterface:
         routes: dict[tuple[str, str], Callable[[], Answer]] = {
             ("GET", "properties"): lambda: (200, topic.properties),
             ("GET", "internalStats"): lambda: (200, topic.statistics()),
+            ("GET", "stats"): lambda: (200, {"publishers": [{} for _ in topic.producers]}),
             ("GET", "internal-info"): lambda: (200, {"version": 1, "creationDate": f"{topic.created:.6f}"}),
             ("GET", "lastMessageId"): lambda: (200, _last_message_id(_read(topic))),
             ("PUT", "unload"): lambda: self._done(lambda: self._cluster.unload(topic.name)),

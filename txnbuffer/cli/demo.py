@@ -96,11 +96,12 @@ def _show(report: Report, seconds: float, output: str) -> None:
 def _summary(report: Report, seconds: float) -> str:
     result = "every committed record once, no aborted one" if report.good else "NOT equal to the input"
     of_broker = f", {report.broker_kills} of the broker" if report.broker_kills else ""
+    without = f"{counted(report.takeovers, 'take-over')} without a kill, " if report.takeovers else ""
     return (
         f"{result}: {report.records_read:,} of {report.records_expected:,} records read, "
         f"lost {report.lost}, duplicated {report.duplicated}, uncommitted seen {report.uncommitted_seen}; "
         f"{counted(report.kills, 'kill')} of the service{of_broker} and {report.producer_kills} of a producer, "
-        f"slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
+        f"{without}slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
         f"{report.transactions_per_second:,.0f} transactions/s, {seconds:.0f} s in all"
     )
 

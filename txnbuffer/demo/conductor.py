@@ -25,8 +25,8 @@ CHECK_INTERVAL = 0.5
 PROGRESS_TRANSACTIONS = 1000
 """Transactions between two lines of progress."""
 
-FENCED = ("CoordinatorStopped", "OwnershipLost")
-"""Errors with which a fenced service ends. A broker that restarts may also fence the service's own writer."""
+FENCED = ("CoordinatorStopped", "Fenced", "OwnershipLost")
+"""Errors after which a fenced service is a standby again."""
 
 Narrate = Callable[[str], None]
 
@@ -44,6 +44,8 @@ class Report:
     kills_in_recovery: int = 0
     producer_kills: int = 0
     broker_kills: int = 0
+    takeovers: int = 0
+    """From a service that nobody killed."""
     recovery_seconds_max: float = 0.0
     transactions_per_second: float = 0.0
 
@@ -148,13 +150,14 @@ class Conductor:
             self.narrate(f"{len(self.ended):,} transactions have ended")
 
     def _check_services(self) -> None:
-        """Switch to a standby that took over without a kill, as may happen while the broker is down."""
+        """Switch to a standby that took over without a kill; the other service is the standby then."""
         if self.site.broker is not None and not self.site.broker.alive:
             raise DemoFailed(f"the broker ended on its own:\n{end_of(self.site.broker.log())}")
-        if self.site.serving.runs:
-            return
         if not any(self.site.serving.said("failed", kind=kind) for kind in FENCED):
+            if self.site.serving.runs:
+                return
             raise self.site.serving.failed("ended on its own")
+        self.report.takeovers += 1
         self.narrate("the standby took over from the active service")
         self.site.succeed()
         self._take_over(None)

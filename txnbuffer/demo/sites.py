@@ -144,6 +144,10 @@ class DemoService:
         """An error that says what the service did and shows its log."""
         return DemoFailed(f"the service {what}:\n{self._log().decode(errors='replace')}")
 
+    def forget(self) -> None:
+        """Ignore what the process has logged until now."""
+        self._log_start = Path(self._log_file).stat().st_size
+
     def kill(self) -> None:
         """End the process with SIGKILL."""
         self._end(signal.SIGKILL)
@@ -329,7 +333,11 @@ class ClusterSite(Site):
         return ConnectArguments(self._address, {"max_unavailable": MAX_WAIT, "broker_options": options})
 
     def succeed(self) -> None:
+        former = self._services and self.serving
         self.serving, self._standby = self._standby or self._started(), None
+        if former and former.runs:  # it was fenced, and is a standby again
+            former.forget()
+            self._standby = former
 
     def reinforce(self) -> str:
         if self._standby is None:

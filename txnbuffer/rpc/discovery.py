@@ -129,7 +129,8 @@ def never_owned(broker: Broker, namespace: str, decisions: str) -> Error:
     if decisions == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
         return InvalidRequest(f"namespace {namespace} now has {count} shards: open a new client")
     return ServiceUnavailable(
-        f"no service has ever taken over namespace {namespace}: run `txnbuf serve --broker …` for it"
+        f"no service has ever taken over namespace {namespace}: run `txnbuf serve` for it; if one runs, its log, its "
+        "/role and its gRPC port say what it waits for"
     )
 
 

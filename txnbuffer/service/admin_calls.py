@@ -48,6 +48,10 @@ class AdminCalls:
         for asked in [*self._asked]:
             asked.cancel()
 
+    def not_served(self) -> str:
+        """The reason why other requests than those `always` are refused."""
+        return "; ".join([f"nothing is served yet: {self.waits_for}", *map(str, long_waits())])
+
     async def answer(self, name: str, request: dict[str, Any], permissions: Permissions) -> Any:
         """The answer to a request, ready for JSON. Raises an `Error`."""
         engine, on_engine = self._engine, name not in self._always
@@ -56,7 +60,7 @@ class AdminCalls:
             self._engine.quotas.of(permissions).check_request()
         method = self._methods.get(name)
         if method is None:
-            raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *map(str, long_waits())]))
+            raise ServiceUnavailable(self.not_served())
         try:
             async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
                 found = await self._ask(method, request, ends=on_engine)

@@ -266,7 +266,7 @@ class GrpcServer:
     async def _not_yet(self, _: Any, context: Any) -> None:
         import grpc
 
-        await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.admin.waits_for}")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self.admin.not_served())
 
     async def _talk(self, _: Any, context: Any) -> None:
         engine = self._engine

@@ -1,6 +1,7 @@
 """The HTTP server: liveness, readiness, metrics, and the requests of operators.
 
-- `GET /health`, and `GET /ready` (else 503), are public; with authentication, only known principals see details.
+- `GET /health`, `GET /ready` and `GET /role` (else 503), are public; with authentication, only known principals see
+  details.
 - `GET /metrics` for Prometheus, for each principal that a rule of the policy names. Metrics are in base units and read
   from the engine on each request; `docs/reference/metrics.md` lists them.
 - `POST /admin/REQUEST`: the requests of the admin service of gRPC, with the same rights. Body and answer are JSON.
@@ -341,6 +342,7 @@ class HttpServer:
         self.engine: Engine | None = None
         self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
         self.scrub: Scrub | None = None
+        self.follows: Callable[[], bool] = lambda: False
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -427,6 +429,14 @@ class HttpServer:
             details = {"waits_for": waits, "waits": [*map(str, long_waits())]}
             return _json({"ready": not waits} | (details if self._sees_details(request) else {}), 503 if waits else 200)
 
+        async def role(request: Any) -> Response:
+            waits = self._why_not_ready() if self.role == NO_ROLE else []
+            details = {"waits_for": waits, "waits": [*map(str, long_waits())]}
+            return _json(
+                {"role": self.role} | (details if self._sees_details(request) else {}),
+                503 if self.role == NO_ROLE else 200,
+            )
+
         async def admin(request: Any) -> Response:
             permissions, name = self._permissions(request), request.path_params["name"]
             if name not in self._admin.names:
@@ -450,6 +460,7 @@ class HttpServer:
         routes = [
             Route("/health", health),
             Route("/ready", ready),
+            Route("/role", role),
             Route("/metrics", metrics_of),
             Route("/admin/{name}", admin, methods=["POST"]),
         ]
@@ -478,6 +489,13 @@ class HttpServer:
             return self.engine.verification.damages
         return () if self.scrub is None else self.scrub.damaged
 
+    @property
+    def role(self) -> str:
+        """`active` of the owner of the log, `standby` of one that follows the owner, else `none`."""
+        if self.engine is None:
+            return "standby" if self.follows() else NO_ROLE
+        return NO_ROLE if self.engine.ended.done() else "active"
+
     def _why_not_ready(self) -> list[str]:
         engine = self.engine
         if engine is None:
@@ -494,6 +512,7 @@ class HttpServer:
         return waits
 
 
+NO_ROLE = "none"
 HEADER_SECONDS = 10.0
 """Seconds in which the headers of the first request of a connection must arrive."""
 COMMON_NAME = "common_name"

@@ -1,6 +1,7 @@
 """The service process: open the log, listen, stand by, take over, serve until a signal or a failure, drain, stop.
 
-A service of a pair is a standby again when its machine is no longer live; before it stops it makes the other one live.
+A service of a pair is a standby again when its machine is no longer live, and one with `--standby` when it was fenced.
+One of a pair makes the other one live before it stops.
 The gRPC and HTTP ports listen from the start, before there is an engine. A shutdown timer ends a process that can't end
 by itself because its threads wait for a cluster that does not answer.
 """
@@ -26,7 +27,7 @@ from txnbuffer.access.authenticator import authenticates
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.config import Config, ServiceConfig, TransactionConfig
 from txnbuffer.coordinator.messages import CoordinatorConfig
-from txnbuffer.errors import InvalidConfiguration, LogDeleted
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, LogDeleted
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.access import Access
@@ -327,12 +328,21 @@ class _Service:
             engine = await self._become_owner(broker)
             error = None if engine is None else await self._run_engine(engine)
             if replication.broker is None:
+                if self._continues(error):
+                    continue
                 return error
             if error is None and (refusal := await replication.hand_over()) is not None:
                 self._log("problem", what="handing over", error=str(refusal))
             again = self._gave_up or engine is None or await replication.continues(error, engine.term)
             if engine is None or stop.is_set() or not again:
                 return replication.broker.failure or (None if again else error)
+
+    def _continues(self, error: Error | None) -> bool:
+        """Whether the service becomes a standby again after an engine has ended: another one took a cluster's log."""
+        if self._replication.broker is not None:
+            return not self._signals.first.is_set()
+        lost = isinstance(error, Fenced | CoordinatorStopped)
+        return lost and self._service.standby and not self._signals.first.is_set()
 
     async def _open(self, open_broker: Callable[[], Broker]) -> Broker | None:
         """Open the broker; None after a signal. A standby retries temporary errors without a limit."""
@@ -401,10 +411,11 @@ class _Service:
         if self._scrub is not None:
             watching.append(asyncio.ensure_future(self._scrub.run()))
         listeners.http.lag = lambda: standby.topics.lag
+        listeners.http.follows = lambda: standby.follows or bool(self._replication.facts().get("linked"))
         try:
             return await standby.wait(end)
         finally:
-            listeners.http.lag = lambda: NO_LAG
+            listeners.http.lag, listeners.http.follows = lambda: NO_LAG, lambda: False
             for task in watching:
                 task.cancel()
 
@@ -445,8 +456,9 @@ class _Service:
         )
 
     async def _run_engine(self, engine: Engine) -> Error | None:
-        listeners, log, stop = self._listeners, self._log, self._signals.first
+        listeners, log = self._listeners, self._log
         self._engine = engine
+        error: Error | None = None
         try:
             self._report_recovery(engine)
             await listeners.serve(engine)
@@ -474,18 +486,18 @@ class _Service:
             await engine.drain(seconds)
             return None
         finally:
-            if self._replication.broker is None or stop.is_set():
+            if not self._continues(error):
                 self._begin_shutdown()
-            if self._replication.broker is None:
+            if self._replication.broker is None and not self._continues(error):
                 await listeners.stop()
             else:
                 await listeners.unserve()
             try:
                 await engine.stop()
-            except Error as error:  # of a pair: its next owner completes what is left, and the broker says what failed
+            except Error as failed:  # of a pair: its next owner completes what is left, and the broker says what failed
                 if self._replication.broker is None:
                     raise
-                log("problem", what="stopping", error=str(error))
+                log("problem", what="stopping", error=str(failed))
             self._engine = None
 
     async def _until_end(self, engine: Engine) -> None:

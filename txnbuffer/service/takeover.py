@@ -5,7 +5,7 @@ topics, one per shard; their number can't change later.
 
 A standby waits until the owner of the decision log is gone, and keeps reading the log meanwhile. It never fences: the
 cluster decides that the owner is gone and gives the exclusive writer to one of the waiting processes. The other
-standbys keep waiting; a service without `--standby` ends.
+standbys keep waiting; a service without `--standby` ends. After an outage a standby lets the owner reconnect first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from typing import NamedTuple
 from broker_io.batch import Batch
 from broker_io.environment import Clock, current
 from broker_io.errors import Damaged, Error, NotLive, StillHeld
-from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker, PolicyBroker, Writer, open_or_make
+from broker_io.port import (
+    AnnotatedBroker,
+    Broker,
+    PartitionedBroker,
+    PolicyBroker,
+    ReloadingBroker,
+    Writer,
+    open_or_make,
+)
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
@@ -284,6 +292,8 @@ def _acquire_decisions(
 SLICE = 1.0
 """Seconds of one attempt to become the owner; stopping a standby takes as long."""
 READ_SECONDS = 0.25
+LOOK_SECONDS = 0.1
+"""Seconds between two looks at the owner of a cluster's log."""
 PAUSE = 1.0
 """Seconds until a failed attempt is repeated."""
 LAST_READ = 2.0
@@ -328,6 +338,11 @@ class Standby:
         self._log: DecisionLog | None = None
         self._stopping = current().threads.event()
         self.topics = WarmTopics(broker, shard, warm_bytes)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it reads the decision log as it grows."""
+        return self._log is not None and self.problem is None
 
     async def wait(self, stop: asyncio.Event) -> StandbyState | None:
         """Return the decision log's exclusive writer and its contents once acquired; None if `stop` was set first.
@@ -379,6 +394,11 @@ class Standby:
 
     def _acquire(self) -> Writer | None:
         try:
+            if isinstance(self._broker, ReloadingBroker):
+                writer = self._broker.writer_of_left(self._topic)
+                if writer is None:
+                    self._stopping.wait(LOOK_SECONDS)
+                return writer
             return self._broker.writer(self._topic, exclusive=True, wait=SLICE)
         except StillHeld:
             return None
