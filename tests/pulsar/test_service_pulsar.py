@@ -17,6 +17,7 @@ from service_setup import engine_on, eventually, on_a_loop_for, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
+from broker_io.testing.contract.base import read_all
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import Owner, decode
 from txnbuffer.coordinator.messages import Commit, State
@@ -70,11 +71,8 @@ def has_come(tail: FollowedTopic, aborts: int, seqno: int) -> bool:
 
 
 def owners(broker: Broker) -> list[Owner]:
-    found = []
-    with broker.reader(DECISIONS) as reader:
-        while (placed := reader.read(timeout=1.0)) is not None:
-            found += [entry for message in placed.messages if isinstance(entry := decode(message), Owner)]
-    return found
+    entries = [decode(placed.message) for placed in read_all(broker, DECISIONS)]
+    return [entry for entry in entries if isinstance(entry, Owner)]
 
 
 async def app_at(service: ServiceProcess, broker: Broker, *topics: str) -> App:
