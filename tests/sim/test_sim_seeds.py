@@ -14,12 +14,13 @@ import pytest
 RUN = Path(__file__).resolve().parent / "simulate.py"
 FIRST = 1_000
 SEEDS = 12
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(*arguments: object, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
     command = [sys.executable, str(RUN), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=880)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "cluster", "pair"])
