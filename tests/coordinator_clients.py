@@ -139,7 +139,7 @@ class Client:
             self.join(owner)
         elif roll < 0.96 and self.ids:
             first = self.ids.pop()
-            owner.coordinator.return_ids(self.name, owner.request(), first, 1, self.world.now)
+            owner.coordinator.return_ids(self.name, owner.request(), [(first, 1)], self.world.now)
             self.covered["given back"] += 1
         self.send_all(owner)
 

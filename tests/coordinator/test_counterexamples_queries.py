@@ -125,7 +125,7 @@ class TestH7Ask:
         world = World()
         owner = world.take_over(DECIDED)
         first = owner.client(S, ids=1)
-        owner.coordinator.return_ids(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, [(first, 1)], world.now)
         owner.age(3)
         assert owner.coordinator.low_water_mark == first
         world.record("a", txn(first), 1)

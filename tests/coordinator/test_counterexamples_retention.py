@@ -40,7 +40,7 @@ class TestH11Forgetting:
         owner.tick()
         kept = History.read(world.compacted()).groups
         assert [row.least for group in kept.values() for row in group.rows] == [first + 1]
-        owner.coordinator.return_ids(S, 97, first, 1, world.now)
+        owner.coordinator.return_ids(S, 97, [(first, 1)], world.now)
 
     def test_a_group_stays_as_long_as_its_outcomes_are_remembered(self) -> None:
         world = World()

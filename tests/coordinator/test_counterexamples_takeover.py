@@ -128,7 +128,7 @@ def test_h5_one_phase_outcomes_outlive_the_low_water_mark() -> None:
     for least, commits in ((first, True), (first + 1, False)):
         world.record("a", txn(least), 1)
         ask_commit(owner, least, "a") if commits else ask_abort(owner, least, "a")
-    owner.coordinator.return_ids(S, 98, first + 2, 1, world.now)
+    owner.coordinator.return_ids(S, 98, [(first + 2, 1)], world.now)
     owner.age(5)
     assert owner.coordinator.low_water_mark == first + 2
     world.record("a", txn(first + 3), 1)
@@ -185,7 +185,7 @@ class TestH6LowWaterMark:
         world = World()
         owner = world.take_over()
         first = owner.client(S, ids=2)
-        owner.coordinator.return_ids(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, [(first, 1)], world.now)
         owner.age(3)
         assert owner.coordinator.low_water_mark == first
         told = ask_commit(owner, first, "a")
@@ -195,7 +195,7 @@ class TestH6LowWaterMark:
         world = World()
         owner = world.take_over()
         first = owner.client(S, ids=1)
-        owner.coordinator.return_ids(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, [(first, 1)], world.now)
         owner.tick(5.0)
         owner.tick(5.0)
         assert all(not isinstance(decode(one), LowWaterMark) for append in owner.appends for one in append.messages)

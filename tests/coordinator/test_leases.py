@@ -78,7 +78,7 @@ class TestIds:
 
     def test_ids_given_back_are_ended_and_never_leased_again(self) -> None:
         stage = Stage()
-        stage.owner.coordinator.return_ids(S, 99, stage.first + 4, 6, stage.world.now)
+        stage.owner.coordinator.return_ids(S, 99, [(stage.first + 4, 6)], stage.world.now)
         stage.owner.take()
         waiting = stage.send(lambda request: stage.ask_commit(request, 5, "a"))
         assert stage.owner.heard(S, waiting) is None

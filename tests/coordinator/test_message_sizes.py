@@ -44,7 +44,7 @@ from txnbuffer.coordinator.messages import (
 )
 from txnbuffer.coordinator.shard_messages import ShardMessage, encode_shard_message, pack_shard_messages
 from txnbuffer.coordinator.takeover import Acquisition
-from txnbuffer.coordinator.transaction import Retirement, SettledIds, TransactionState, block
+from txnbuffer.coordinator.transaction import Retirement, Session, SettledIds, TransactionState, block
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import MAX_LEAST, Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.protocol import encode_marker
@@ -118,7 +118,7 @@ def test_groups_never_exceed_the_limit_and_nothing_is_lost(limit: int, seed: int
             said.append(("topic", what[0]))
         elif kind == "retire":
             blocks = what[0][: retired_blocks(limit)]
-            journal.retire(Retirement(None, BitMap64()), blocks)
+            journal.retire(Retirement(Session("session"), BitMap64()), blocks)
             said += [("retired", one) for one in blocks]
         else:
             rows = [(one, TransactionState(TxnId(0, one.least), None, None)) for one in what[0]]

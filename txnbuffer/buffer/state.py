@@ -13,7 +13,7 @@ import enum
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -300,6 +300,10 @@ class Ongoing:
     def __iter__(self) -> Iterator[OpenTxn]:
         """Oldest first."""
         return (entry for entry in self._queue if not entry.ended)
+
+    def among(self, txns: Set[TxnId]) -> Iterator[OpenTxn]:
+        """Those that are in a set, in no order."""
+        return (self._by_id[txn] for txn in self._by_id.keys() & txns)
 
     def began_by(self, position: Position) -> Iterator[OpenTxn]:
         """Those whose first record is at or below a position, oldest first."""

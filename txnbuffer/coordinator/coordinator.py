@@ -9,6 +9,7 @@ It runs in one thread. Once `stopped` is set it does nothing more: another owner
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 
@@ -99,6 +100,11 @@ class Coordinator:
     def is_registered(self, topic: str) -> bool:
         return topic in self._core.topics
 
+    @property
+    def outstanding_of(self) -> Counter[str]:
+        """How many leased ids have not ended, by the tag of their principal. Do not change it."""
+        return self._sessions.outstanding_of
+
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended and all its markers are durable."""
         return self._core.progress.has_ended(least)
@@ -157,11 +163,11 @@ class Coordinator:
         if known is not None:
             self._sessions.lease(known, request, count)
 
-    def return_ids(self, session: str, request: int, first: int, count: int, now: float) -> None:
-        """The client returns leased ids that it will not use; answered only if refused."""
+    def return_ids(self, session: str, request: int, blocks: Sequence[tuple[int, int]], now: float) -> None:
+        """The client returns leased ids that it will not use, as first ids and sizes; answered only if refused."""
         known = self._session(session, request, now)
         if known is not None:
-            self._when_served(first, lambda: self._sessions.return_ids(known, first, first + count - 1))
+            self._when_served(min(blocks)[0], partial(self._sessions.return_ids, known, blocks))
 
     # Topics
 

@@ -40,8 +40,9 @@ owner begins. A service's clients have other names. `granted_at` is the last sig
 
 A group is deleted when all its transactions have ended with durable markers, `remember` has passed since `decided_at`,
 and a durable `mark` or `ended` covers all its ids. A mark is deleted `remember` after `raised_at` if there is a newer
-one; a lease when a durable mark has passed it; a deleted name when no group mentions it, and `remember` later if some
-of its numbers are finished.
+one; a lease when a durable mark has passed it, and `remember` later if its session belongs to a known principal, since
+no other one may ask how those transactions ended; a deleted name when no group mentions it, and `remember` later if
+some of its numbers are finished.
 
 The owner's address is a property of the topic, one line of text:
 

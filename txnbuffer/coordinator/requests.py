@@ -24,7 +24,7 @@ from txnbuffer.coordinator.messages import (
     State,
 )
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.sessions import Sessions, of_another_principal
 from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, TransactionState, principal_tag
 from txnbuffer.errors import (
@@ -120,7 +120,7 @@ class CommitRequests:
         block = session.block
         if block is not None and block.first <= least <= block.last and most == core.shard:
             fresh = least not in core.live and not core.progress.has_ended(least)
-            if fresh and sessions.retirement(least) is None:  # the usual case: the commit is its first request
+            if fresh and not sessions.is_retiring(least):  # the usual case: the commit is its first request
                 transaction = core.live[least] = TransactionState(txn, session, block)
                 return transaction
         return sessions.find(session.name, commit.request, txn, commit=True)
@@ -282,10 +282,6 @@ def _same_principal(one: Session | None, other: Session | None) -> bool:
     return one is None or other is None or principal_tag(one.name) == principal_tag(other.name)
 
 
-def _of_another_principal(txn: TxnId) -> ForeignTransaction:
-    return ForeignTransaction(f"transaction {txn} belongs to another principal: ask with its own credentials")
-
-
 def link(parent: TransactionState, branch: TransactionState) -> None:
     """Make one transaction a branch of another, with which it ends."""
     if branch.parent is None:
@@ -376,22 +372,20 @@ class TransactionRequests:
         transaction = core.live.get(least)
         if txn.most != core.shard:
             core.answer(name, request, core.wrong_coordinator(txn))
+        elif self._sessions.is_of_another_principal(name, least):
+            core.answer(name, request, of_another_principal(txn))
         elif transaction is not None:
-            owner = transaction.session
-            if owner is not None and principal_tag(owner.name) != principal_tag(name):
-                core.answer(name, request, _of_another_principal(txn))
-            elif transaction.state in TERMINAL:
+            if transaction.state in TERMINAL:
                 transaction.wait(name, request, commit=False)
                 self._completion.answer_if_due(transaction)
             else:
                 core.answer(name, request, transaction.state)
         elif core.progress.has_ended(least):
             core.answer_ended((name, request, False), txn)
-        elif self._sessions.retirement(least) is not None:
+        elif self._sessions.is_retiring(least):
             core.answer(name, request, State.ABORTING)
-        elif (block := self._sessions.locate(least)) is not None:
-            other = principal_tag(block.session.name) != principal_tag(name)
-            core.answer(name, request, _of_another_principal(txn) if other else State.OPEN)
+        elif self._sessions.locate(least) is not None:
+            core.answer(name, request, State.OPEN)
         else:
             core.answer(name, request, never_leased(txn))
 
@@ -403,14 +397,14 @@ class TransactionRequests:
         ended = core.progress.has_ended(txn.least) and not core.was_skipped(txn.least)
         if txn.most != core.shard or (transaction is None and block is None and not ended):
             return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
+        if sessions.is_of_another_principal(session.name, txn.least):
+            return of_another_principal(txn)
         if transaction is not None:
-            if not _same_principal(transaction.session, session):
-                return _of_another_principal(txn)
             return transaction.state
         if core.progress.has_ended(txn.least):
             outcome = core.outcomes.find(txn.least)
             return OutcomeForgotten(txn) if outcome is None else ENDED_STATE[outcome]
-        if sessions.retirement(txn.least) is not None:
+        if sessions.is_retiring(txn.least):
             return State.ABORTING
         if block is None or block.session is not session:
             return ForeignTransaction(f"transaction {txn} belongs to another session")
@@ -450,7 +444,7 @@ class TransactionRequests:
                 self._answer_marker(topic, transaction)
             elif core.progress.has_ended(txn.least):
                 core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
-            elif not self._takeover.must_wait(txn.least) and self._sessions.retirement(txn.least) is None:
+            elif not self._takeover.must_wait(txn.least) and not self._sessions.is_retiring(txn.least):
                 self._watch(topic, txn)
 
     def _answer_marker(self, topic: str, transaction: TransactionState) -> None:

@@ -8,11 +8,11 @@ from pyroaring import BitMap64
 
 from txnbuffer.buffer.state import bitmap_to_bytes
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.decisions import ENDED_KEY, FIXED, EndedIds, LowWaterMark
+from txnbuffer.coordinator.decisions import ENDED_KEY, FIXED, EndedIds, Lease, LowWaterMark, key_of
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.transaction import GroupRecord
+from txnbuffer.coordinator.transaction import GroupRecord, principal_tag
 
 
 class OutcomeRetention:
@@ -28,20 +28,23 @@ class OutcomeRetention:
         """The durable groups of decisions that are not deleted, in order."""
         self._next_mark = history.next_mark
         self._marks = deque((mark.number, mark.raised_at / 1000) for mark in history.marks.values())
-        self._leases = deque((lease.first + lease.size - 1, lease.first) for lease in history.leases.values())
+        self._leases = deque(history.leases.values())
+        self._ended_leases: deque[tuple[float, Lease]] = deque()
+        """Leases of known principals up to the low-water mark, with the time until which others may not ask of them."""
         self._ended: BitMap64 = history.ended
         self._mark_under_way = self._ended_under_way = False
         self._marked_at = float("-inf")
         self._covered_at = core.now
 
-    def leased(self, first: int, last: int) -> None:
-        self._leases.append((last, first))
+    def leased(self, lease: Lease) -> None:
+        self._leases.append(lease)
 
     def tick(self) -> None:
         self._core.outcomes.forget(self._core.now)
         self._raise_mark()
         self._forget_groups()
         self._forget_marks()
+        self._forget_leases()
 
     def _raise_mark(self) -> None:
         """Raise the low-water mark: in the log first; markers carry it once it is durable there."""
@@ -67,8 +70,12 @@ class OutcomeRetention:
         self._marks.append((number, core.now))
         core.progress.raise_to(mark)
         keys = []
-        while self._leases and self._leases[0][0] <= mark:
-            keys.append(f"lease-{self._leases.popleft()[1]}")
+        while self._leases and self._leases[0].first + self._leases[0].size - 1 <= mark:
+            lease = self._leases.popleft()
+            if principal_tag(lease.session):
+                self._ended_leases.append((core.now + core.config.remember, lease))
+            else:
+                keys.append(key_of(lease))
         if self._ended and self._ended.max() <= mark and not self._ended_under_way:
             self._ended = BitMap64()
             keys.append(ENDED_KEY)
@@ -132,4 +139,11 @@ class OutcomeRetention:
         core, keys = self._core, []
         while len(self._marks) > 1 and self._marks[0][1] + core.config.remember <= core.now:
             keys.append(f"mark-{self._marks.popleft()[0]}")
+        core.journal.forget(keys)
+
+    def _forget_leases(self) -> None:
+        """Delete leases of known principals when the outcomes of their transactions are no longer remembered."""
+        core, keys = self._core, []
+        while self._ended_leases and self._ended_leases[0][0] <= core.now:
+            keys.append(key_of(self._ended_leases.popleft()[1]))
         core.journal.forget(keys)

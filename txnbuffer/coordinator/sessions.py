@@ -7,8 +7,8 @@ not used when it ends, is aborted in the log and never leased again.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,15 @@ from pyroaring import BitMap64
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import Lease, Retired, retired_blocks
 from txnbuffer.coordinator.messages import Leased, State
-from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState, is_local, principal_tag
+from txnbuffer.coordinator.transaction import (
+    Block,
+    Retirement,
+    Session,
+    TransactionState,
+    Waiter,
+    is_local,
+    principal_tag,
+)
 from txnbuffer.coordinator.transaction import block as block_of
 from txnbuffer.errors import (
     Error,
@@ -59,18 +67,20 @@ last sign of life.
 class Sessions:
     """The sessions of a coordinator and their ids, with all blocks but the oldest whose ids have all ended.
 
-    `abort` aborts an open transaction; `leased` is called with the first and last id of each durable lease.
+    `abort` aborts an open transaction; `leased` is called with each durable lease.
+    `outstanding_of`: the leased ids that have not ended, by the tag of their principal.
     """
 
     _core: Core
     _next_id: int
     _abort: Abort
-    _leased: Callable[[int, int], None]
+    _leased: Callable[[Lease], None]
     by_name: dict[str, Session] = field(default_factory=dict)
     all_blocks: list[Block] = field(default_factory=list)
     _expiring: deque[Block] = field(default_factory=deque)
-    _retirements: list[Retirement] = field(default_factory=list)
-    _outstanding: int = 0
+    _retiring: BitMap64 = field(default_factory=BitMap64)
+    _retiring_waiters: dict[int, list[tuple[Waiter, TxnId]]] = field(default_factory=dict)
+    outstanding_of: Counter[str] = field(default_factory=Counter)
     _signs_due: float = 0.0
     used_unleased: BitMap64 = field(default_factory=BitMap64)
     """Ids above all leases that have ended: a client used them without a lease."""
@@ -90,21 +100,13 @@ class Sessions:
 
     def lease(self, session: Session, request: int, count: int) -> None:
         """Lease ids to a session: `count`, or in rare cases fewer."""
-        core, config = self._core, self._core.config
+        core = self._core
         if count < 1:
             core.answer(session.name, request, InvalidRequest(f"the size of a lease must be at least 1, got {count}"))
             return
-        for name, limit, used in (
-            ("max_open_session", config.max_open_session, session.outstanding),
-            ("max_open", config.max_open, self._outstanding),
-        ):
-            if used + count > limit:
-                text = (
-                    f"{used} transactions are open or leased, the limit transactions.{name} is {limit}: end some, or "
-                    "return ids"
-                )
-                core.answer(session.name, request, TooManyTransactions(text, f"transactions.{name}"))
-                return
+        if (refusal := self._lease_refusal(session, count)) is not None:
+            core.answer(session.name, request, refusal)
+            return
         self._lease(session, count, partial(self._lease_durable, request))
 
     def _lease(self, session: Session, count: int, durable: Callable[[Block], None]) -> None:
@@ -117,7 +119,32 @@ class Sessions:
         block = self.add(session, first, last, core.now)
         session.recorded = core.now
         entry = Lease(first, last - first + 1, session.name, int(core.now * 1000))
-        core.journal.put(entry, partial(durable, block))
+        core.journal.put(entry, partial(self._durable, block, entry, durable))
+
+    def _durable(self, block: Block, entry: Lease, durable: Callable[[Block], None]) -> None:
+        self._leased(entry)
+        durable(block)
+
+    def _lease_refusal(self, session: Session, count: int) -> TooManyTransactions | None:
+        """Why a session may not lease so many ids.
+
+        A known principal gets at most half of what the others leave, so that none can take the ids of all.
+        """
+        config, total, tag = self._core.config, self.outstanding_of.total(), principal_tag(session.name)
+        limits = [("max_open_session", config.max_open_session, session.outstanding, "")]
+        if tag:
+            used = self.outstanding_of[tag]
+            share = (config.max_open - (total - used)) // 2
+            limits.append(("max_open", share, used, " for one principal, half of what the others leave,"))
+        limits.append(("max_open", config.max_open, total, ""))
+        for name, limit, used, whose in limits:
+            if used + count > limit:
+                text = (
+                    f"{used} transactions are open or leased, the limit transactions.{name}{whose} is {limit}: end "
+                    "some, or return ids"
+                )
+                return TooManyTransactions(text, f"transactions.{name}")
+        return None
 
     def add(self, session: Session, first: int, last: int, since: float) -> Block:
         """Add a block of ids above all others."""
@@ -125,8 +152,9 @@ class Sessions:
         block = Block(session, first, last, count, since + self._core.config.lease_timeout)
         self.all_blocks.append(block)
         self._expiring.append(block)
+        session.blocks.append(block)
         session.outstanding += count
-        self._outstanding += count
+        self.outstanding_of[principal_tag(session.name)] += count
         return block
 
     def load(self, lease: Lease, since: float) -> None:
@@ -140,7 +168,7 @@ class Sessions:
         session = self.by_name.setdefault(lease.session, Session(lease.session, seen))
         session.disconnected_since = max(seen, session.disconnected_since or seen)
         block = self.add(session, lease.first, lease.first + lease.size - 1, since)
-        self.reduce(block, block.left - len(self._unended(block.first, block.last)))
+        self.reduce(block, block.left - len(self._unended(block_of(lease.first, lease.size))))
 
     def _record_signs_of_life(self) -> None:
         """Record in the log which sessions with open transactions are connected, or have finished participants."""
@@ -156,17 +184,15 @@ class Sessions:
                 self._lease(session, 1, self._give_back)
 
     def _give_back(self, block: Block) -> None:
-        self._leased(block.first, block.last)
-        self._retire(block, block.first, block.last)
+        self._retire(block.session, block_of(block.first, block.last - block.first + 1))
 
     def _lease_durable(self, request: int, block: Block) -> None:
-        self._leased(block.first, block.last)
         session = block.session
         if self.by_name.get(session.name) is session:
             session.block = block
             self._core.answer(session.name, request, Leased(block.first, block.last - block.first + 1))
         else:
-            self._retire(block, block.first, block.last)
+            self._give_back(block)
 
     def locate(self, least: int) -> Block | None:
         """The block of an id; None if it was never leased, or its whole block ended long ago."""
@@ -189,13 +215,14 @@ class Sessions:
         refusal: Error
         if txn.most != core.shard:
             refusal = core.wrong_coordinator(txn)
+        elif not operator and self.is_of_another_principal(name, least):
+            refusal = of_another_principal(txn)
         elif transaction is not None:
             owner = transaction.session
             parent = transaction.parent.session if transaction.parent is not None else None
             if owner is None or name in (owner.name, parent and parent.name) or transaction.state is not State.OPEN:
                 return transaction
-            same = principal_tag(owner.name) == principal_tag(name)
-            if operator or (transaction.participant_of is not None and same):
+            if operator or transaction.participant_of is not None:
                 return transaction
             refusal = _foreign(txn, "end it there")
         elif core.progress.has_ended(least):
@@ -203,8 +230,8 @@ class Sessions:
             return None
         elif (block := self.locate(least)) is None:
             refusal = _unknown(txn)
-        elif (retirement := self.retirement(least)) is not None:
-            retirement.waiters.append(((name, request, commit), txn))
+        elif self.is_retiring(least):
+            self._retiring_waiters.setdefault(least, []).append(((name, request, commit), txn))
             return None
         elif block.session.name != name and not operator:
             refusal = _foreign(txn, "end it there")
@@ -213,6 +240,17 @@ class Sessions:
         core.answer(name, request, refusal)
         return None
 
+    def is_of_another_principal(self, name: str, least: int) -> bool:
+        """Whether the session of another principal leased an id; of one that nobody is known to have leased it is not.
+
+        The owner is known for as long as the outcome is remembered.
+        """
+        if (transaction := self._core.live.get(least)) is not None:
+            owner = transaction.session
+        else:
+            owner = None if (block := self.locate(least)) is None else block.session
+        return owner is not None and principal_tag(owner.name) != principal_tag(name)
+
     def open_transaction(self, txn: TxnId) -> TransactionState | None:
         """An open transaction, which may begin now; None if it has ended or is ending, or was never leased."""
         core = self._core
@@ -220,7 +258,7 @@ class Sessions:
         if transaction is not None:
             return transaction if transaction.state is State.OPEN else None
         block = self.locate(txn.least)
-        if block is None or core.progress.has_ended(txn.least) or self.retirement(txn.least) is not None:
+        if block is None or core.progress.has_ended(txn.least) or self.is_retiring(txn.least):
             return None
         return self.start(txn, block)
 
@@ -247,6 +285,8 @@ class Sessions:
                 return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
             return _ended(txn)
         if core.progress.has_ended(least):
+            if self.is_of_another_principal(name, least):
+                return of_another_principal(txn)
             if core.outcomes.find(least) is Outcome.ABORT:
                 return TransactionAborted(txn, core.why_aborted(txn))
             return _ended(txn)
@@ -255,24 +295,34 @@ class Sessions:
             return _unknown(txn)
         if block.session.name != name:
             return _foreign(txn, "write with the one that leased it")
-        if self.retirement(least) is not None:
+        if self.is_retiring(least):
             return TransactionAborted(txn, "its id was returned unused")
         return None
 
     def reduce(self, block: Block, count: int) -> None:
         """This many ids of a block have ended."""
         block.left -= count
+        block.ended = self._core.now
         block.session.outstanding -= count
-        self._outstanding -= count
+        self.outstanding_of[principal_tag(block.session.name)] -= count
 
     # Returning ids
 
-    def return_ids(self, session: Session, first: int, last: int) -> None:
-        """A session returns ids; the ones that it has used stay."""
-        for block in self.blocks(session):
-            low, high = max(first, block.first), min(last, block.last)
-            if low <= high:
-                self._retire(block, low, high)
+    def return_ids(self, session: Session, blocks: Iterable[tuple[int, int]]) -> None:
+        """A session returns ids, as first ids and sizes; the ones that it has used stay."""
+        ids = BitMap64()
+        for first, size in blocks:
+            for block in self._blocks_from(session, first, first + size - 1):
+                ids.add_range(max(first, block.first), min(first + size - 1, block.last) + 1)
+        self._retire(session, ids)
+
+    def _blocks_from(self, session: Session, first: int, last: int) -> Iterator[Block]:
+        """The blocks of a session with ids from `first` to `last`."""
+        blocks = session.blocks
+        for at in range(bisect_left(blocks, first, key=attrgetter("last")), len(blocks)):
+            if blocks[at].first > last:
+                return
+            yield blocks[at]
 
     @property
     def highest_id(self) -> int:
@@ -285,13 +335,11 @@ class Sessions:
         A branch lives as long as its parent, and a finished participant until its number is committed.
         """
         kept = set(claimed)
-        for block in self.blocks(session):
-            if block.first > up_to:
-                break
-            for transaction in self._open_of(block):
-                if transaction.txn.least not in kept:
-                    self._abort(transaction, reason)
-            self._retire(block, block.first, block.last)
+        ids = self._ids_of(session, up_to)
+        for transaction in self._open_among(ids):
+            if transaction.txn.least not in kept:
+                self._abort(transaction, reason)
+        self._retire(session, ids)
 
     def remove(self, session: Session) -> None:
         """Remove a session; `keep_only` aborts its open transactions."""
@@ -329,6 +377,7 @@ class Sessions:
         """End sessions whose client was disconnected for too long, and leases that were not used in time."""
         core = self._core
         for session in self.by_name.values():
+            session.blocks = self.blocks(session)
             if session.participants_until is not None and session.participants_until <= core.now:
                 session.participants_until = None
                 self._abort_participants(session)
@@ -336,52 +385,64 @@ class Sessions:
             if self._is_over(session):
                 self._end(session)
         self._record_signs_of_life()
+        expired: dict[Session, BitMap64] = {}
         while self._expiring and self._expiring[0].expires <= core.now:
             block = self._expiring.popleft()
             if block.left:
-                self._retire(block, block.first, block.last)
-        ended = itertools.takewhile(lambda block: block.left == 0, self.all_blocks)
-        del self.all_blocks[: len([*ended])]
+                expired.setdefault(block.session, BitMap64()).add_range(block.first, block.last + 1)
+        for session, ids in expired.items():
+            self._retire(session, ids)
+        del self.all_blocks[: len([*itertools.takewhile(self._is_forgettable, self.all_blocks)])]
+
+    def _is_forgettable(self, block: Block) -> bool:
+        """Whether all ids of a block have ended, and nobody asks any more who leased them."""
+        keeps_owner = principal_tag(block.session.name) and block.ended + self._core.config.remember > self._core.now
+        return block.left == 0 and not keeps_owner
 
     def _abort_participants(self, session: Session) -> None:
-        for block in self.blocks(session):
-            for transaction in self._open_of(block):
-                if transaction.participant_of is not None:
-                    self._abort(transaction, f"its client was away for {PARTICIPANT_GRACE:g} s")
+        for transaction in self._open_among(self._ids_of(session, self.highest_id)):
+            if transaction.participant_of is not None:
+                self._abort(transaction, f"its client was away for {PARTICIPANT_GRACE:g} s")
 
-    def _open_of(self, block: Block) -> Iterator[TransactionState]:
-        """The open transactions of a block that end with their session: no branches, and no finished participants."""
+    def _ids_of(self, session: Session, up_to: int) -> BitMap64:
+        """The ids that a session has leased, up to one, in blocks in which some have not ended."""
+        ids = BitMap64()
+        for block in itertools.takewhile(lambda block: block.first <= up_to, self.blocks(session)):
+            ids.add_range(block.first, block.last + 1)
+        return ids
+
+    def _open_among(self, ids: BitMap64) -> Iterator[TransactionState]:
+        """The open transactions that end with their session: no branches, and no finished participants."""
         live = self._core.live
-        for least in [least for least in self._unended(block.first, block.last) if least in live]:
+        for least in [least for least in self._unended(ids) if least in live]:
             transaction = live[least]
             if transaction.state is State.OPEN and transaction.parent is None and not transaction.finished:
                 yield transaction
 
     def blocks(self, session: Session) -> list[Block]:
         """The blocks of a session that have ids left."""
-        return [block for block in self.all_blocks if block.session is session and block.left]
+        return [block for block in session.blocks if block.left]
 
-    def retirement(self, least: int) -> Retirement | None:
-        for retirement in self._retirements:
-            if least in retirement.ids:
-                return retirement
-        return None
+    def is_retiring(self, least: int) -> bool:
+        """Whether the ABORT of an unused id is on its way to the log."""
+        return least in self._retiring
 
     def retired(self, retirement: Retirement) -> None:
         """The ABORT of unused ids is durable: they are settled, since nobody wrote with them."""
         core = self._core
-        self._retirements.remove(retirement)
+        self._retiring -= retirement.ids
         core.progress.settled.update(retirement.ids)
         core.outcomes.update(retirement.ids, Outcome.ABORT, core.now)
-        if retirement.block is not None:
-            self.reduce(retirement.block, len(retirement.ids))
-        for waiter, txn in retirement.waiters:
-            core.answer_outcome(waiter, txn, Outcome.ABORT, "its id was returned unused")
+        for block in self._blocks_from(retirement.session, retirement.ids.min(), retirement.ids.max()):
+            self.reduce(block, retirement.ids.range_cardinality(block.first, block.last + 1))
+        waiting = self._retiring_waiters
+        for least in retirement.ids if waiting else ():
+            for waiter, txn in waiting.pop(least, ()):
+                core.answer_outcome(waiter, txn, Outcome.ABORT, "its id was returned unused")
 
-    def _retire(self, block: Block, first: int, last: int) -> None:
-        ids = self._unended(first, last)
-        for retirement in self._retirements:
-            ids -= retirement.ids
+    def _retire(self, session: Session, leased: BitMap64) -> None:
+        """Abort those ids of a session that are not used."""
+        ids = self._unended(leased) - self._retiring
         live = self._core.live
         for least in [least for least in ids if least in live]:
             ids.remove(least)
@@ -389,15 +450,15 @@ class Sessions:
         for start in range(0, len(unused), most):
             some = unused[start : start + most]
             low, high = some[0].first, some[-1].first + some[-1].size
-            retirement = Retirement(block, ids & block_of(low, high - low))
-            self._retirements.append(retirement)
+            retirement = Retirement(session, ids & block_of(low, high - low))
+            self._retiring |= retirement.ids
             self._core.journal.retire(retirement, some)
 
-    def _unended(self, first: int, last: int) -> BitMap64:
+    def _unended(self, ids: BitMap64) -> BitMap64:
         progress = self._core.progress
-        ids = block_of(first, last - first + 1) - progress.settled.bitmap()
-        ids.remove_range(0, progress.low_water_mark + 1)
-        return ids
+        unended = ids - progress.settled.bitmap()
+        unended.remove_range(0, progress.low_water_mark + 1)
+        return unended
 
 
 def blocks_of(ids: BitMap64) -> list[Retired]:
@@ -406,6 +467,10 @@ def blocks_of(ids: BitMap64) -> list[Retired]:
     starts = np.flatnonzero(np.diff(column, prepend=column[0] - 2) > 1)
     counts = np.diff(starts, append=len(column))
     return list(map(Retired, column[starts].tolist(), counts.tolist()))
+
+
+def of_another_principal(txn: TxnId) -> ForeignTransaction:
+    return ForeignTransaction(f"transaction {txn} belongs to another principal: ask with its own credentials")
 
 
 def _foreign(txn: TxnId, instead: str) -> Error:

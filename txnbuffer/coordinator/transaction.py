@@ -40,8 +40,9 @@ def is_local(session: str) -> bool:
 class Session:
     """The session of a client. `outstanding`: the number of its leased ids that have not ended.
 
-    `recorded`: when its last sign of life was recorded in the log.
-    `participants_until`: when its unfinished participants abort, because its connection has ended.
+    `recorded`: when its last sign of life was recorded in the log. `participants_until`: when its unfinished
+    participants abort, because its connection has ended. `block`: its last lease, while it is connected; `blocks`: all
+    its leases in which ids may be left, ascending.
     """
 
     name: str
@@ -50,17 +51,19 @@ class Session:
     outstanding: int = 0
     recorded: float = 0.0
     block: Block | None = None
+    blocks: list[Block] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The leased ids `first` to `last` of a session; `left` of them have not ended."""
+    """The leased ids `first` to `last` of a session; `left` of them have not ended. `ended`: when the last one did."""
 
     session: Session
     first: int
     last: int
     left: int
     expires: float
+    ended: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -131,11 +134,10 @@ class TransactionState:
 
 @dataclass(slots=True, eq=False)
 class Retirement:
-    """Unused ids whose ABORT is on its way to the log, and the requests that wait for it."""
+    """Unused ids of a session whose ABORT is on its way to the log."""
 
-    block: Block | None
+    session: Session
     ids: BitMap64
-    waiters: list[tuple[Waiter, TxnId]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -104,12 +104,20 @@ class ClientFrame:
     bye: bool = False
     """The client closes its session and expects no more answers; the service ends the connection."""
 
+    @property
+    def rows(self) -> int:
+        """The number of rows in all fields."""
+        return sum([len(getattr(self, name)) for name in ROW_FIELDS])
+
     def split(self) -> Iterator[tuple[str, Any, ClientFrame]]:
         """Yield the rows in this order, each with the name of its field and a frame that has only this row."""
-        for field in fields(self)[1:-1]:  # without `hello` and `bye`
-            for row in getattr(self, field.name):
-                part: dict[str, Any] = {field.name: (row,)}
-                yield field.name, row, ClientFrame(**part)
+        for name in ROW_FIELDS:
+            for row in getattr(self, name):
+                part: dict[str, Any] = {name: (row,)}
+                yield name, row, ClientFrame(**part)
+
+
+ROW_FIELDS = tuple(field.name for field in fields(ClientFrame) if field.name not in ("hello", "bye"))
 
 
 class Welcome(NamedTuple):

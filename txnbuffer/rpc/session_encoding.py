@@ -6,7 +6,8 @@ peer are checked: decoding raises MalformedFrame for contradictions, Unsupported
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any
 
@@ -139,26 +140,39 @@ def decode_error(message: ErrorMessage) -> Error:
     return error
 
 
+PART_ROWS = 128
+"""Rows of a frame that are decoded at once: a large frame delays nobody for as long as all of it would take."""
+
+
 def decode_client_frame(data: bytes) -> ClientFrame:
     """Return the frame of these bytes. Raises MalformedFrame, and UnsupportedFormat."""
+    (frame,) = client_frame_parts(data, sys.maxsize)
+    return frame
+
+
+def client_frame_parts(data: bytes, most: int = PART_ROWS) -> Iterator[ClientFrame]:
+    """Yield frames of at most `most` rows, which together, in this order, are the frame of these bytes.
+
+    Each part is decoded when it is asked for. Raises MalformedFrame, and UnsupportedFormat.
+    """
     try:
         message, blocks = split_blocks(session_pb2.ClientFrame, data)
-        return ClientFrame(
-            hello=_hello(message.hello) if message.HasField("hello") else None,
-            registers=_named(message.registers),
-            leases=tuple([LeaseRequest(row.request, row.size) for row in message.leases]),
-            open_names=_named(message.open_names),
-            delete_names=tuple([Deletion(row.request, row.name, _count(row.over)) for row in message.delete_names]),
-            joins=_named(message.joins),
-            members=tuple([_member(row) for row in message.members]),
-            begins=tuple([_begin(row) for row in message.begins]),
-            sends=_sends([row.topic for row in message.sends], blocks),
-            commits=tuple([_commit(row) for row in message.commits]),
-            aborts=tuple([Abort(row.request, _txn(row), tuple(row.topics)) for row in message.aborts]),
-            queries=tuple([Query(row.request, _txn(row)) for row in message.queries]),
-            returned=tuple([IdBlock(_count(row.first), _count(row.size)) for row in message.returned]),
-            bye=message.bye,
-        )
+        if len(message.sends) != len(blocks):
+            raise ValueError(f"it has {len(message.sends)} sends and {len(blocks)} blocks")
+        part: Fields = {"hello": _hello(message.hello)} if message.HasField("hello") else {}
+        left = most
+        for name, decode in _CLIENT_ROWS.items():
+            rows = getattr(message, name)
+            if name == "sends" and blocks:
+                rows = [*zip(range(len(blocks)), rows, blocks, strict=True)]
+            for at in range(0, len(rows), most):
+                some = rows[at : at + most]
+                if len(some) > left:
+                    yield ClientFrame(**part)
+                    part, left = {}, most
+                part[name] = tuple(map(decode, some))
+                left -= len(some)
+        yield ClientFrame(bye=message.bye, **part)
     except ValueError as error:
         raise MalformedFrame(f"cannot read a frame of the client: {error}; use a client of this release") from None
 
@@ -167,8 +181,8 @@ def _hello(row: session_pb2.Hello) -> SessionHello:
     return SessionHello(row.session, tuple(map(_txn, row.open)))
 
 
-def _named(rows: Iterable[session_pb2.NamedRequest]) -> tuple[NamedRequest, ...]:
-    return tuple([NamedRequest(row.request, row.name) for row in rows])
+def _named(row: session_pb2.NamedRequest) -> NamedRequest:
+    return NamedRequest(row.request, row.name)
 
 
 def _txn(row: Any) -> TxnId:
@@ -215,13 +229,9 @@ def _sequence(details: session_pb2.BeginDetails | session_pb2.CommitDetails) -> 
     return ProducerSequence(sequence.name, sequence.number, sequence.epoch)
 
 
-def _sends(topics: list[str], blocks: list[BlockSlice]) -> tuple[Send, ...]:
-    if len(topics) != len(blocks):
-        raise ValueError(f"it has {len(topics)} sends and {len(blocks)} blocks")
-    return tuple([
-        Send(topic, decode_block(block, f"block {number}, for topic {topic!r}").messages)
-        for number, (topic, block) in enumerate(zip(topics, blocks, strict=True))
-    ])  # fmt: skip
+def _send(row: tuple[int, session_pb2.Send, BlockSlice]) -> Send:
+    number, send, block = row
+    return Send(send.topic, decode_block(block, f"block {number}, for topic {send.topic!r}").messages)
 
 
 def _counted(row: session_pb2.Commit | session_pb2.Branch) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -247,6 +257,23 @@ def _commit(row: session_pb2.Commit) -> Commit:
 
 def _consumer_position(row: session_pb2.ConsumerPosition) -> ConsumerPosition:
     return ConsumerPosition(row.group, row.topic, row.generation, _position(row.start), _position(row.end))
+
+
+_CLIENT_ROWS: dict[str, Callable[[Any], Any]] = {
+    "registers": _named,
+    "leases": lambda row: LeaseRequest(row.request, row.size),
+    "open_names": _named,
+    "delete_names": lambda row: Deletion(row.request, row.name, _count(row.over)),
+    "joins": _named,
+    "members": _member,
+    "begins": _begin,
+    "sends": _send,
+    "commits": _commit,
+    "aborts": lambda row: Abort(row.request, _txn(row), tuple(row.topics)),
+    "queries": lambda row: Query(row.request, _txn(row)),
+    "returned": lambda row: IdBlock(_count(row.first), _count(row.size)),
+}
+"""How to decode a row of each field of ClientFrame, in the order in which the service executes them."""
 
 
 # --- from service to client ---

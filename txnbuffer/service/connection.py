@@ -10,6 +10,7 @@ cluster records do not pass through the service: `client.writers` has a constant
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from txnbuffer.service.quotas import SMALLEST_CREDIT, ClientQuota
 MIB = 1024 * 1024
 CELL_BYTES = 8
 """Maximum memory of a record in a property column, even if it lacks the property."""
+
+WAITING_ROWS = 1024
+"""Rows of a client that may wait for a turn of the engine before it is not read any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,9 @@ class SessionConnection:
         self.closed = False
         self.unsettled = 0
         self.sends = 0
+        self.frames: deque[ClientFrame] = deque()
+        """Frames that wait for a turn of the engine; `waiting_rows` counts their rows."""
+        self.waiting_rows = 0
         self._take = take
         self._disconnected = disconnected
         self._limits = limits
@@ -110,6 +117,8 @@ class SessionConnection:
         """Handle a frame of the client; frames that arrive after the end are dropped."""
         if not self.closed:
             self._take(self, frame)
+            if self.waiting_rows > WAITING_ROWS:
+                self._room.clear()
 
     async def room(self) -> None:
         """Wait until the client may send more; then read its next frame."""
@@ -175,6 +184,7 @@ class SessionConnection:
     def limit_reading(self, full: bool) -> None:
         """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
         much = self.unsettled > self._limits.client_bytes or len(self._answers) > self._limits.answers
+        much = much or self.waiting_rows > WAITING_ROWS
         full = full or self.quota.usage.too_many_bytes
         if (full and self.unsettled) or much or self._held:
             self._room.clear()

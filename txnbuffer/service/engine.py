@@ -46,6 +46,8 @@ from txnbuffer.service.takeover import Identity, OwnedLog, StandbyState, check_s
 from txnbuffer.service.topics import EmbeddedTopics, Topics
 from txnbuffer.service.upkeep import LogVerification, PolicyChecks, SnapshotScheduler
 
+TURN_ROWS = 2048
+"""Rows of frames after which a turn handles no more, so that others get their turn of the event loop."""
 TICK = 1.0
 """Seconds between two ticks of the timers."""
 SETTLE = 5.0
@@ -125,7 +127,7 @@ class Engine(Loop):
         self.policy_checks = PolicyChecks(self.topics, retention.check_seconds)
         self.verification = LogVerification(self.topics, scrub)
         self._executor = executor
-        self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
+        self._with_frames: deque[SessionConnection] = deque()
         self._connections: dict[SessionConnection, None] = {}
         self._credits = 0
         self._takes_frames = True
@@ -294,7 +296,7 @@ class Engine(Loop):
             await asyncio.sleep(0.005)
 
     def _all_settled(self, connections: list[SessionConnection]) -> bool:
-        return not self._frames and all(connection.settled or connection.closed for connection in connections)
+        return not self._with_frames and all(connection.settled or connection.closed for connection in connections)
 
     def fail(self, error: BaseException) -> None:
         """End the engine at once; the next owner of the log decides the outcome of operations in flight."""
@@ -345,19 +347,33 @@ class Engine(Loop):
 
     def _work(self) -> None:
         self.topics.turn()
-        now = self.now()
-        while self._frames:
-            connection, frame = self._frames.popleft()
+        self._handle_frames(self.now())
+        self.effects.execute()
+        self.appends.flush()
+
+    def _handle_frames(self, now: float) -> None:
+        """Handle a frame of each connection, and again, until they have had TURN_ROWS rows: the rest waits."""
+        left = TURN_ROWS
+        while self._with_frames and left > 0:
+            connection = self._with_frames.popleft()
+            frame = connection.frames.popleft()
+            if connection.frames:
+                self._with_frames.append(connection)
+            left -= frame.rows
+            connection.waiting_rows -= frame.rows
             try:
                 self.requests.handle(connection, frame, now)
             except Error as error:
                 connection.close(error)
-        self.effects.execute()
-        self.appends.flush()
+        if self._with_frames:
+            self.wake()
 
     def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:
         if self._takes_frames:
-            self._frames.append((connection, frame))
+            if not connection.frames:
+                self._with_frames.append(connection)
+            connection.frames.append(frame)
+            connection.waiting_rows += frame.rows
             self.wake()
 
     def _disconnected(self, connection: SessionConnection) -> None:

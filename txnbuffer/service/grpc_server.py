@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES
 from txnbuffer.rpc.session_encoding import (
     SESSION_METHOD,
     SESSION_SERVICE,
-    decode_client_frame,
+    client_frame_parts,
     encode_server_frame,
 )
 from txnbuffer.rpc.streams_encoding import (
@@ -278,7 +278,7 @@ class GrpcServer:
         if len(engine.connections) > self._max_clients:
             text = f"{self._max_clients} clients are connected, the maximum of service.max_clients: connect again later"
             connection.close(engine.quotas.count(LimitExceeded(text, "service.max_clients")))
-        reading = asyncio.ensure_future(_read(context, connection, decode_client_frame))
+        reading = asyncio.ensure_future(_read(context, connection, client_frame_parts))
         try:
             await _write(context, connection, encode_server_frame, engine.check_answer)
             # A stream that ends while the client writes to it would fail there instead of ending.
@@ -294,7 +294,9 @@ class GrpcServer:
             return
         await context.send_initial_metadata(((LOG_KEY, engine.log),))
         connection = engine.streams.connect(context.peer(), PERMISSIONS.get())
-        reading = asyncio.ensure_future(_read(context, connection, decode_stream_client_frame))
+        reading = asyncio.ensure_future(
+            _read(context, connection, lambda data: iter((decode_stream_client_frame(data),)))
+        )
         writing = asyncio.ensure_future(_write(context, connection, encode_stream_server_frame, engine.check_answer))
         ended = asyncio.ensure_future(connection.ended.wait())
         try:
@@ -319,14 +321,15 @@ class GrpcServer:
         return answer
 
 
-async def _read(context: Any, connection: SessionConnection | StreamConnection, decode: Callable[[bytes], Any]) -> None:
-    """Pass the frames of a client to its connection until the client ends its side."""
+async def _read(
+    context: Any, connection: SessionConnection | StreamConnection, parts: Callable[[bytes], Iterator[Any]]
+) -> None:
+    """Pass the frames of a client, in parts, to its connection until the client ends its side."""
     import grpc
 
     timeout: float | None = FIRST_FRAME
     while True:
-        if isinstance(connection, SessionConnection):
-            await connection.room()
+        await connection.room()
         try:
             async with asyncio.timeout(timeout):
                 data = await context.read()
@@ -338,7 +341,9 @@ async def _read(context: Any, connection: SessionConnection | StreamConnection, 
             connection.lost()
             return
         try:
-            connection.receive(decode(data))
+            for part in parts(data):
+                await connection.room()
+                connection.receive(part)
         except Error as error:
             connection.close(error)
 

@@ -30,7 +30,6 @@ from broker_io.rpc.channel import split_address
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
-from txnbuffer.coordinator.transaction import principal_tag
 from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized, Unauthenticated
 from txnbuffer.rpc.admin_encoding import decode_admin_request, encode_admin_request
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
@@ -221,14 +220,12 @@ def _of_limits(engine: Engine) -> Iterator[Metric]:
     yield Metric("overloaded", "1 while work above fair shares is refused.", quotas.overloaded)
     for limit, count in {OVERLOAD: 0, **quotas.refused}.items():
         yield Metric("refused", "Requests that a limit has refused.", count, "counter", (("limit", limit),))
-    open_ones, streams = Counter[str](), Counter[str]()
-    for session in engine.coordinator.sessions():
-        open_ones[principal_tag(session.name)] += session.outstanding
+    streams = Counter[str]()
     for connection in engine.streams.connections:
         streams[connection.permissions.principal] += connection.server.open_streams
     used = {
         "sessions": max((usage.sessions for usage in quotas.usages), default=0),
-        "open_transactions": max(open_ones.values(), default=0),
+        "open_transactions": max(engine.coordinator.outstanding_of.values(), default=0),
         "bytes_in_flight": max((usage.bytes_in_flight for usage in quotas.usages), default=0),
         "streams": max(streams.values(), default=0),
         "topics_created": max((usage.topics_created for usage in quotas.usages), default=0),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from snapshots.format import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.coordinator.messages import Begin, Commit, GroupHeartbeat
-from txnbuffer.errors import Error, InvalidRequest
+from txnbuffer.errors import Error, InvalidRequest, NotAuthorized
 from txnbuffer.rpc.frames import Abort, ClientFrame
 from txnbuffer.service.access import Permissions
 
@@ -23,6 +23,7 @@ Need: TypeAlias = tuple[Action, ResourceKind, str]
 Rows = Sequence[Any]
 
 _TOPICS = attrgetter("topics")
+_READS = (Action.READ, ResourceKind.TOPIC)
 
 
 def _of(action: Action, kind: ResourceKind, names: Iterable[str]) -> Iterator[Need]:
@@ -70,13 +71,28 @@ OF_FRAMES: Mapping[str, Callable[[Any], Iterator[Need]]] = {
     "commits": _of_commits,
     "aborts": _of_aborts,
 }
-"""The needs of all rows of a field of a frame. Each send needs to write to its topic, and fails without the others."""
+"""The needs of all rows of a field of a frame; OF_LEASES has those of leases.
+
+Each send needs to write to its topic, and fails without the others.
+"""
+
+OF_LEASES = ((Action.WRITE, ResourceKind.TOPIC), (Action.JOIN, ResourceKind.GROUP))
+"""What a client that leases ids must be allowed to do, one of them with at least one resource."""
 
 
 def allowed(permissions: Permissions, frame: ClientFrame) -> tuple[ClientFrame, list[tuple[int, Error]]]:
     """The part of a frame that its client is allowed, and the answers to the requests that it is not."""
     changes: dict[str, Any] = {}
     answers: list[tuple[int, Error]] = []
+    if frame.leases and not any(starmap(permissions.allows_any, OF_LEASES)):
+        refused = permissions.denied(
+            NotAuthorized(
+                f"{permissions.principal!r} may not begin transactions, since it may write to no topic and join no "
+                "group: ask for a rule that allows it"
+            )
+        )
+        answers += [(lease.request, refused) for lease in frame.leases]
+        changes["leases"] = ()
     for name, needs in OF_FRAMES.items():
         rows = getattr(frame, name)
         if not rows or all(starmap(permissions.allows, needs(rows))):
@@ -188,7 +204,7 @@ def check_log(permissions: Permissions, topic: str, change: str) -> None:
     permissions.check_valid()
     if not is_internal(topic):
         permissions.check(OF_LOG[change], ResourceKind.TOPIC, topic)
-    elif not (topic.startswith(SNAPSHOT_TOPIC) and change == "read" and permissions.reads_any):
+    elif not (topic.startswith(SNAPSHOT_TOPIC) and change == "read" and permissions.allows_any(*_READS)):
         permissions.check(Action.OPERATE, ResourceKind.SERVICE)
 
 

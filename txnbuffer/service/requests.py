@@ -30,7 +30,7 @@ from txnbuffer.access.policy import Action, ResourceKind
 from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import OwnerEpoch
-from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.messages import MOST_OPEN_SESSION, Commit
 from txnbuffer.coordinator.takeover import first_epoch
 from txnbuffer.coordinator.transaction import LOCAL_BEGIN, principal_tag
 from txnbuffer.errors import (
@@ -301,6 +301,9 @@ class RequestHandler:
             raise InvalidRequest(
                 f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
             )
+        if len(hello.open) > (MOST_OPEN_SESSION if hello.session else 0):
+            most = MOST_OPEN_SESSION if hello.session else 0
+            raise InvalidRequest(f"a session names {len(hello.open)} open transactions, it can have at most {most}")
         name, tag = self._session_of(hello.session), connection.permissions.tag
         if name and principal_tag(name) != tag:
             raise connection.permissions.denied(
@@ -315,8 +318,7 @@ class RequestHandler:
         connection.session = name
         connection.quota.usage.sessions += 1
         self.connections[name] = connection
-        for txn in hello.open:
-            self._adopt(txn)
+        self._adopt({*hello.open})
         self._coordinator.open_session(name, OPEN_REQUEST, hello.open, now)
 
     def qualified_name(self, session: str) -> str:
@@ -346,11 +348,12 @@ class RequestHandler:
             "be written again, and open a new client"
         )
 
-    def _adopt(self, txn: TxnId) -> None:
-        """Find the records that a transaction wrote before this process began."""
-        for topic in self._topics.by_name.values():
-            if topic.followed is not None and (entry := topic.followed.buffer.ongoing.get(txn)) is not None:
-                self._sends.written.setdefault(txn.least, {}).setdefault(topic.name, entry.highest)
+    def _adopt(self, claims: set[TxnId]) -> None:
+        """Find the records that transactions wrote before this process began."""
+        for topic in self._topics.by_name.values() if claims else ():
+            if topic.followed is not None:
+                for entry in topic.followed.buffer.ongoing.among(claims):
+                    self._sends.written.setdefault(entry.txn.least, {}).setdefault(topic.name, entry.highest)
 
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
@@ -389,8 +392,8 @@ class RequestHandler:
             coordinator.abort(name, request, txn, written, now)
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
-        for first, size in frame.returned:
-            coordinator.return_ids(name, NO_REQUEST, first, size, now)
+        if frame.returned:
+            coordinator.return_ids(name, NO_REQUEST, frame.returned, now)
 
     def _admitted(self, connection: SessionConnection, commits: tuple[Commit, ...]) -> tuple[Commit, ...]:
         """Answer the commits that a limit refuses; return the others. Transactions that have sent records go on."""
@@ -410,8 +413,7 @@ class RequestHandler:
         quota = connection.quota
         refusal = None if quota.has_few() else quota.waits()
         if refusal is None and (most := quota.usage.limits.open_transactions):
-            tag = connection.permissions.tag
-            used = sum(one.outstanding for one in self._coordinator.sessions() if principal_tag(one.name) == tag)
+            used = self._coordinator.outstanding_of[connection.permissions.tag]
             refusal = quota.check("open_transactions", used)
             count = min(count, most - used)
         if refusal is None:

@@ -92,6 +92,9 @@ class StreamConnection:
         self._streams.client_named(self)
         self.settle()
 
+    async def room(self) -> None:
+        """Frames are handled as they arrive."""
+
     async def next(self) -> tuple[ServerMessage, ...] | None:
         """Return the next frame to send; None once the connection has ended."""
         while True:
