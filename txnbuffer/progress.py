@@ -21,6 +21,7 @@ raises an exception, the operation stops, and raises it.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -212,7 +213,11 @@ class _TerminalBars:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
             # Without a thread of its own, and without redirecting stdout, which may be a file.
             bars = self._bars = RichProgress(
-                *columns, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False
+                *columns,
+                console=Console(stderr=True, color_system=None if os.environ.get("NO_COLOR") else "auto"),
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
             )
             bars.start()
         task = self._tasks.get(progress.operation)

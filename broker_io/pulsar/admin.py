@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from urllib3 import PoolManager
-from urllib3.exceptions import ClosedPoolError, HTTPError, ProtocolError
+from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as NoAnswer
 
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
@@ -45,6 +45,7 @@ class AdminClient:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InvalidAddress(f"{url!r} is not the address of an admin interface: write http://HOST:PORT")
         self.url = url.rstrip("/")
+        self.refused = False  # whether nothing listened there at the last request that failed
         self._retry = retry
         self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, retry.seconds))
         self._bearer = Bearer(credentials)
@@ -125,6 +126,7 @@ class AdminClient:
                 continue  # by another thread, before anything was sent
             except HTTPError as error:
                 lost = isinstance(error, ProtocolError)
+                self.refused = isinstance(error, NewConnectionError)
                 if lost or isinstance(error, NoAnswer):
                     self.close()  # all kept connections may have ended, or be dead
                 if lost and repeatable:

@@ -62,6 +62,8 @@ OVERHEAD_BYTES = 64 * 1024
 """Bytes that are left of Pulsar's limit for its metadata, and for data that compression makes larger."""
 AHEAD, AHEAD_OF_LARGE = 1000, 250
 """Receiver queue sizes; messages of internal topics are large."""
+ADMIN_SECONDS = 20.0
+"""How long nothing may listen at the admin URL, while brokers accept clients, before the URL counts as wrong."""
 LOOK_SECONDS = 0.1
 
 POLICY_LOCKS = 32
@@ -141,6 +143,7 @@ class PulsarBroker(Resource):
         self._lock = threads.lock()
         self._policy_locks = [threads.lock() for _ in range(POLICY_LOCKS)]
         self._upkeep = LedgerUpkeep(self._cluster)
+        self._reached_since: float | None = None
         try:
             at = f"{place.service}/{place.namespace}"  # also names the namespace of an address without one
             self._cluster.retry(f"the cluster at {at}", partial(self._greet, at))
@@ -152,6 +155,10 @@ class PulsarBroker(Resource):
         path = f"namespaces/{self._cluster.namespace}/bundles"  # permission to write or read suffices for this
         try:
             self._cluster.admin.ask("GET", path, retry=False)
+        except ServiceUnavailable:
+            if self._cluster.admin.refused:
+                self._check_admin_url(address)
+            raise
         except ClusterRefused as error:
             if error.status != 404:
                 raise
@@ -161,6 +168,26 @@ class PulsarBroker(Resource):
                 f"{self._cluster.namespace}`"
             ) from None
         self._cluster.reach()
+
+    def _check_admin_url(self, address: str) -> None:
+        """Raises InvalidAddress if brokers have accepted clients for long, while nothing listened at the admin URL.
+
+        A broker that starts opens both ports within seconds.
+        """
+        now = self._cluster.environment.clock.monotonic()
+        try:
+            self._cluster.reach()
+        except ServiceUnavailable:
+            self._reached_since = None
+            return
+        if self._reached_since is None:
+            self._reached_since = now
+        elif now - self._reached_since >= ADMIN_SECONDS:
+            raise InvalidAddress(
+                f"nothing has listened at {self._cluster.admin.url} for {ADMIN_SECONDS:.0f} s, though the brokers of "
+                f"{address} accept clients: give the address of their admin interface as admin_url (setting "
+                "pulsar.admin_url, variable TXNBUFFER_PULSAR_ADMIN_URL)"
+            )
 
     @property
     def max_message_bytes(self) -> int:

@@ -14,6 +14,7 @@ import pytest
 from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.port import MAX_MESSAGE_BYTES
+from broker_io.pulsar import broker as broker_module
 from broker_io.pulsar.admin import MOST_REDIRECTS, AdminClient
 from broker_io.pulsar.broker import OVERHEAD_BYTES, PulsarBroker
 from broker_io.pulsar.cluster import INCARNATION, Cluster
@@ -182,6 +183,21 @@ def test_closed_client_port_is_named_if_the_admin_interface_answers(interface: I
     interface.will_answer(200, {"boundaries": []})
     with pytest.raises(ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*usually 6650"):
         open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url, max_unavailable=0.0)
+
+
+def test_wrong_port_of_the_admin_interface_is_no_unavailable_cluster(
+    interface: Interface, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "ADMIN_SECONDS", 0.01)
+    address = f"pulsar://127.0.0.1:{interface.server_port}/t/n"  # accepts connections
+    with pytest.raises(InvalidAddress, match=r"nothing has listened at http://127\.0\.0\.1:1 .* as admin_url"):
+        open_broker(address, admin_url="http://127.0.0.1:1", max_unavailable=3600.0)
+
+
+def test_stopped_cluster_is_unavailable_for_all_of_max_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "ADMIN_SECONDS", 0.01)
+    with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1"):
+        open_broker("pulsar://127.0.0.1:2/t/n", admin_url="http://127.0.0.1:1", max_unavailable=0.5)
 
 
 def test_topic_with_the_name_of_a_partitioned_one_is_hidden(interface: Interface) -> None:

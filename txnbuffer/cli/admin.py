@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from txnbuffer.cli.commands import AddressCommand, CommandGroup, complete_topic,
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.output import output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Outcome
 
 STREAM_COLUMNS = (
     *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
@@ -102,9 +104,11 @@ def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
     """Abort the transaction MOST:LEAST of any client, and show its outcome.
 
-    A committed transaction stays committed; its outcome is then COMMIT.
+    A committed transaction stays committed; its outcome is then COMMIT, and the exit code 1.
     """
-    show_record(call_owner(service, "Abort", txn=str(parse_txn(txn))), output)
+    answer = call_owner(service, "Abort", txn=str(parse_txn(txn)))
+    show_record(answer, output)
+    sys.exit(1 if answer["outcome"] == Outcome.COMMIT.name else 0)
 
 
 @click.command("groups", cls=AddressCommand)
@@ -133,6 +137,9 @@ def groups_command(group: str | None, forget: bool, topic: str | None, service: 
     if topic is not None:
         raise InvalidRequest("--topic works with --forget only")
     responses = call_all(service, "Groups", group=group)
+    if group is not None and not any(responses.each):
+        responses.check()
+        raise InvalidRequest(f"there is no consumer group {group!r}: `txnbuf groups` shows all")
     show_rows(responses.rows("group", "topic"), output, title="consumer groups")
     responses.check()
 

@@ -185,10 +185,11 @@ def _log(ctx: click.Context) -> LogAddress:
 
 
 def _with_suggestion(error: TopicNotFound, ctx: click.Context) -> TopicNotFound:
-    """The error, which also names the topics that may have been meant."""
+    """The error without what it advises about Python, and with the topics that may have been meant."""
+    text = str(error).partition("; with wait=True")[0]
     params = [one.name for one in ctx.command.params if isinstance(one, TopicArgument)]
     values = [ctx.params.get(name or "") for name in params]
     wanted = [name for value in values for name in (value if isinstance(value, tuple) else (value,)) if name]
     names = topic_names(ctx)
     hints = [suggestion(name, names) for name in wanted if name not in names]
-    return TopicNotFound(f"{error}.{''.join(hints)}") if any(hints) else error
+    return TopicNotFound(f"{text}.{''.join(hints)}" if any(hints) else text)

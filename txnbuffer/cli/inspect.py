@@ -27,7 +27,7 @@ from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.commands import CommandGroup, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, log_options, parse_txn
-from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
+from txnbuffer.cli.output import Row, instant, narrate, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.starts import start_point
 from txnbuffer.errors import counted
@@ -60,7 +60,11 @@ def inspect_log(log: LogAddress, topic: str | None, start: str, limit: int, outp
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
             first = start_point(broker, topic, parse_start(start)).position
-            show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages")
+            rows = list(_message_rows(broker, topic, first, limit + 1))
+            show_rows(rows[:limit], output, empty="no messages")
+            if len(rows) > limit:
+                more = rows[limit]["position"]
+                narrate(f"there are more messages: continue with --from {more}, or give a larger --limit")
 
 
 def _topic_row(broker: Broker, topic: str) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import click
 Row: TypeAlias = Mapping[str, Any]
 
 CELL_WIDTH = 200
-"""Maximum characters of a table cell; JSON is never cut."""
+"""Maximum characters of a table cell on a terminal; what other programs read is never cut."""
 SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 LONE_BYTES = 0xDC00
 """The code point of byte 0 when Python decodes bytes that are not UTF-8 with surrogateescape."""
@@ -116,6 +117,11 @@ def instant(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
+def has_style() -> bool:
+    """Whether output may be bold or coloured: not if `NO_COLOR` is set, which also says no to bold."""
+    return not os.environ.get("NO_COLOR")
+
+
 def narrate(line: str) -> None:
     """Print a message to stderr, for the person at the terminal."""
     click.echo(line, err=True)
@@ -134,7 +140,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     line = printable(str(value))
-    return line if len(line) <= CELL_WIDTH else line[: CELL_WIDTH - 1] + "…"
+    return line if len(line) <= CELL_WIDTH or not sys.stdout.isatty() else line[: CELL_WIDTH - 1] + "…"
 
 
 def _print_table(rows: Sequence[Row], title: str) -> None:
@@ -142,7 +148,13 @@ def _print_table(rows: Sequence[Row], title: str) -> None:
     from rich.table import Table
 
     terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else UNFOLDED_WIDTH, soft_wrap=not terminal, markup=False, highlight=False)
+    console = Console(
+        width=None if terminal else UNFOLDED_WIDTH,
+        soft_wrap=not terminal,
+        markup=False,
+        highlight=False,
+        color_system="auto" if has_style() else None,
+    )
     if title:
         console.print(title, style="italic")
     table = Table(box=None, pad_edge=False, header_style="bold")

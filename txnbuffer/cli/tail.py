@@ -15,7 +15,7 @@ from broker_io.partitions import partition_name
 from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
 from txnbuffer.cli.options import LogAddress, given, log_options
-from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
+from txnbuffer.cli.output import escaped, has_style, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.records import Record
@@ -163,7 +163,8 @@ def parse_start(text: str) -> Start:
 
 def _show_header(wanted: bool | None, output: str) -> None:
     if output == "table" and (sys.stdout.isatty() if wanted is None else wanted):
-        click.echo(click.style("\t".join(COLUMNS), bold=True))
+        names = "\t".join(COLUMNS)
+        click.echo(click.style(names, bold=True) if has_style() else names)
 
 
 def _show(record: Record, output: str) -> None:

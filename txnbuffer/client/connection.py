@@ -9,6 +9,7 @@ same event loop or over gRPC.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -325,6 +326,10 @@ MIN_ATTEMPT_SECONDS = 2.0
 """Minimum seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
 
+ADMIN_VARIABLE = "TXNBUFFER_PULSAR_ADMIN_URL"
+"""The variable of the setting `pulsar.admin_url`, which commands read too."""
+
+
 class ClusterOptions(NamedTuple):
     """Arguments of `connect` that only a cluster accepts.
 
@@ -342,6 +347,13 @@ class ClusterOptions(NamedTuple):
         if not isinstance(broker_options, (Mapping, NoneType)):
             raise InvalidRequest(f"broker_options must be a mapping, got {type(broker_options).__name__}")
         return cls(service, {**(broker_options or {}), **({"schemas": schemas} if schemas else {})})
+
+    def at(self, address: str) -> ClusterOptions:
+        """For a cluster, with the admin interface that the environment names, if none was given."""
+        admin_url = os.environ.get(ADMIN_VARIABLE)
+        if not admin_url or not isinstance(address, str) or not is_cluster(address):
+            return self
+        return self._replace(broker={"admin_url": admin_url, **self.broker})
 
 
 NO_CLUSTER = ClusterOptions(None, {})
@@ -618,7 +630,7 @@ def connect(
     Only for a cluster:
 
     - `service`: HOST:PORT of the service. Without it the client finds the service through the cluster.
-    - `broker_options`: options of `open_broker` for a cluster, such as the admin URL, credentials and TLS.
+    - `broker_options`: options of `open_broker`. The default of `admin_url` is in TXNBUFFER_PULSAR_ADMIN_URL.
     - `schemas`: topics and their schemas from the Pulsar client library. Values are encoded with the schema, and the
       schema is registered with the cluster.
     - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into
@@ -628,6 +640,6 @@ def connect(
     the errors of opening a log or a cluster.
     """
     access = ServiceAccess(tls_ca, tls_cert, tls_key, token, token_file)
-    cluster = ClusterOptions.of(service, broker_options, schemas)
+    cluster = ClusterOptions.of(service, broker_options, schemas).at(address)
     serializers, rest = Serializers(serializer, schemas), (batching, Deserializers(deserializers), read_only, progress)
     return PendingConnection(address, serializers, timeout, max_unavailable, access, cluster, *rest)
