@@ -58,9 +58,15 @@ class BranchPlan:
         if number == self.number:
             self.finished.setdefault(task, (attempt, branch))
 
-    def go_on(self, number: int) -> None:
-        """Begin a number, or the current one with other branches."""
-        self.number, self.finished = number, {}
+    def again(self, number: int) -> None:
+        """Begin a number again with other branches, unless it is known to have committed."""
+        if number == self.number:
+            self.finished = {}
+
+    def committed(self, number: int) -> None:
+        """A number has committed: go on with the next one. A writer may learn it before the driver does."""
+        if number == self.number:
+            self.number, self.finished = number + 1, {}
 
 
 class BranchWriter(App):
@@ -92,8 +98,10 @@ class BranchWriter(App):
             elif end == "abort":
                 await branch.abort()
                 self._ended(attempt, Fate.ABORTED)
-        except REFUSED:
+        except REFUSED as error:
             self._ended(attempt, Fate.ABORTED)
+            if isinstance(error, AlreadyCommitted):  # a commit with an unknown outcome has taken effect
+                self._plan.committed(number)
         except ServiceUnavailable:
             await asyncio.sleep(PAUSE)
         if self.choose.random() < 0.2:
@@ -137,18 +145,18 @@ class BranchDriver(App):
         except (TransactionAborted, Fenced) as error:
             self.log(f"begins no. {number} again after {error!r:.200}")
             self._end(commit, Fate.ABORTED)
-            plan.go_on(number)
+            plan.again(number)
             if self.choose.random() < 0.5:
                 with contextlib.suppress(Error):
                     await abort_branches(client, branches)
         except (OutcomeUnknown, ServiceUnavailable):
             if self.choose.random() < 0.5:
-                plan.go_on(number)
+                plan.again(number)
             await asyncio.sleep(PAUSE)
         else:
             if committed:
                 self._end(commit, Fate.COMMITTED)
-            plan.go_on(number + 1)
+            plan.committed(number)
 
     def _end(self, commit: BranchCommit, fate: Fate) -> None:
         commit.fate = fate

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sim.partitions import Partitions
 
+from broker_io.position import LEDGERS_OF_A_HISTORY
 from txnbuffer.model import EARLIEST, Position, TxnId
 
 NEVER = float("inf")
@@ -126,6 +127,11 @@ class Following:
         self.seqno, self.complete = min(self.seqno, seqno), True
 
 
+def _history(record: Shown) -> int:
+    """The history of a log in which a record was written: another one begins after a forced promotion."""
+    return 0 if record.position is None else record.position.ledger // LEDGERS_OF_A_HISTORY
+
+
 class History:
     """All attempts, readings and followings. `report` gets a text for each violation.
 
@@ -204,7 +210,8 @@ class History:
     def may_lose(self) -> None:
         """From now on everything that was committed so far may be gone: a transaction as a whole, or not at all.
 
-        What readers have shown says nothing any more of what is left; followers of streams roll back.
+        What readers have shown says nothing any more of what is left, unless they continue; followers of streams roll
+        back.
         """
         for attempt in self.attempts:
             attempt.losable = True
@@ -245,6 +252,9 @@ class History:
         self.shown(reading.reader, reading.topic, records)
         if records and not reading.records:
             reading.began = self._now()
+        if records and reading.records and _history(records[-1]) != _history(reading.records[-1]):
+            # After a forced promotion a reader continues only if the log has all that it showed before.
+            self.readings += [reading] if reading not in self.readings else []
         reading.records += records
 
     def decided(self, reading: Reading, position: Position) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sim.history import Fate, History
+from sim.history import Fate, History, Shown
 from sim.kinds import run_seed
 from sim.pair import PairScenario
 from sim.pair_faults import PAIR, PairFaults
@@ -13,6 +13,8 @@ from sim.reduction import Part
 from sim.scenario import Size
 from sim.world import Finding, World
 
+from broker_io.position import LEDGERS_OF_A_HISTORY
+from broker_io.replication.lock import LockRecord
 from broker_io.replication.records import Mark
 from txnbuffer.model import Position
 
@@ -74,6 +76,37 @@ def test_two_lives_in_an_epoch_and_two_records_with_a_number_are_found() -> None
         world.failure = None
         scenario._commits(Mark(1, 2, 4))
         assert "are both committed" in (world.failure or "")
+
+
+def test_a_commit_that_returns_after_a_forced_promotion_has_dropped_it_is_no_second_history() -> None:
+    with World(seed=3) as world:
+        scenario = PairScenario(world, PAIR, SMALL, Part(roles=()))
+        scenario._commits(Mark(1, 2, 3))
+        record = LockRecord(1, 1, A, (A,), Mark(1, 2, 3), None)
+        scenario._swapped(record, LockRecord(2, 2, B, (B,), Mark(1, 2, 3), Mark(1, 2, 3)))
+        scenario._commits(Mark(1, 3, 4))
+        scenario._commits(Mark(2, 3, 5))
+        assert world.failure is None
+        scenario._commits(Mark(2, 3, 6))
+        assert "are both committed" in (world.failure or "")
+
+
+def test_what_a_reader_has_shown_counts_again_if_it_continues_after_a_forced_promotion() -> None:
+    history = History(lambda: 1.0, lambda _: None)
+    ends, continues = (history.reading(name, "topic") for name in ("ends", "continues"))
+    for reading in (ends, continues):
+        history.read(reading, [shown(1, 1), shown(1, 2)])
+    history.may_lose()
+    history.read(ends, [shown(1, 3)])
+    assert history.readings == []
+    for number in (3, 4):
+        history.read(continues, [shown(LEDGERS_OF_A_HISTORY, number)])
+    assert history.readings == [continues]
+    assert [record.seqno for record in continues.records] == [1, 2, 3, 4]
+
+
+def shown(ledger: int, number: int) -> Shown:
+    return Shown(number, b"k", b"%d" % number, Position(ledger, number))
 
 
 def test_a_forced_promotion_may_lose_what_was_committed_before_it_only() -> None:
