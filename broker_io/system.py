@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
 
@@ -211,6 +212,45 @@ def _enter(context: contextvars.Context) -> None:
         variable.set(value)
 
 
+class SystemEvent:
+    """An event that no waiter can block: `threading.Event` stays locked if a signal handler raises at a bad moment."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        while self._waiting:
+            with contextlib.suppress(IndexError):  # another thread sets it as well
+                self._waiting.popleft().release()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._set:
+            return True
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiting.append(lock)
+        woken = self._set or lock.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(lock)
+        return woken or self._set
+
+
+class SystemCondition(threading.Condition):
+    """A condition whose block takes and releases the lock in C, so that a signal handler cannot raise in between."""
+
+    if not TYPE_CHECKING:
+        __enter__ = property(lambda self: self._lock.__enter__)
+        __exit__ = property(lambda self: self._lock.__exit__)
+
+
 class SystemThreads:
     def thread(self, work: Callable[[], object], *, name: str | None = None, daemon: bool = False) -> ContextThread:
         return ContextThread(target=work, name=name, daemon=daemon)
@@ -234,11 +274,11 @@ class SystemThreads:
     def reentrant_lock(self) -> threading.RLock:
         return threading.RLock()
 
-    def condition(self) -> threading.Condition:
-        return threading.Condition()
+    def condition(self) -> SystemCondition:
+        return SystemCondition()
 
-    def event(self) -> threading.Event:
-        return threading.Event()
+    def event(self) -> SystemEvent:
+        return SystemEvent()
 
     def queue(self) -> queue.SimpleQueue[Any]:
         return queue.SimpleQueue()

@@ -1,7 +1,9 @@
 """The portal of the sync client: other threads call an asyncio client on an event loop in a thread of its own
 
-A call can be cancelled before and after its task has started. Closing ends in the loop's thread, so that it completes
-even if KeyboardInterrupt ends the wait for it.
+A signal handler may raise any exception between any two steps of a waiting thread. So the loop owns the work: the
+thread only waits for it, asks the loop to cancel it if an exception comes, and adds notes on its outcome to the
+exception. What both threads use are locks and queues written in C: a handler that raises in `threading.Event` or
+`concurrent.futures.Future` can leave their lock taken, and the loop would wait for it forever.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from functools import partial, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from broker_io.environment import ThreadQueue, current
 from txnbuffer.client import lifecycle
@@ -30,40 +33,124 @@ InCaller: TypeAlias = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
 STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
 CANCEL_TIMEOUT = 2.0
-"""Seconds that an interrupted call waits until it is cancelled."""
+"""Seconds that an interrupted call waits until it has ended."""
+SIGNAL_SECONDS = 1.0
+"""A signal that comes just before a wait does not interrupt it; it is handled within this many seconds."""
+LEFT_INTERVAL = 0.5
+"""Seconds between two looks for blocks that were left."""
+NESTED = 8
+"""How many exceptions may arrive, one while the other is handled, before a call no longer waits for its outcome."""
+UNENDED = "the interrupted call has not ended yet, and may still take effect"
 
 
 class LoopCall(Generic[Result]):
-    """A coroutine function to run on the loop, which other threads can cancel, also before it has started.
+    """A coroutine function to run on the loop, for whose end another thread waits.
 
-    `notes`: those of the CancelledError that ended it.
+    `error`: the one that it raised. `told`: the exception of a signal handler that has notes about the outcome.
     """
 
+    patience = CANCEL_TIMEOUT
+    """Seconds to wait for the end after an interruption."""
+
     def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop) -> None:
+        self.error: BaseException | None = None
+        self.told: BaseException | None = None
         self._work = work
         self._loop = loop
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
-        self.notes: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._started = self._interrupted = self._cancelled = False
+        self._ended = current().threads.event()
+        self._result: Result
+        self._notes: Sequence[str] = ()
 
-    async def run(self) -> Result:
-        self._task = asyncio.current_task()
+    def result(self) -> Result:
+        """Wait for the end; return the result or raise the error; InvalidRequest if the loop ends before the call."""
+        while not self._ended.wait(SIGNAL_SECONDS):
+            if self._loop.is_closed():
+                raise InvalidRequest(CLOSED)
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                del self  # a cycle through the traceback would keep the frames of the caller
+        return self._result
+
+    def interrupt(self) -> None:
+        """Give up the call, in any thread; more than once is the same as once."""
+        with contextlib.suppress(InvalidRequest):  # the loop was closed meanwhile
+            call_soon(self._loop, self._interrupt)
+
+    def outcome(self) -> Sequence[str]:
+        """Wait for the end of an interrupted call, and return notes that say what it may have done."""
+        if not self._ended.wait(self.patience):
+            return [UNENDED]
         if self._cancelled:
-            raise asyncio.CancelledError
+            return self._notes
+        if self.error is not None:
+            return [f"the interrupted call raised {type(self.error).__name__}: {self.error}"]
+        return [self.completion()]
+
+    def completion(self) -> str:
+        """The note of an exception that came when the call had completed."""
+        return "the interrupted call had already completed"
+
+    # On the loop
+
+    def start(self) -> None:
+        self._started = True
+        self._task = self._loop.create_task(self._run())
+        self._task.add_done_callback(self._finish)
+
+    def give_up(self, task: asyncio.Task[None]) -> None:
+        """End the task that runs the call."""
+        task.cancel()
+
+    def on_interrupt(self) -> None:
+        """The call was interrupted; it may have ended, or never start."""
+
+    def on_end(self) -> None:
+        """The call has ended."""
+
+    async def _run(self) -> None:
         try:
-            return await self._work()
+            self._result = await self._work()
         except asyncio.CancelledError as cancelled:
-            self.notes = getattr(cancelled, "__notes__", [])
+            self._notes = getattr(cancelled, "__notes__", ())
             raise
+        except BaseException as error:
+            self.error = error
 
-    def cancel(self) -> None:
+    def _interrupt(self) -> None:
+        if not self._started:  # `start` would have come before: it was never scheduled
+            self._end_cancelled()
+        elif self._task is not None and not self._interrupted:
+            self.give_up(self._task)
+        self._interrupted = True
+        self.on_interrupt()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._task = None  # the last reference to a task runs code of asyncio, in which a handler may raise in vain
+        if task.cancelled():
+            self._end_cancelled()
+        else:
+            self._ended.set()
+            self.on_end()
+
+    def _end_cancelled(self) -> None:
         self._cancelled = True
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._cancel_task)
+        self.error = InvalidRequest("the client was closed during the call: connect again")
+        self._ended.set()
+        self.on_end()
 
-    def _cancel_task(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function on a loop of another thread. Raises InvalidRequest if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        if not loop.is_closed():  # a signal handler raised it
+            raise
+        raise InvalidRequest(CLOSED) from None
 
 
 class LoopThread:
@@ -71,10 +158,10 @@ class LoopThread:
 
     def __init__(self) -> None:
         threads = current().threads
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._started: set[asyncio.Task[Any] | None] = set()
         self._lock = threads.reentrant_lock()  # reentrant for signal handlers
-        self._ending = False
+        self._ending = self._stopped = False
         self._end: asyncio.Task[None] | None = None
         self._end_error: Exception | None = None
         self._ended = threads.event()
@@ -82,45 +169,71 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Work[Result]) -> Result:
-        """Run a coroutine function and return its result. KeyboardInterrupt in the waiting thread cancels it.
+        """Run a coroutine function and return its result. Raises as `wait_for`."""
+        return self.wait_for(LoopCall(work, self.loop))
+
+    def wait_for(self, one: LoopCall[Result]) -> Result:
+        """Run a call and return its result. An exception that a signal handler raises in the waiting thread cancels it.
 
         The exception gets the notes of the cancelled call, and a note if the call completed or may still complete.
         Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
-        one = LoopCall(work, self._loop)
-        future: Future[Result] | None = None
+        self.check_other()
         try:
-            future = self.submit(one)
-            return result_of(future)
-        except KeyboardInterrupt as interrupt:
-            one.cancel()
-            if future is not None:
-                for note in _notes(one, future):
-                    interrupt.add_note(note)
+            self.submit(one)
+            return one.result()
+        except BaseException as raised:
+            if raised is one.error:
+                raise
+            try:
+                try:
+                    self._interrupted(one, raised)
+                except BaseException as another:  # perhaps before its first step
+                    if one.told is not another:
+                        self._interrupted(one, another)
+                    raise
+            except BaseException as another:
+                if one.told is not another:
+                    another.add_note(UNENDED)
+                raise
+            raise
+        finally:
+            del one
+
+    def _interrupted(self, one: LoopCall[Any], raised: BaseException, nested: int = NESTED) -> None:
+        """A signal handler raised an exception during a call: give the call up, and add notes about its outcome.
+
+        If the handler raises again meanwhile, that exception takes the place of the first, with the notes.
+        """
+        try:
+            one.interrupt()
+            for note in one.outcome():
+                raised.add_note(note)
+            one.told = raised
+        except BaseException as another:
+            if nested:
+                self._interrupted(one, another, nested - 1)
             raise
 
     def start(self, work: Work[Result]) -> Future[Result]:
-        """Start a coroutine function and return its future; `cancel_started` cancels it. Raises as `call`."""
-        return self.submit(self.startable(work))
-
-    def startable(self, work: Work[Result]) -> LoopCall[Result]:
-        """Return a call for `submit` that `cancel_started` cancels as well."""
-        return LoopCall(partial(self.kept, work), self._loop)
-
-    def submit(self, one: LoopCall[Result]) -> Future[Result]:
-        """Run a call on the loop; return its future. Raises as `call`."""
+        """Start a coroutine function and return its future; `cancel_started` cancels it. Raises as `submit`."""
         self.check_other()
         with self._lock:
             if self._ending:
                 raise InvalidRequest(CLOSED)
-            return asyncio.run_coroutine_threadsafe(one.run(), self._loop)
+            return asyncio.run_coroutine_threadsafe(self.kept(work), self.loop)
+
+    def submit(self, one: LoopCall[Result]) -> None:
+        """Run a call on the loop. Raises InvalidRequest once the loop stops."""
+        with self._lock:
+            if self._ending:
+                one.error = InvalidRequest(CLOSED)
+                raise one.error
+            call_soon(self.loop, one.start)
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call a function on the loop, without waiting for that. Raises InvalidRequest once the loop has stopped."""
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            raise InvalidRequest(CLOSED) from None
+        call_soon(self.loop, function)
 
     async def cancel_started(self) -> None:
         """Cancel the unfinished coroutines of `start`, and wait until they have ended."""
@@ -141,13 +254,14 @@ class LoopThread:
     def stop(self, first: Work[None] | None = None) -> None:
         """Run `first`, cancel all other coroutines, and end the loop and its thread; wait for that.
 
-        All of this is still done if KeyboardInterrupt ends the wait; another call waits for it. Raises the error of
-        `first`, once.
+        All of this is still done if an exception of a signal handler ends the wait; another call waits for it. Raises
+        the error of `first`, once.
         """
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._begin_end, first)
-        self._ended.wait()  # `join` takes the thread for ended once KeyboardInterrupt has interrupted it
-        self._thread.join()
+        with contextlib.suppress(InvalidRequest):  # the loop has ended
+            self.soon(partial(self._begin_end, first))
+        while not self._ended.wait(SIGNAL_SECONDS):
+            pass
+        self._thread.join()  # it takes the thread for ended once an exception has interrupted it
         error, self._end_error = self._end_error, None
         if error is not None:
             raise error
@@ -162,16 +276,18 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
-            self._loop.run_forever()
+            while not self._stopped:  # the loop stops when a task raises SystemExit, which its caller gets
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self.loop.run_forever()
         finally:
-            self._loop.close()
+            self.loop.close()
             self._ended.set()
 
     def _begin_end(self, first: Work[None] | None) -> None:
         with self._lock:  # nothing can start after `_end_all` has listed the tasks
             self._ending = True
         if self._end is None:
-            self._end = self._loop.create_task(self._end_all(first))
+            self._end = self.loop.create_task(self._end_all(first))
 
     async def _end_all(self, first: Work[None] | None) -> None:
         try:
@@ -184,28 +300,8 @@ class LoopThread:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=STOP_TIMEOUT)
-        self._loop.stop()
-
-
-def _notes(one: LoopCall[Any], future: Future[Any]) -> list[str]:
-    """Return the notes for the KeyboardInterrupt that has cancelled a call, when the call has ended."""
-    if not wait([future], CANCEL_TIMEOUT).done:
-        return ["the interrupted call has not ended yet, and may still take effect"]
-    if not future.cancelled() and future.exception() is None:
-        return ["the interrupted call had already completed"]
-    return one.notes
-
-
-def result_of(future: Future[Result]) -> Result:
-    """Return the result of a future. Raises InvalidRequest if another thread closed the client during the call."""
-    try:
-        return future.result()
-    except CancelledError:
-        raise InvalidRequest("the client was closed during the call: connect again") from None
-
-
-SIGNAL_SECONDS = 1.0
-"""A signal that comes just before a wait does not interrupt it; it is handled within this many seconds."""
+        self._stopped = True
+        self.loop.stop()
 
 
 def _next_of(waiting: ThreadQueue[Result]) -> Result:
@@ -235,6 +331,13 @@ def blocking(
     return call
 
 
+class Block(Protocol):
+    """A `with` block that an exception has left."""
+
+    def finish(self) -> bool:
+        """End what nobody has ended, on the loop; False if a call that ends it still runs."""
+
+
 class Portal(SyncObject[Client]):
     """Runs the methods of an asyncio client on the event loop of a background thread; all other threads may call it."""
 
@@ -244,17 +347,30 @@ class Portal(SyncObject[Client]):
         self.loop = loop
         self.forked_from = lifecycle.generation()
         self.closed = False
+        self.left: deque[Block] = deque()
+        """Blocks that were left: after `append`, which is written in C, the loop finishes one, whatever is raised."""
+        loop.soon(self._finish_left)
 
     @classmethod
     def open(cls, opening: Work[Client], *, embedded: bool = False) -> Self:
         """Open a client. `embedded`: it needs executors of this process, and closes when the interpreter exits."""
         if not CLOSED_AT_EXIT.prepare() and embedded:
             raise InvalidRequest("the interpreter is exiting, and cannot open a log any more: open it earlier")
-        loop = LoopThread()
+        loop, opened = LoopThread(), list[Client]()
+
+        async def work() -> None:
+            opened.append(await opening())
+
+        async def undo() -> None:
+            await loop.cancel_started()
+            for client in opened:
+                await client.close()
+
         try:
-            portal = cls(loop.call(partial(loop.kept, opening)), loop)
+            loop.call(partial(loop.kept, work))
+            portal = cls(opened[0], loop)
         except BaseException:
-            loop.stop(loop.cancel_started)
+            loop.stop(undo)
             raise
         if embedded:
             CLOSED_AT_EXIT.portals.add(portal)
@@ -268,7 +384,8 @@ class Portal(SyncObject[Client]):
     def close(self) -> None:
         """Close the client; open transactions abort. Raises UsedAfterFork.
 
-        If KeyboardInterrupt ends the wait, the client closes in the background; another call waits for that.
+        If an exception of a signal handler ends the wait, the client closes in the background; another call waits for
+        that.
         """
         lifecycle.check(self.forked_from)
         self.loop.check_other()
@@ -299,45 +416,53 @@ class Portal(SyncObject[Client]):
     def call_with_callbacks(self, work: Callable[[InCaller], Coroutine[Any, Any, Result]]) -> Result:
         """Run a coroutine and return its result; `work` gets a function that runs calls in the waiting thread."""
         self.check()
-        threads = current().threads
-        waiting: ThreadQueue[tuple[Future[Any], Callable[[], Any]] | None] = threads.queue()
-        ended = threads.event()
+        waiting: ThreadQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = current().threads.queue()
 
         async def in_caller(function: Callable[[], Any]) -> Any:
-            done: Future[tuple[Any, Exception | None]] = Future()
-            waiting.put((done, function))
-            result, error = await asyncio.wrap_future(done)
+            answer: asyncio.Future[tuple[Any, Exception | None]] = asyncio.get_running_loop().create_future()
+            waiting.put((answer, function))
+            result, error = await answer
             if error is not None:
                 raise error
             return result
 
-        async def whole() -> Result:
-            try:
-                return await work(in_caller)
-            finally:
-                ended.set()
-
-        one = self.loop.startable(whole)
-        future: Future[Result] | None = None
-        try:
-            future = self.loop.submit(one)
-            future.add_done_callback(lambda _: waiting.put(None))
-            while (asked := _next_of(waiting)) is not None:
-                done, function = asked
-                if done.set_running_or_notify_cancel():
-                    done.set_result(_outcome(function))
-        except BaseException:
-            one.cancel()
-            if future is not None:
-                ended.wait(STOP_TIMEOUT)
-            raise
-        return result_of(future)
+        return self.loop.wait_for(
+            CallWithCallbacks(partial(self.loop.kept, partial(work, in_caller)), self.loop.loop, waiting)
+        )
 
     def check(self) -> None:
         """Raises UsedAfterFork, and InvalidRequest after `close`."""
         lifecycle.check(self.forked_from)
         if self.closed:
             raise InvalidRequest(CLOSED)
+
+    def _finish_left(self) -> None:
+        """Finish the blocks that were left, now and later."""
+        self.loop.loop.call_later(LEFT_INTERVAL, self._finish_left)
+        for _ in range(len(self.left)):
+            found = self.left.popleft()
+            if not found.finish():
+                self.left.append(found)
+
+
+class CallWithCallbacks(LoopCall[Result]):
+    """A call whose waiting thread gets functions to call from a queue, and None at the end."""
+
+    patience = STOP_TIMEOUT
+
+    def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop, waiting: ThreadQueue[Any]) -> None:
+        super().__init__(work, loop)
+        self._waiting = waiting
+
+    def result(self) -> Result:
+        while (asked := _next_of(self._waiting)) is not None:
+            answer, function = asked
+            if not answer.done():
+                call_soon(self._loop, partial(_answer, answer, _outcome(function)))
+        return super().result()
+
+    def on_end(self) -> None:
+        self._waiting.put(None)
 
 
 class _ClosedAtExit:
@@ -370,8 +495,13 @@ CLOSED_AT_EXIT = _ClosedAtExit()
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return the result and the exception of a function; a future does not accept every exception."""
+    """Return the result and the exception of a function; another exception ends the call itself."""
     try:
         return function(), None
     except Exception as error:
         return None, error
+
+
+def _answer(answer: asyncio.Future[Any], outcome: tuple[Any, Exception | None]) -> None:
+    if not answer.done():
+        answer.set_result(outcome)

@@ -208,15 +208,21 @@ class Transactions:
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
         """Turn a commit that was not sent yet into an abort; False if it was sent."""
-        if transaction.then is None:
-            asked = self._requests.unanswered.items()
-            commits = (
-                number for number, request in asked if request.field == "commits" and request.subject is transaction
-            )
-            if not self._requests.withdraw(next(commits, 0)):
-                return False
+        if transaction.then is None and not self._requests.withdraw(self._commit_of(transaction)):
+            return False
         self.end(transaction, EndPlan(commit=False, waiter=None))
         return True
+
+    def commit_sent(self, transaction: OpenTransaction) -> bool:
+        """Whether a commit was sent and is not answered."""
+        number = self._commit_of(transaction)
+        return bool(number) and not self._requests.unsent(number)
+
+    def _commit_of(self, transaction: OpenTransaction) -> int:
+        """The number of the request for the commit; 0 if there is none that is not answered."""
+        asked = self._requests.unanswered.items()
+        commits = (number for number, request in asked if request.field == "commits" and request.subject is transaction)
+        return next(commits, 0)
 
     def settle(self, runs: Sequence[TransactionSlice]) -> None:
         """These records are durable or have failed. End the transactions that waited for them."""

@@ -2,19 +2,24 @@
 
 Where the asyncio transaction would wait, these calls wait as well. Where it would not, records and the begin are handed
 to the loop without waiting for it: what can be checked is checked before, in the calling thread.
+
+A signal handler may raise an exception at any step of a call or of the end of a block. The loop then ends the
+transaction: a commit that was not requested becomes an abort, and the exception has a note about one that was.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from opcode import opmap
+from types import CodeType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from broker_io.environment import current
 from txnbuffer.checks import check_flag
-from txnbuffer.client.portal import Portal
+from txnbuffer.client.portal import LoopCall, Portal
 from txnbuffer.client.send_columns import (
     PROPERTY_BYTES,
     Batching,
@@ -31,7 +36,7 @@ from txnbuffer.client.send_columns import (
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transaction import Transaction, check_branches
 from txnbuffer.coordinator.messages import Branch
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import Error, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
 NOT_BEGUN = "the transaction has not begun: use it with `with`, or call begin()"
@@ -40,6 +45,17 @@ RETURNED = (
     "the handler of this transaction has returned: send in the transaction of the current call, and let the handler "
     "wait for its other threads"
 )
+
+
+LEFT = "its block or a call was interrupted before the commit was requested"
+INTERRUPTED_SEND = "a send was interrupted, so its records may be missing"
+OUTCOME_TIMEOUT = 1.0
+"""Seconds that an interrupted commit waits for its outcome if it was sent already."""
+
+AFTER_AWAIT = 3
+"""The argument of RESUME, the first step of a function, if a coroutine continues there."""
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class SyncSend(NamedTuple):
@@ -74,6 +90,80 @@ def _kind(send: SyncSend) -> tuple[str, Batching | None, bool]:
     return send.topic, send.batching, send.rows.properties is None and send.rows.times is None
 
 
+class EndingCall(LoopCall[Any]):
+    """A call that begins or ends a transaction. If it is interrupted, the loop ends the transaction."""
+
+    def __init__(self, transaction: SyncTransaction, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__(work, transaction._portal.loop.loop)
+        self._transaction = transaction
+
+    def completion(self) -> str:
+        ended = self._transaction._transaction
+        return f"transaction {ended.id} has committed" if ended.committed else super().completion()
+
+    def give_up(self, task: asyncio.Task[None]) -> None:
+        if self._transaction._transaction.commit_sent:
+            self._loop.call_later(OUTCOME_TIMEOUT, task.cancel)
+        else:
+            task.cancel()
+
+    def on_interrupt(self) -> None:
+        self._transaction._abandon()
+
+
+def _exit_of(method: Callable[..., None], transaction: Any) -> Any:
+    """The `__exit__` of one block, in which no step runs unprotected. Where nothing is called, no handler runs."""
+
+    def exiting(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            method(transaction, kind, error, trace)
+        except BaseException as raised:
+            try:
+                transaction._portal.left.append(transaction)
+            except BaseException as another:
+                try:  # noqa: SIM105  `suppress` would be a call
+                    another.__notes__ = raised.__notes__
+                except AttributeError:
+                    pass
+                raise
+            raise
+
+    return exiting
+
+
+def without_check(code: CodeType) -> CodeType:
+    """Return the code of a function that starts as after an `await`, where the interpreter runs no signal handlers."""
+    steps = bytearray(code.co_code)
+    start = next(at for at in range(0, len(steps), 2) if steps[at] == opmap["RESUME"])
+    steps[start + 1] = AFTER_AWAIT
+    return code.replace(co_code=bytes(steps))
+
+
+if TYPE_CHECKING:
+
+    def of_block(method: Method) -> Method: ...
+
+else:
+
+    class of_block:  # noqa: N801  a decorator
+        """Makes a new `__exit__` for each `with` block.
+
+        A signal handler could raise before the first step of a usual method, and again after it has returned, as if
+        from the block: the interpreter runs handlers when a function starts, and after each call of a bound method.
+        """
+
+        def __init__(self, method: Callable[..., None]) -> None:
+            self._method = method
+            self._code = without_check(_exit_of(method, None).__code__)
+
+        def __get__(self, transaction: SyncTransaction | None, owner: type) -> Callable[..., None]:
+            if transaction is None:
+                return self._method
+            exiting = _exit_of(self._method, transaction)
+            exiting.__code__ = self._code
+            return exiting
+
+
 class SyncTransaction:
     """A transaction of the sync client; use it with `with`.
 
@@ -90,6 +180,7 @@ class SyncTransaction:
         self._portal = portal
         self._transaction = transaction
         self._requested = transaction.begun  # whether it begins
+        self._ending = False  # a commit runs on the loop
         self._failure: Exception | None = None  # of a begin that was handed over
         self._lock = current().threads.reentrant_lock()  # guards the next four; reentrant for signal handlers
         self._handed: list[SyncSend] = []
@@ -97,6 +188,9 @@ class SyncTransaction:
         self._scheduled = False
         self._closed = ""  # why it accepts no more records
         self._aborted = False
+        self._abandoned = False  # a call or the end of the block was interrupted
+        self._interrupted_send = False
+        self._leaving: asyncio.Task[None] | None = None
         self._sender: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -118,8 +212,12 @@ class SyncTransaction:
         if self._requested:
             raise InvalidRequest("the transaction has already begun: create another one")
         if self._transaction.named or not client.sessions.can_begin:
-            portal.call(self._transaction.begin)
             self._requested = True
+            try:
+                portal.loop.wait_for(EndingCall(self, self._transaction.begin))
+            except Error:
+                self._requested = False
+                raise
             return self
         self._requested = True
         with self._lock:
@@ -168,13 +266,14 @@ class SyncTransaction:
     def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; return when all records and the commit are durable. Arguments and errors as in `Transaction.commit`.
 
-        KeyboardInterrupt has a note that says whether the transaction may have committed.
+        An exception that a signal handler raises meanwhile, such as KeyboardInterrupt, has a note if the transaction
+        has or may have committed; without one it has not.
         """
         self._check_begun()
         self._transaction.check_can_end()
         branches = check_branches(winners)
         check_flag(wait_visible, "wait_visible")
-        self._portal.call(self._commit, wait_visible, branches)
+        self._portal.loop.wait_for(EndingCall(self, partial(self._commit, wait_visible, branches)))
 
     def abort(self) -> None:
         """Abort; return when the abort is durable. After another abort or a commit as `Transaction.abort`."""
@@ -182,21 +281,38 @@ class SyncTransaction:
         self._transaction.check_can_end()
         if not self._requested:
             raise InvalidRequest(NOT_BEGUN)
-        self._portal.call(self._abort)
+        self._portal.loop.wait_for(EndingCall(self, self._abort))
 
     def __enter__(self) -> Self:
-        return self.begin()
+        try:
+            return self.begin()
+        except Error:
+            raise
+        except BaseException:
+            self._portal.left.append(self)
+            raise
 
+    @of_block
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._aborted or self._transaction.over:
-            return  # commit or abort was called in the block
-        if error is None:
+        over = self._aborted or self._transaction.over  # commit or abort was called in the block
+        if self._abandoned and error is None:
+            raise self._left()
+        if over:
+            pass
+        elif error is None:
             self.commit()
         elif not self._portal.inherited and not self._portal.closed:
             self._transaction.check_can_end()
-            self._portal.call(self._leave, error)
+            self._portal.loop.wait_for(EndingCall(self, partial(self._leave, error)))
+
+    def finish(self) -> bool:
+        """Internal: end a transaction whose block was left by an exception; return whether that is done."""
+        if self._ending and not self._transaction.over:
+            return False
+        self._abandon()
+        return True
 
     async def close(self, reason: str) -> None:
         """Internal: reject later sends with this reason, and wait until the session has all records."""
@@ -217,20 +333,28 @@ class SyncTransaction:
         check_size(client.batched(send.topic, send.rows, send.batching), client.max_message_bytes, PROPERTY_BYTES)
         if not send.rows.values:
             return
-        if client.must_ask(send.topic, send.partition):
-            self._portal.call(self._ask_and_send, send)
-            return
+        try:
+            if client.must_ask(send.topic, send.partition):
+                self._portal.call(self._ask_and_send, send)
+            elif self._hand_over(send):
+                self._portal.call(self._sent)
+                if not transaction.over:
+                    transaction.check()
+        except Error:
+            raise
+        except BaseException:
+            self._interrupted_send = True  # the records may or may not be part of it
+            raise
+
+    def _hand_over(self, send: SyncSend) -> bool:
+        """Hand records over to the loop; return whether the caller waits until the session has them."""
         with self._lock:
             if self._closed:
                 raise InvalidRequest(self._closed)
             self._handed.append(send)
             self._bytes += weight(send.rows)
             self._schedule()
-            full = self._bytes >= transaction.room
-        if full:
-            self._portal.call(self._sent)
-            if not transaction.over:
-                transaction.check()
+            return self._bytes >= self._transaction.room
 
     def _schedule(self) -> None:
         """Let the loop take what was handed over."""
@@ -271,6 +395,8 @@ class SyncTransaction:
                 self._handed, self._bytes, self._scheduled = [], 0, False
             if not isinstance(error, Exception):
                 raise
+        finally:
+            self._sender = None  # the loop drops the task, not the calling thread
 
     def _take(self) -> list[SyncSend]:
         """Return what was handed over. The records of the last call are now with the session."""
@@ -297,12 +423,16 @@ class SyncTransaction:
         await self._transaction.send_rows(*send)
 
     async def _commit(self, wait_visible: bool, winners: Sequence[Branch] = ()) -> None:
+        self._ending = True
         try:
+            if self._abandoned:
+                raise self._left()
             await self.close(ENDED)
-        except asyncio.CancelledError as error:
-            await self._leave(error)
-            raise
-        await self._transaction.commit(wait_visible=wait_visible, winners=winners)
+            if self._interrupted_send:
+                self._transaction.fail(TransactionAborted(self._transaction.id, INTERRUPTED_SEND))
+            await self._transaction.commit(wait_visible=wait_visible, winners=winners)
+        finally:
+            self._ending = False
 
     async def _abort(self) -> None:
         if await self._drop():
@@ -312,6 +442,16 @@ class SyncTransaction:
         """Request an abort after an exception in the block, without waiting for it."""
         if await self._drop():
             await self._transaction.__aexit__(type(error), error, None)
+
+    def _abandon(self) -> None:
+        """End the transaction, unless that was requested."""
+        if self._requested and not self._transaction.over:
+            self._abandoned = not self._aborted
+            self._leaving = asyncio.ensure_future(self._leave(asyncio.CancelledError()))
+
+    def _left(self) -> Error:
+        """The error of a commit that is requested after `_abandon`."""
+        return TransactionAborted(self._transaction.id, LEFT) if self._transaction.begun else InvalidRequest(ENDED)
 
     async def _drop(self) -> bool:
         """Drop the records that the session does not have yet; return whether the transaction has begun."""

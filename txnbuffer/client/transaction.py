@@ -368,6 +368,16 @@ class Transaction:
         return self._open is not None and (self._open.ending or self._committing)
 
     @property
+    def committed(self) -> bool:
+        """Internal: whether it is known to have committed."""
+        return self._committed is True
+
+    @property
+    def commit_sent(self) -> bool:
+        """Internal: whether a commit was sent and is not answered, so that it cannot be withdrawn."""
+        return self._open is not None and self._session.core.transactions.commit_sent(self._open)
+
+    @property
     def named(self) -> bool:
         """Internal: whether it is a numbered transaction of a named producer."""
         return self._sequence is not None
