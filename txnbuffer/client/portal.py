@@ -46,15 +46,15 @@ UNENDED = "the interrupted call has not ended yet, and may still take effect"
 class LoopCall(Generic[Result]):
     """A coroutine function to run on the loop, for whose end another thread waits.
 
-    `error`: the one that it raised. `told`: the exception of a signal handler that has notes about the outcome.
+    `error`: the one that it raised. `noted`: the exception of a signal handler that has notes about the outcome.
     """
 
-    patience = CANCEL_TIMEOUT
+    end_timeout = CANCEL_TIMEOUT
     """Seconds to wait for the end after an interruption."""
 
     def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop) -> None:
         self.error: BaseException | None = None
-        self.told: BaseException | None = None
+        self.noted: BaseException | None = None
         self._work = work
         self._loop = loop
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class LoopCall(Generic[Result]):
 
     def outcome(self) -> Sequence[str]:
         """Wait for the end of an interrupted call, and return notes that say what it may have done."""
-        if not self._ended.wait(self.patience):
+        if not self._ended.wait(self.end_timeout):
             return [UNENDED]
         if self._cancelled:
             return self._notes
@@ -189,11 +189,11 @@ class LoopThread:
                 try:
                     self._interrupted(one, raised)
                 except BaseException as another:  # perhaps before its first step
-                    if one.told is not another:
+                    if one.noted is not another:
                         self._interrupted(one, another)
                     raise
             except BaseException as another:
-                if one.told is not another:
+                if one.noted is not another:
                     another.add_note(UNENDED)
                 raise
             raise
@@ -209,7 +209,7 @@ class LoopThread:
             one.interrupt()
             for note in one.outcome():
                 raised.add_note(note)
-            one.told = raised
+            one.noted = raised
         except BaseException as another:
             if nested:
                 self._interrupted(one, another, nested - 1)
@@ -331,7 +331,7 @@ def blocking(
     return call
 
 
-class Block(Protocol):
+class LeftBlock(Protocol):
     """A `with` block that an exception has left."""
 
     def finish(self) -> bool:
@@ -347,7 +347,7 @@ class Portal(SyncObject[Client]):
         self.loop = loop
         self.forked_from = lifecycle.generation()
         self.closed = False
-        self.left: deque[Block] = deque()
+        self.left: deque[LeftBlock] = deque()
         """Blocks that were left: after `append`, which is written in C, the loop finishes one, whatever is raised."""
         loop.soon(self._finish_left)
 
@@ -448,7 +448,7 @@ class Portal(SyncObject[Client]):
 class CallWithCallbacks(LoopCall[Result]):
     """A call whose waiting thread gets functions to call from a queue, and None at the end."""
 
-    patience = STOP_TIMEOUT
+    end_timeout = STOP_TIMEOUT
 
     def __init__(self, work: Work[Result], loop: asyncio.AbstractEventLoop, waiting: ThreadQueue[Any]) -> None:
         super().__init__(work, loop)
