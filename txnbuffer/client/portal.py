@@ -129,7 +129,7 @@ class LoopCall(Generic[Result]):
         self.on_interrupt()
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        self._task = None  # the last reference to a task runs code of asyncio, in which a handler may raise in vain
+        self._task = None  # the last reference runs code of asyncio, where the exception of a handler is lost
         if task.cancelled():
             self._end_cancelled()
         else:
