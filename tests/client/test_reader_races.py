@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from snapshot_driver import Interfering, abort_some, forget_origins, manager_on
@@ -155,6 +156,33 @@ def test_records_have_seqnos_once_the_topic_is_registered(unaware: MemoryBroker,
         owner.pump()
         owner.snapshot(T)
         assert drain(reader) == [(7, "g")]
+
+
+def test_reader_that_fails_after_it_began_anew_from_a_snapshot_reads_on(
+    unaware: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had read is in its new log, too, so it must not be applied a second time."""
+    log = TopicWriter(unaware, T)
+    log.plain("a")
+    counting, failures = readers.RecordFollower.count_visible, iter([ServiceUnavailable("the cluster is away")])
+
+    def count_visible(*arguments: Any, **options: Any) -> int:
+        for failure in failures:
+            raise failure
+        return counting(*arguments, **options)
+
+    monkeypatch.setattr(readers.RecordFollower, "count_visible", count_visible)
+    with CommittedReader(unaware, T) as reader:
+        assert drain(reader) == [(None, "a")]
+        owner, log = owned(unaware)
+        log.records(1, "b")
+        log.commit(1)
+        log.plain("c")
+        owner.pump()
+        owner.snapshot(T)
+        with pytest.raises(ServiceUnavailable):
+            drain(reader)
+        assert drain(reader) == [(2, "b"), (3, "c")]
 
 
 def test_transactions_of_an_unregistered_topic_are_an_error(broker: MemoryBroker) -> None:

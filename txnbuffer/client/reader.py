@@ -169,6 +169,7 @@ class CommittedFollower:
             if self._stopped is None:
                 self._log.check_alive()
             return False
+        self._unapplied = None
         if not self._registered and any_transactional(placed.messages):
             try:
                 if not self._learn_state():
@@ -179,7 +180,6 @@ class CommittedFollower:
                     raise
                 self._stopped, self._blocked = error, True
                 return True
-        self._unapplied = None
         try:
             self._log.apply(placed)
         except ProtocolStopped as error:
@@ -224,19 +224,25 @@ class CommittedFollower:
         loaded = load(self._broker, self.topic)
         if not loaded.registered:
             raise SnapshotMissing(self.topic, LOST)
-        continues = reaches(self._log.at, loaded.resume)
+        log = self._log
+        continues = reaches(log.at, loaded.resume)
         if continues:
             with LogFollower(self._broker, self.topic, loaded.buffer, loaded.resume) as newest:
-                newest.replay(self._log.at, exactly=True, timeout=MAX_WAIT)
-            self._log.buffer = loaded.buffer
+                newest.replay(log.at, exactly=True, timeout=MAX_WAIT)
+            log.buffer = loaded.buffer
         else:
             log = self._follow(loaded)
-            self._log.close()
-            self._log = log
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
         if seqno is not None:
-            seqno += self._log.count_visible(at, self._at, timeout=MAX_WAIT)
-        self._log.next_seqno = seqno
+            try:
+                seqno += log.count_visible(at, self._at, timeout=MAX_WAIT)
+            except Error:
+                if not continues:  # the next read begins with the log as it was
+                    log.close()
+                raise
+        if not continues:
+            self._log.close()
+        self._log, log.next_seqno = log, seqno
         self._registered = True
         return continues
 
