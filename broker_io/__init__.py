@@ -144,8 +144,9 @@ def restore_backup(path: str, address: str, progress: BackupProgress) -> BackupR
     from broker_io.environment import current
     from broker_io.file.backup import restore_backup
 
+    check_address(address)
     scheme, _, directory = address.partition(":")
-    if scheme != "file" or not directory:
+    if scheme != "file":
         raise InvalidAddress(f"{address!r} is not a directory: give file:DIR")
     return restore_backup(current(), path, directory, progress)
 
@@ -169,6 +170,9 @@ def check_address(address: str) -> None:
             f"{address!r} is not a broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
             "pulsar://HOST:PORT/TENANT/NAMESPACE"
         )
+    elif scheme == "file" and (rest.startswith("~") or (rest.startswith("//") and not rest.startswith("///"))):
+        what = "~ is not replaced by a home directory" if rest.startswith("~") else "it names a host"
+        raise InvalidAddress(f"{address!r} is not the address of a directory, as {what}: write file: and its path")
 
 
 def canonical_address(address: str) -> str:

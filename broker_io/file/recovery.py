@@ -7,12 +7,13 @@ is an error.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
 from broker_io.environment import Disk, Environment, File, read_file
-from broker_io.errors import Damaged, NotAMember, disk_error
+from broker_io.errors import Damaged, NotAMember, ReadOnly, disk_error
 from broker_io.file import journal_v1, layout
 from broker_io.file.commit import FileTopic
 from broker_io.file.journal_chain import FoundJournal, Journal, find_journal, missing_journal, record_damage
@@ -96,7 +97,7 @@ def open_log(
 
     `locked` is called once the directory is locked. The store of a `member` of a pair is only opened: what is after the
     mark of its manifest may not be committed. Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or
-    DiskFailed, and NotAMember for such a store if it is not opened as one.
+    DiskFailed, ReadOnly, and NotAMember for such a store if it is not opened as one.
     """
     disk = environment.disk
     try:
@@ -111,6 +112,11 @@ def open_log(
             lock.close()
             raise
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise ReadOnly(
+                f"{error.filename or directory}: the file system is read-only: open the log with read_only=True, or "
+                "mount the file system for writing"
+            ) from error
         raise disk_error(error, directory, "the log can't be opened; nothing in it was lost") from error
 
 

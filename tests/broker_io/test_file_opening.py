@@ -1,12 +1,13 @@
 """Opening an embedded log: locks, foreign and damaged directories, leftovers, and the report."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 from file_logs import DIRECTORY, World, append, messages, numbered, rows, segment_paths
 
-from broker_io import open_broker
+from broker_io import open_broker, restore_backup
 from broker_io.environment import Environment
 from broker_io.errors import (
     CallerError,
@@ -23,8 +24,10 @@ from broker_io.file import FileBroker
 from broker_io.file.broker import FollowingBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
+from broker_io.system import SystemDisk
 from broker_io.testing import SimulatedDisk, Unsynced
 from broker_io.testing.disk import SimulatedFile
+from txnbuffer import connect
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -36,6 +39,31 @@ def test_addresses(tmp_path: Path) -> None:
     for address in ("", "file", "file:", "/tmp/log", "ftp:x", "pulsar"):
         with pytest.raises(InvalidAddress, match=r"file:DIR|pulsar://HOST"):
             open_broker(address)
+
+
+@pytest.mark.parametrize("address", ["file:~/log", "file:~", "file:~me/log", "file://host/log", "file://log"])
+def test_addresses_of_another_directory_than_they_seem_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for refused in (open_broker, connect, lambda name: restore_backup("backup", name, lambda *_: None)):
+        with pytest.raises(InvalidAddress, match=f"'{address}' is not the address of a directory"):
+            refused(address)
+    assert not [*tmp_path.iterdir()]
+    open_broker(f"file://{tmp_path}/log").close()
+    assert (tmp_path / "log").is_dir()
+
+
+def test_read_only_mount_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_broker(f"file:{tmp_path}").close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"{tmp_path}/lock")
+
+    monkeypatch.setattr(SystemDisk, "lock", refuse)
+    with pytest.raises(ReadOnly, match=f"^{tmp_path}/lock: the file system is read-only: open .* read_only=True"):
+        open_broker(f"file:{tmp_path}")
+    open_broker(f"file:{tmp_path}", read_only=True).close()
 
 
 def test_error_of_a_second_owner_names_the_first(tmp_path: Path) -> None:

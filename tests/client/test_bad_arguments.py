@@ -165,7 +165,11 @@ def test_internal_error_while_sending_fails_all_callers(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("address", "options", "text"),
     [
-        (None, {}, "address must be text such as 'file:data', got None"),
+        (None, {}, "address must be text such as 'file:DIR', got None"),
+        ("data", {}, "'data' is not a broker address: write memory:"),
+        ("kafka://host:9092", {}, "'kafka://host:9092' is not a broker address: write memory:"),
+        ("pulsar://host/only-a-tenant", {}, "only-a-tenant"),
+        ("txnbuf://host", {}, "txnbuf://host"),
         ("memory:", {"max_unavailable": "x"}, "max_unavailable must be a number of seconds, at least 0, got 'x'"),
         (
             "memory:",

@@ -219,9 +219,12 @@ def test_invalid_topic_name_is_rejected() -> None:
             with pytest.raises(InvalidTopicName):
                 await txn.send("", b"v")
             await txn.send("log", b"v")
-        with pytest.raises(InvalidTopicName, match="__txnbuffer"):
-            async with client.transaction() as internal:
-                await internal.send("__txnbuffer_snapshots", b"v")
+        async with client.transaction() as internal:
+            for send in (internal.send("__txnbuffer_snapshots", b"v"), internal.send_many("__txnbuffer_x", [b"v"])):
+                with pytest.raises(InvalidTopicName, match="does not begin with __txnbuffer"):
+                    await send
+            with pytest.raises(InvalidTopicName, match="does not begin with __txnbuffer"):
+                await internal.delete("__txnbuffer_x", b"k")
         with pytest.raises(InvalidTopicName, match="__txnbuffer"):
             await client.send("__txnbuffer_decisions", b"v")
         assert values(world.broker, "log") == [b"v"]

@@ -124,7 +124,7 @@ def test_a_killed_owner_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "transaction": lambda client: client.transaction().begin(),
+    "transaction": lambda client: client.transaction(),
     "named transaction": lambda client: client.transaction(name="n", number=1).begin(),
     "run": lambda client: client.run(lambda txn: None),
     "send": lambda client: client.send("orders", b"4"),

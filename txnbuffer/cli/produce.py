@@ -49,7 +49,8 @@ def produce_command(
 
     With --json a line is an object with "value" (text, or any other JSON, which is sent as JSON) or
     "value_base64", and optionally "key", "properties", "event_time" (milliseconds), "ordering_key",
-    "topic" (instead of TOPIC) and "delete": true (delete the key). An invalid line ends the command: its
+    "topic" (instead of TOPIC) and "delete": true (delete the key). A line ends with a newline; a
+    carriage return before it belongs to the value. An invalid line ends the command: its
     transaction is aborted, earlier transactions stay committed.
     """
     from txnbuffer.client.connection import connect
@@ -78,7 +79,7 @@ def _groups(source: IO[bytes], size: int) -> Iterator[list[tuple[bytes, int]]]:
     """Lines with their line numbers, in groups of `size`."""
     group: list[tuple[bytes, int]] = []
     for at, line in enumerate(source, 1):
-        group.append((line.rstrip(b"\r\n"), at))
+        group.append((line.removesuffix(b"\n"), at))
         if len(group) == size:
             yield group
             group = []

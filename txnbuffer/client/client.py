@@ -130,8 +130,10 @@ class Client(BaseClient):
         - `name`, `number`: the transaction is this number of a named producer. Each one is greater than those before;
           numbers may be left out. A number commits at most once, even if it is retried.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest, and ReadOnly.
         """
+        if self.refusal is not None:
+            raise self.refusal
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction needs both name and number: give both or neither")
         sequence = None

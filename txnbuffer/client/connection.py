@@ -17,7 +17,7 @@ from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from broker_io import PulsarOptions, is_cluster, open_broker
+from broker_io import PulsarOptions, check_address, is_cluster, open_broker
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, ReadOnly
 from broker_io.port import Broker, PartitionedBroker
@@ -386,8 +386,9 @@ class PendingConnection:
 
     def __post_init__(self) -> None:
         """Raises InvalidAddress and InvalidRequest."""
-        if not isinstance(self.address, str):
-            raise InvalidAddress(f"address must be text such as 'file:data', got {self.address!r}")
+        check_address(self.address)
+        if self.address.startswith(SERVICE_SCHEME):
+            service_targets(self.address.rstrip("/"))
         self.timeout = check_max_unavailable(self.timeout, "timeout")
         self.max_unavailable = check_max_unavailable(self.max_unavailable, "max_unavailable")
         if self.batching not in BATCHINGS:

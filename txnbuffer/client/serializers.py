@@ -49,7 +49,10 @@ class JsonDeserializer:
 
 
 class JsonSerializer(JsonDeserializer):
-    """Encodes values as JSON in UTF-8, without spaces."""
+    """Encodes values as JSON in UTF-8, without spaces.
+
+    `None` as the value of a record is refused before it is encoded, since a record without a value deletes its key.
+    """
 
     def dumps(self, value: Any) -> bytes:
         """Return the value as bytes. Raises InvalidRequest if JSON cannot represent it."""

@@ -11,7 +11,9 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from broker_io.batch import Blobs
+from broker_io.errors import InvalidTopicName
 from broker_io.port import Broker
+from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.async_reader import AsyncReader
@@ -214,9 +216,12 @@ class BaseClient:
             raise self.refusal
 
     def check_topic(self, topic: str) -> None:
-        """Raises InvalidTopicName."""
+        """Raises InvalidTopicName, also for an internal topic."""
         if type(topic) is not str or topic not in self._topics:
-            self._topics.add(check_topic(topic))
+            if is_internal(check_topic(topic)):
+                text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
+                raise InvalidTopicName(text)
+            self._topics.add(topic)
 
     @property
     def max_message_bytes(self) -> int:

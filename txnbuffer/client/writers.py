@@ -22,11 +22,10 @@ from functools import partial
 
 from broker_io.batch import Batch
 from broker_io.environment import current
-from broker_io.errors import EntryTooLarge, Error, InvalidTopicName, MessageTooLarge, TopicNotFound, as_error
+from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
-from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic, send_unknown
 from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.protocol import RECORDS
@@ -348,9 +347,6 @@ class OrdinarySends:
 
     async def send(self, topic: str, rows: SendColumns) -> None:
         """Send records; return when they are durable. Raises SendUnknown if they may or may not be in the log."""
-        if is_internal(topic):
-            text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
-            raise InvalidTopicName(text)
         while self._path.room <= 0:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._for_room.append(waiter)
