@@ -479,7 +479,10 @@ class SeqnoGap(StorageError):
 
 
 class NotVisible(StorageError):
-    """The transaction is committed but not visible yet: one of its topics has stopped or is too slow."""
+    """The transaction is committed, but readers do not get it: an older transaction is open, or a topic has stopped.
+
+    The message names the topic, and the transaction that is in the way.
+    """
 
     def __init__(self, txn: TxnId, topic: str, why: str) -> None:
         super().__init__(f"transaction {txn} is committed, but not visible on topic {topic!r}: {why}")

@@ -84,7 +84,7 @@ def test_a_commit_behind_an_older_open_transaction_is_visible_once_that_has_ende
             await until(lambda: "orders" in world.broker.topics() and world.broker.last_position("orders") is not None)
             async with client.transaction() as txn:
                 await txn.send("orders", b"newer")
-                await txn.commit(wait_visible=True)
+                await txn.commit()
             assert values(world.broker, "orders") == []
             await older.abort()
         await until(lambda: values(world.broker, "orders") == [b"newer"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -10,13 +11,16 @@ import pytest
 from client_world import run
 from commands import txnbuf
 from raw_session import transactional
-from service_setup import engine_on, session_on
+from service_setup import engine_on, eventually, session_on
 
 from broker_io import open_broker
+from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer import CommittedReader, HeldBack, SyncClient, SyncTransaction, connect
-from txnbuffer.coordinator.messages import CoordinatorConfig
+from broker_io.port import Broker
+from txnbuffer import CommittedReader, HeldBack, NotVisible, Outcome, SyncClient, SyncTransaction, connect
+from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.http_server import exposition, metrics
 
@@ -111,3 +115,53 @@ def test_a_reader_of_all_records_is_held_back_by_nothing(tmp_path: Path) -> None
         ):
             assert len([*reader.records(timeout=0.01)]) == 5
             assert reader.held_back() == []
+
+
+def test_a_commit_that_waits_returns_once_readers_get_its_records(tmp_path: Path) -> None:
+    async def work() -> None:
+        address = f"file:{tmp_path / 'log'}"
+        async with connect(address) as client:
+            older, newer, later = [await client.transaction().begin() for _ in range(3)]
+            await older.send("a", "older")
+            await newer.send("b", "newer")
+            await newer.send("a", "newer")
+            with open_broker(address, read_only=True) as broker:
+                await eventually(lambda: count(broker, "read_uncommitted") == 2)
+                await later.send("a", "later")
+                await eventually(lambda: count(broker, "read_uncommitted") == 3)
+                commit = asyncio.ensure_future(newer.commit(wait_visible=True))
+                await asyncio.sleep(0.3)
+                assert not commit.done()
+                assert await client.outcome(newer.id) is Outcome.COMMIT
+                await older.commit()
+                await commit  # `later` is open, but began after its last record
+                assert count(broker, "read_committed") == 2
+                await later.abort()
+
+    run(work())
+
+
+def count(broker: Broker, isolation: str) -> int:
+    try:
+        with CommittedReader(broker, "a", isolation=isolation) as reader:
+            return sum(len(batch) for batch in iter(reader.read, None))
+    except TopicNotFound:
+        return 0
+
+
+def test_a_commit_that_waits_too_long_names_the_transaction_in_the_way() -> None:
+    async def work() -> None:
+        broker, config = MemoryBroker(), CoordinatorConfig(visible_timeout=0.2)
+        async with engine_on(broker, config=config) as engine:
+            session, ids = await session_on(engine, "a")
+            await session.write(("a", transactional(ids[:1])))
+            await session.write(("a", transactional(ids[1:2])))
+            commit = Commit(500, TxnId(0, ids[1]), ("a",), (1,), wait_visible=True)
+            session.link.send(ClientFrame(commits=(commit,)))
+            await session.until(lambda: 500 in session.answers)
+            assert isinstance(session.answers[500], NotVisible)
+            assert f"transaction 0:{ids[1]} is committed, but not visible" in str(session.answers[500])
+            assert f"the older transaction 0:{ids[0]} is still open" in str(session.answers[500])
+            assert engine.effects.visible.idle
+
+    run(work())

@@ -122,7 +122,7 @@ async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
         await world.kill(0)
         last = await App.on(world, 1, THERE)
         await last.write(THERE, [1])
-        assert await last.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
+        assert await last.commit(1, THERE) is Outcome.COMMIT
         for _ in range(3):
             world.engine(1).effects.ask_again()
             world.engine(1).wake()

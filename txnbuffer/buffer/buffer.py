@@ -363,6 +363,7 @@ class TransactionBuffer:
     `segment_size` is the number of aborts and suppressed ranges in a sealed segment. `applied` is the end of the last
     applied message; None before the first. `transactional`: whether any message applied since it was created or
     restored belongs to a transaction, even if it can't be decoded; an epoch marker does not.
+    `ended`: the transactions that the last applied messages have ended.
     """
 
     __slots__ = (
@@ -373,6 +374,7 @@ class TransactionBuffer:
         "coordinators",
         "counters",
         "damage",
+        "ended",
         "first_ledger",
         "ongoing",
         "segments",
@@ -384,6 +386,7 @@ class TransactionBuffer:
         self.aborted = AbortedSet()
         self.suppressed = SuppressedRanges()
         self.ongoing = Ongoing()
+        self.ended: list[OpenTxn] = []
         self.coordinators: dict[int, CoordinatorState] = {}
         self.segments = BufferSegments(segment_size)
         self.first_ledger = 0
@@ -480,6 +483,8 @@ class TransactionBuffer:
         if self._stopped is not None:
             raise self._stopped
         effects: list[Effect] = []
+        if self.ended:
+            self.ended = []
         if not len(placed):
             return effects
         if self.applied is not None and placed.positions.first <= self.applied:
@@ -528,7 +533,7 @@ class TransactionBuffer:
                 if coordinator is not None and coordinator.has_ended(txn.least):  # rule 1
                     self._suppress(Reason.LATE, txn, first, last, size, effects)
                 else:
-                    self.ongoing.open(OpenTxn(txn, first, self.applied, first_seq + size - 1, size))
+                    self.ongoing.open(OpenTxn(txn, first, self.applied, first_seq + size - 1, size, last=last))
             else:
                 repeated = min(size, entry.highest - first_seq + 1)
                 if repeated > 0:  # rule 2
@@ -537,6 +542,7 @@ class TransactionBuffer:
                 if repeated < size:
                     entry.highest = first_seq + size - 1
                     entry.accepted += size - max(repeated, 0)
+                    entry.last = last
         self.applied = last
 
     def _apply_marker(self, position: Position, marker: Marker, effects: list[Effect]) -> None:
@@ -564,6 +570,7 @@ class TransactionBuffer:
             entry = self.ongoing.end(txn)
             if entry is not None:
                 accepted = entry.accepted
+                self.ended.append(entry)
             elif state.has_ended(least) or least in committed or least in aborted:  # rule 3
                 effects.append(Ignored(txn, outcome, position))
                 continue

@@ -271,7 +271,10 @@ Effect: TypeAlias = Suppressed | TransactionEnded | Ignored | Void | Damage | Ep
 
 @dataclass(slots=True, eq=False)
 class OpenTxn:
-    """One ongoing transaction: its first record here, the position before that, and what was accepted of it."""
+    """One ongoing transaction: its first record here, the position before that, and what was accepted of it.
+
+    `last`: its last record; None if no record was applied since the state was restored.
+    """
 
     txn: TxnId
     first: Position
@@ -279,6 +282,7 @@ class OpenTxn:
     highest: int
     accepted: int
     ended: bool = False
+    last: Position | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -542,8 +542,8 @@ class Transaction:
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; return when all records and the commit are durable.
 
-        - `wait_visible`: also wait, for up to two minutes, until all readers can see the records as soon as no older
-          transaction is open on their topics.
+        - `wait_visible`: also wait, for up to two minutes, until readers get the records. They do not while an older
+          transaction is open on one of the topics, also one of this client: end that one first.
         - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`.
 
         If the call is cancelled after the commit was requested, the transaction may commit; the exception has a note
@@ -554,7 +554,8 @@ class Transaction:
         - OutcomeUnknown: it may or may not have committed; call `client.outcome`.
         - Fenced: another producer opened the name, or another member of the group got the partition.
         - AlreadyCommitted: the number was committed before.
-        - NotVisible: it has committed, but is not visible on all topics yet.
+        - NotVisible: it has committed, but readers do not get it on all topics yet; the error names the topic, and the
+          transaction that is in the way.
         """
         self.check_can_end()
         branches = check_branches(winners)

@@ -28,6 +28,7 @@ from txnbuffer.service.loop import Loop
 from txnbuffer.service.remote_shards import RemoteTopics, ShardMessages
 from txnbuffer.service.requests import Sends
 from txnbuffer.service.topics import Topics
+from txnbuffer.service.visible import VisibleCommits
 
 MAX_WAITING = 100
 """With this many queued messages for a topic, no more of its transactions are queried."""
@@ -53,6 +54,7 @@ class EffectExecutor:
         self.committed = self.aborted = self.suppressed = self.damaged = 0
         self.remote_topics = RemoteTopics(loop, topics.broker, coordinator, appends)
         self.shard_messages = ShardMessages(loop, coordinator, topics, self.remote_topics, appends)
+        self.visible = VisibleCommits(topics, loop.answer, loop.now, coordinator.config.visible_timeout)
         self.obstacle: TopicNotFound | TooManyFiles | None = None
         self._refused_epoch_markers: list[WriteEpochMarker] = []
         self._loop = loop
@@ -77,7 +79,7 @@ class EffectExecutor:
             for effect in effects:
                 match effect:
                     case SessionResults():
-                        self._loop.answer(effect)
+                        self._loop.answer(self.visible.checked(effect))
                     case CheckCounts(topic, least):
                         self._check_counts(topic, least)
                     case AppendMarker():
@@ -93,11 +95,14 @@ class EffectExecutor:
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
+        self.visible.release()
         if self.shard_messages.queued:
             self.shard_messages.send()
 
     def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
         """Report the effects of what a topic's buffer has applied."""
+        if topic.followed is not None:
+            self.visible.applied(topic.name, topic.followed.buffer.ended)
         ends = []
         for effect in effects:
             match effect:
@@ -126,6 +131,7 @@ class EffectExecutor:
     def tick(self) -> None:
         """Every second: query again, retry markers that a nearly full disk rejected, and close idle writers."""
         self.ask_again()
+        self.visible.tick()
         refused, self._refused_epoch_markers = self._refused_epoch_markers, []
         for marker in refused:
             self._write_epoch_marker(marker)

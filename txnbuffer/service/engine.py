@@ -104,12 +104,11 @@ class Engine(Loop):
         self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
         self.sends = Sends(self.coordinator, limits.max_message_bytes)
         self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)
-        self.requests = RequestHandler(
-            self.coordinator, self.topics, self.appends, self.sends, self.quotas, owned.owners
-        )
         self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
         self._decisions.writer, self._decisions.held = owned.decisions, False
         self.effects = EffectExecutor(self, self.coordinator, self.topics, self.appends, self.sends, self._decisions)
+        parts = self.coordinator, self.topics, self.appends, self.sends, self.quotas, owned.owners
+        self.requests = RequestHandler(*parts, self.effects.visible.expect)
         self.streams = Streams(self.topics, streams, clock.monotonic, self.quotas)
         self.snapshots = SnapshotScheduler(self.topics, self.streams.persist)
         self.cursors = Cursors(self.topics, self.snapshots, self.streams.cursor_topic, streams)
@@ -380,6 +379,8 @@ class Engine(Loop):
         self._connections.pop(connection, None)
         self.quotas.disconnect(connection.quota)
         if not self.ended.done():
+            if self.requests.connections.get(connection.session) is connection:
+                self.effects.visible.disconnected(connection.session)
             self.requests.disconnected(connection, self.now())
             self._share_credits()
             self.wake()
@@ -394,7 +395,7 @@ class Engine(Loop):
                     waiting.set_result(result)
             return
         connection = self.requests.connections.get(session)
-        if connection is None:
+        if connection is None or not answers:
             return
         if min(map(itemgetter(0), answers)) <= OPEN_REQUEST:  # answers to its older connection may come first
             for request, result in answers:

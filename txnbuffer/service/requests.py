@@ -8,7 +8,7 @@ the send is appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -243,6 +243,7 @@ class RequestHandler:
     _sends: Sends
     _quotas: Quotas
     owners: Mapping[int, OwnerEpoch]
+    expect_visible: Callable[[str, Sequence[Commit]], None]
     connections: dict[str, SessionConnection] = field(default_factory=dict)
     unsettled_bytes: int = 0
     records: int = 0
@@ -386,6 +387,7 @@ class RequestHandler:
             commits = self._admitted(connection, commits)
         elif commits and not self._topics.takes_records:
             connection.quota.ask(len(commits), 0)
+        self.expect_visible(name, commits)
         coordinator.commit_many(name, commits, now)
         for request, txn, topics in frame.aborts:
             written = (*topics, *self._sends.written.get(txn.least, ())) if self._sends.refusal(txn) is None else ()
