@@ -163,7 +163,6 @@ PROSE = re.compile(r"(?<!\w)(?:" + "|".join(words.replace(" ", BLANK) for words 
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
     "broker_io.pair.aside": "a format of a directory, with what continues it after a crash",
-    "broker_io.file.damage": "what is known of damage, which the engine of the log only holds",
     "broker_io.pair.dissolving": "the end of a pair, which one command uses",
     "broker_io.pair.link_record": "a rule of its own, with its tests; the node has no room for it",
     "broker_io.pulsar.head_start": "a rule of its own, tested with values; the broker only asks the cluster",

@@ -39,6 +39,7 @@ from broker_io.file.segment import file_digest
 from broker_io.pair import open_lock, pair_name
 from broker_io.pair.node import PairNode
 from broker_io.pair.port import PairLock, Transport
+from broker_io.pair.repairing import Repairer
 from broker_io.pair.store import DirectoryStore
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, BackupProgress, BackupReport
 from broker_io.position import EARLIEST, Position
@@ -196,6 +197,10 @@ class PairBroker(FileBroker):
             raise
         opened = OpenedLog(self._store.log, self._store.report, None)
         super().__init__(environment, directory, options, committer=True, opened=opened)
+        self._repairer = Repairer(
+            environment, self._store, self._node.fetch, self._node.compared_link, self._node.note_damage
+        )
+        self.on_damage(self._repairer.wake)
         self._store.changed = self._replaced
         self._store.on_swap = self._append_swap
         self._use(self._store.log)
@@ -311,6 +316,7 @@ class PairBroker(FileBroker):
         """
         found, damaged = self._node.status(), self.damaged_topics()
         problems = [found["problem"], *[f"topic {name!r} is damaged here: {why}" for name, why in damaged.items()]]
+        problems += [f"it is not repaired: {why}"] if damaged and (why := self._repairer.problem) else []
         return {
             **found,
             "problem": "; ".join(filter(None, problems)),
@@ -541,4 +547,5 @@ class PairBroker(FileBroker):
             super().close()
 
     def _close_log(self) -> None:
+        self._repairer.close()
         self._store.close()

@@ -16,6 +16,12 @@ def pause_after(failures: int, settings: Settings) -> int:
     return min(first << min(failures - 2, 30), 2 * settings.terms.ttl) if failures > 1 else 0
 
 
+def is_compared(member: PairMember) -> bool:
+    """Whether the logs of both members were compared on the link, and nothing is copied any more."""
+    peer = member.peer
+    return not member.log.partial and (member.followed is not None or (peer is not None and peer.durable is not None))
+
+
 class LinkRecord:
     """The links of a node, whose lock its callers hold; times in nanoseconds. `problem`: why the last one failed."""
 
@@ -34,9 +40,8 @@ class LinkRecord:
         self._number, self._follows_since = number, None
 
     def tick(self, member: PairMember, now: int) -> None:
-        """See whether the link follows: the logs were compared, and nothing is copied any more."""
-        peer = member.peer
-        if member.followed is None and (peer is None or peer.durable is None):
+        """See whether the link follows."""
+        if not is_compared(member):
             self._follows_since = None
         elif self._follows_since is None:
             self._follows_since = now

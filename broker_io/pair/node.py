@@ -31,7 +31,7 @@ from broker_io.errors import (
     TopicNotFound,
     as_error,
 )
-from broker_io.pair.link_record import LinkRecord
+from broker_io.pair.link_record import LinkRecord, is_compared
 from broker_io.pair.port import CopyChunk, CopyReceiver, PairLink, PairLock, PairStore, Transport
 from broker_io.pair.sender import PeerSender
 from broker_io.pair.status import BackupLag, not_promotable, status_of
@@ -568,6 +568,14 @@ class PairNode:
     def may_answer(self) -> bool:
         """Whether the lease was valid when the last record was `applied`: its clients may be answered."""
         return self._may_answer
+
+    def compared_link(self) -> int | None:
+        """The number of the link, if the logs of both members were compared on it."""
+        with self._mutex:
+            return self._member.link if is_compared(self._member) else None
+
+    def note_damage(self, damaged: bool) -> None:
+        self._post(m.DamageNoted(damaged))
 
     def reads(self) -> Gate:
         """Whether the answer to a read, which was evaluated before this call, may be sent."""

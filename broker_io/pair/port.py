@@ -234,4 +234,7 @@ class Transport(Resource, Protocol):
         """
 
     def fetch(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes of a prepared file of the peer. Raises PeerError if there is no link or no answer in time."""
+        """Bytes of a file of the peer, on either side of a link.
+
+        Raises PeerError if there is no link or no answer in time.
+        """

@@ -14,11 +14,13 @@ from broker_io.environment import Environment, current
 from broker_io.errors import CallerError, Closed, Damaged, DiskFailed, TopicNotFound, disk_error
 from broker_io.file import layout
 from broker_io.file.commit import Watermark
+from broker_io.file.damage import DamagedSegment
 from broker_io.file.journal_chain import Journal
 from broker_io.file.layout import Manifest, Options, PairEntry, replace_manifest
 from broker_io.file.log import FileLog
 from broker_io.file.operations import encode_operations, epoch_operations, random_jump
 from broker_io.file.recovery import open_locked, open_log
+from broker_io.file.repair import discard_fetched, put_in_place
 from broker_io.pair.applying import Applier
 from broker_io.pair.aside import finish_aside, set_aside
 from broker_io.pair.copying import CopyFiles, DirectoryCopy, is_segment_name, name_of
@@ -65,6 +67,7 @@ class DirectoryStore(Resource):
         self._events: StoreEvents
         self._prepared: PreparedFiles
         self._applier: Applier
+        self._mending = self._environment.threads.lock()
         self._copies = self._environment.threads.lock()
         self._copying = 0
         self._removed: list[str] = []
@@ -224,7 +227,8 @@ class DirectoryStore(Resource):
         """Replace what the directory has; the engine is opened again after that, under the same lock."""
         self._prepared.forget()
         log = self.log
-        self.replacing = True  # until nobody sees this log any more
+        with self._mending:
+            self.replacing = True  # until nobody sees this log any more
         log.close_files()
         try:
             with self._guarded():
@@ -287,6 +291,14 @@ class DirectoryStore(Resource):
     def update_prepared(self) -> None:
         """The engine has changed by itself what is prepared."""
         self._prepared.update(self.log.pair.prepared)
+
+    def mend(self, log: FileLog, segment: DamagedSegment, fetched: str) -> None:
+        """Let a damaged segment of a log have the bytes of a verified file, unless a copy replaces that log."""
+        with self._mending:
+            if self.replacing or self._opened is not log:
+                discard_fetched(self._disk, fetched)
+                return
+            put_in_place(log, self._disk, self.directory, segment, fetched)
 
     # --- for the peer ---
 

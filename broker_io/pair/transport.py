@@ -167,9 +167,9 @@ class GrpcTransport(Transport):
     def fetch(self, name: str, offset: int, size: int) -> bytes:
         import grpc
 
-        channel = self._channel
+        channel = self._fetch_channel()
         if channel is None:
-            raise ServiceUnavailable("there is no link to the live member of the pair: try again")
+            raise ServiceUnavailable("there is no link to the other member of the pair: try again")
         request = serialize(LinkFetch(name=name, offset=offset, size=size))
         try:
             answer = channel.unary_unary(FETCH)(request, timeout=FETCH_SECONDS, metadata=self._metadata())
@@ -185,6 +185,13 @@ class GrpcTransport(Transport):
             raise ServiceUnavailable(f"a part of {name} has changed on the way: fetch it again")
         data: bytes = found.data
         return data
+
+    def _fetch_channel(self) -> Any:
+        """The channel of the link, or another one, if the peer has made the link; None without a link."""
+        with self._mutex:
+            if self._link is not None and self._channel is None:
+                self._channel = self._open_channel(self._settings.peer)
+            return self._channel
 
     def close(self) -> None:
         with self._mutex:
@@ -223,22 +230,28 @@ class GrpcTransport(Transport):
         reader = self._environment.threads.thread(read, name=f"pair link {link.number}", daemon=True)
         with self._mutex:
             old, self._link = self._link, link
-            self._channel, self.problem = channel, ""
+            former, self._channel, self.problem = self._channel, channel, ""
             closed = self._closed
             if not closed:
                 self._readers[link.number] = reader
                 reader.start()
         if old is not None:
             old.close()
+        if former is not None:
+            former.close()
         if closed:
             link.close()
 
     def _forget(self, link: GrpcLink) -> None:
+        channel = None
         with self._mutex:
             if self._link is link:
+                channel = self._channel
                 self._link = self._channel = None
                 self.problem = link.reason or "the link was closed"
             self._readers.pop(link.number, None)
+        if channel is not None:
+            channel.close()
         self._wake.set()
 
     # --- the node that is live

@@ -223,6 +223,12 @@ class DiskSpace(NamedTuple):
     full: bool
 
 
+class DamageNoted(NamedTuple):
+    """Whether files of this store are damaged, as far as is known."""
+
+    damaged: bool
+
+
 class Checkpointed(NamedTuple):
     """A manifest is durable; it and all synced segments hold everything up to a mark."""
 
@@ -246,7 +252,7 @@ class ForceRequested(NamedTuple):
 Event: TypeAlias = (
     Start | Tick | LinkUp | LinkDown | Received | LockRead | SwapAnswered | Renewed | SessionEnded | AppendRequested
     | EpochContent | Synced | Applied | PartialSynced | WasCut | Copied | Replaced | FilesMissing | SyncFailed
-    | DiskSpace | Checkpointed | ReplacedFiles | RewriteFinished | SwitchRequested | ForceRequested
+    | DiskSpace | DamageNoted | Checkpointed | ReplacedFiles | RewriteFinished | SwitchRequested | ForceRequested
 )  # fmt: skip
 
 

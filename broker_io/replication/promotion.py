@@ -71,7 +71,8 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     record, lease = event.view
     log, terms = member.log, member.settings.terms
     ended = member.watch.ended(lease, member.read_since, member.now, terms)
-    waits = member.now < member.deferred_until and record.live == log.store and not force
+    yields = _yields(member, record, ended=ended)
+    waits = not force and (yields or (member.now < member.deferred_until and record.live == log.store))
     if not ended or waits or member.busy or log.durable < log.index.end.lsn:
         return
     if not member.session.holds_at(member.now, terms):
@@ -80,6 +81,16 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
     reason = ineligible(record, log, founder=member.settings.founder and not member.record_lost)
     if not reason or (force and not log.partial and not record.dissolved):
         _claim(member, event.view, forced=bool(reason))
+
+
+def _yields(member: PairMember, record: LockRecord, *, ended: bool) -> bool:
+    """Whether a store with damaged files lets the other one, if that is in sync, become live first: for one lease."""
+    if not (ended and member.damaged and len(record.in_sync) > 1):
+        member.yields_since = None
+        return False
+    if member.yields_since is None:
+        member.yields_since = member.now
+    return member.now < member.yields_since + member.settings.terms.ttl
 
 
 def _claim(member: PairMember, view: LockView, *, forced: bool) -> None:

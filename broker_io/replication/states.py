@@ -19,6 +19,7 @@ from broker_io.replication.messages import (
     Copied,
     CopyBegin,
     CopyRequest,
+    DamageNoted,
     DiskSpace,
     Durable,
     Effect,
@@ -83,6 +84,10 @@ def _on_disk_space(member: PairMember, event: DiskSpace) -> None:
     member.full = event.full
 
 
+def _on_damage(member: PairMember, event: DamageNoted) -> None:
+    member.damaged = event.damaged
+
+
 def _ignore(member: PairMember, event: object) -> None:
     """A message that comes too early or too late."""
 
@@ -96,6 +101,7 @@ _ALL: Table = {
     LockRead: _see,
     SyncFailed: _on_sync_failed,
     DiskSpace: _on_disk_space,
+    DamageNoted: _on_damage,
     Synced: following.on_synced,
     Applied: following.on_applied,
     PartialSynced: joining.on_partial_synced,

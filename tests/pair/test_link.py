@@ -640,13 +640,24 @@ def test_prepared_file_is_fetched_by_the_backup(start: Start) -> None:
 def test_fetch_needs_a_link(start: Start) -> None:
     live, backup = linked(start)
     live.seen.files["7"] = b"abc"
-    with pytest.raises(ServiceUnavailable, match="no link"):
-        live.transport.fetch("7", 0, 3)
     live.transport.close()
     backup.seen.until("down")
     until(lambda: backup.transport._channel is None)
     with pytest.raises(ServiceUnavailable, match="no link"):
         backup.transport.fetch("7", 0, 3)
+
+
+def test_live_fetches_files_of_its_backup_over_a_connection_of_its_own(start: Start) -> None:
+    live, backup = linked(start)
+    backup.seen.files["7"] = b"abc"
+    settings = live.transport._settings
+    live.transport._settings = settings._replace(peer=f"127.0.0.1:{backup.transport.port}")
+    assert [live.transport.fetch("7", at, 1) for at in range(3)] == [b"a", b"b", b"c"]
+    backup.transport.close()
+    live.seen.until("down")
+    until(lambda: live.transport._channel is None)
+    with pytest.raises(ServiceUnavailable, match="no link"):
+        live.transport.fetch("7", 0, 3)
 
 
 def test_fetch_that_gets_no_answer_ends(proxied: tuple[Node, Node, FaultProxy]) -> None:

@@ -52,7 +52,8 @@ def status_command(service: ServiceAddress, output: str) -> None:
     `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many seconds the live may serve
     without another answer of the lock. --output json has all facts.
 
-    Exit code 1 if no machine is live, or if the backup is not in sync; 3 if a machine does not answer.
+    Exit code 1 if no machine is live, if the backup is not in sync, or if a file of either is damaged; 3 if a machine
+    does not answer.
     """
     responses = ServiceResponses([], {})
     for one in service.each:
@@ -63,7 +64,8 @@ def status_command(service: ServiceAddress, output: str) -> None:
     rows = responses.each
     show_rows(rows if output == "json" else [_short(row) for row in rows], output, title="pair", empty="no answer")
     responses.check()
-    if not any(row["role"] in ("live", "switching") and len(row["in_sync"]) > 1 for row in rows):
+    in_sync = any(row["role"] in ("live", "switching") and len(row["in_sync"]) > 1 for row in rows)
+    if not in_sync or any(row.get("damaged") for row in rows):  # 0.2.0 does not say what is damaged
         raise click.exceptions.Exit(1)
 
 

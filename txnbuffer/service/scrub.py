@@ -2,8 +2,8 @@
 
 The first pass after a start reads as fast as it can, so that a topic with a damaged file is stopped before anybody
 relies on it. Later passes read a small part at a time, and so few bytes in a second that other work does not notice.
-The process of a service runs it on every machine, serving or not. What it finds, it leaves to the
-broker, to which every part of the program reports damage.
+The process of a service runs it on every machine, serving or not. What it finds, it leaves to the broker, to which
+every part of the program reports damage.
 """
 
 from __future__ import annotations
