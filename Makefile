@@ -132,7 +132,7 @@ docs: $(STAMP) ## build the documentation site in site/, update the diagram in d
 protocols: $(STAMP) ## generate the modules of the protocol files (*.proto) again
 	$(BIN)/python requirements/protocols.py
 
-dist: $(STAMP) ## build wheel and sdist in dist/, try them on Python 3.11, 3.12 and 3.13; PYTHONS="path …", ONLY=3.12
+dist: $(STAMP) ## build wheel and sdist in dist/, try them on Python 3.11 to 3.14; PYTHONS="path …", ONLY=3.12
 	$(BIN)/python requirements/dist.py $(addprefix --python ,$(PYTHONS)) $(addprefix --only ,$(ONLY))
 
 releases: $(STAMP) ## show when each dependency had its last release

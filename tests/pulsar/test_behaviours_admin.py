@@ -452,7 +452,7 @@ def test_message_limit_is_requested_again_after_an_outage(
 ) -> None:
     """The next writers ask until there is an answer; a refusal is an answer."""
 
-    def not_opened(*_: object) -> None:
+    def not_opened(*_: object, **__: object) -> None:
         raise ClusterRefused("no writer here", 412, "")
 
     monkeypatch.setattr(Cluster, "opened", not_opened)

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from sim.scheduler import SimThread
@@ -144,30 +145,21 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     loop._process.loop_failed(context)
 
 
-class _Policy(asyncio.DefaultEventLoopPolicy):
-    """Makes loops for the process whose thread asks."""
-
-    def __init__(self, find: Callable[[], Process | None]) -> None:
-        super().__init__()
-        self._find = find
-
-    def get_event_loop(self) -> asyncio.AbstractEventLoop:
-        raise RuntimeError("there is no current event loop")
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        process = self._find()
-        return super().new_event_loop() if process is None else SimLoop(process)
-
-
 @contextlib.contextmanager
 def simulated_loops(find: Callable[[], Process | None]) -> Iterator[None]:
-    """Let `asyncio.new_event_loop` make simulated loops in simulated threads."""
-    before = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_Policy(find))
-    try:
+    """Let `asyncio.new_event_loop` make simulated loops in simulated threads: for the process whose thread asks."""
+    stock = asyncio.new_event_loop
+
+    def new_event_loop() -> asyncio.AbstractEventLoop:
+        process = find()
+        return stock() if process is None else SimLoop(process)
+
+    # Not a policy of asyncio, because those are deprecated since Python 3.14.
+    with (
+        mock.patch.object(asyncio, "new_event_loop", new_event_loop),
+        mock.patch.object(asyncio.events, "new_event_loop", new_event_loop),
+    ):
         yield
-    finally:
-        asyncio.set_event_loop_policy(before)
 
 
 def run_main(process: Process, main: Callable[[], Any]) -> None:

@@ -104,7 +104,7 @@ def test_sdist_has_all_that_its_tests_need(tmp_path: Path) -> None:
 
 
 def test_supported_versions_of_python(dist: ModuleType) -> None:
-    assert dist.supported() == ["3.11", "3.12", "3.13"]
+    assert dist.supported() == ["3.11", "3.12", "3.13", "3.14"]
     assert pyproject()["project"]["requires-python"] == f">={dist.supported()[0]}"
 
 
