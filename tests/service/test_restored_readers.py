@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 from commands import txnbuf
 from restored_logs import put_back
 from service_process import ServiceProcess, kept_port
+from stress.processes import wait_until
 
 from broker_io import open_broker
+from broker_io.memory import MemoryBroker
 from txnbuffer import CommittedReader, Record, SyncClient, SyncTransaction, connect
-from txnbuffer.errors import LogRestored
+from txnbuffer.errors import LogRestored, RelayBranched
+from txnbuffer.sinks.relay import Relay
+from txnbuffer.sinks.relay_targets import OwnedTarget
 
 PATIENCE = 120.0
 
@@ -120,6 +126,35 @@ def test_a_reader_that_has_read_only_what_the_backup_has_continues(restored: Res
         while len(found) < 5:
             found += reader.read(timeout=PATIENCE) or ()
         assert [record.seqno for record in found] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("resend", [False, True])
+def test_a_relay_that_runs_meanwhile_follows_its_own_rules(restored: Restored, resend: bool) -> None:
+    """It is refused as one that starts later, or appends the new history from the branch on."""
+    with connect(restored.address, max_unavailable=PATIENCE) as client:
+        write(client, "kept", 1)
+        restored.back_up()
+        write(client, "lost", 2)
+    far, stopping, outcome = MemoryBroker(), threading.Event(), Future[object]()
+    source = partial(open_broker, restored.address, max_unavailable=PATIENCE)
+    relay = Relay(source, "t", OwnedTarget(far.connect, "clean"), resend=resend, max_unavailable=PATIENCE)
+
+    def run() -> None:
+        try:
+            outcome.set_result(relay.run(stop=stopping.is_set))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    wait_until(lambda: relay.progress.records == 3, "the relay copies nothing", PATIENCE)
+    restored.put_back()
+    if resend:
+        wait_until(lambda: relay.progress.records == 8, "the relay does not continue", PATIENCE)
+        stopping.set()
+        outcome.result(PATIENCE)
+    else:
+        with pytest.raises(RelayBranched, match="branched after"):
+            outcome.result(PATIENCE)
 
 
 def test_a_group_that_handles_records_is_told_before_it_handles_one_of_the_new_log(restored: Restored) -> None:

@@ -27,6 +27,7 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.client.starts import Start
 from txnbuffer.errors import (
+    LogRestored,
     MutationsTrimmed,
     OutcomeUnknown,
     RelayBranched,
@@ -115,8 +116,8 @@ POLL = 0.25
 LAST_WAIT = 10.0
 """Seconds that a stopped relay waits for its unacknowledged appends, at most `max_unavailable`."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-RETRIED = (TransactionAborted, OutcomeUnknown)
-"""Errors that are retried besides the retryable ones: the target shows which records it has."""
+RETRIED = (TransactionAborted, OutcomeUnknown, LogRestored)
+"""Errors that are retried besides the retryable ones: the target shows which records it has, and of which history."""
 
 
 class Target(Protocol):
