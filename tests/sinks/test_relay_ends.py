@@ -204,6 +204,7 @@ def test_a_relay_that_opens_while_another_one_writes_continues_after_what_that_h
         monkeypatch.setattr(SyncClient, "committed_number", ask)
         second.open()
         second.append(relayed(number), number + 1).result(BOUND)
+        second._last_record(second._client.client.open_broker(), number + 1)  # returns once it is visible
         return found
 
     with ServiceProcess(tmp_path / "clean") as service:
