@@ -315,9 +315,11 @@ class PulsarBroker(Resource):
         if not head_start.is_over(self._presence(topic), now()):  # those requests may have waited for the cluster
             return None
         try:
-            return self._writer(topic, incarnation, Modes.Exclusive, unbatched=False, retry=False)
+            writer = self._writer(topic, incarnation, Modes.Exclusive, unbatched=False, retry=False)
         except Fenced:
             return None
+        head_start.opened()
+        return writer
 
     def _presence(self, topic: str) -> Presence | None:
         before = topic_state(self._cluster, topic, retry=False)

@@ -38,18 +38,24 @@ class HeadStart:
         self._seen_at: float | None = None
         self._seen_in = self._missed_in = -1
         self._until = 0.0
+        self._ours = False
+
+    def opened(self) -> None:
+        """This process has opened the writer; when it asks again, its writer has ended."""
+        self._ours = True
 
     def is_over(self, seen: Presence | None, now: float) -> bool:
         """Whether the writer will not come back. `seen`: None while the topic is being closed or loaded."""
         if seen is None:
             self._missed_in = -1
         elif seen.writer:
-            self._seen_at, self._seen_in, self._missed_in = now, seen.ledger, -1
+            self._seen_at, self._seen_in, self._missed_in, self._ours = now, seen.ledger, -1, False
         elif seen.ledger == self._missed_in:
             return now >= self._until
         else:
             self._missed_in = seen.ledger
-            self._until = now + (GONE_SECONDS if seen.used or seen.ledger == self._seen_in else self._seconds(now))
+            gone = seen.used or seen.ledger == self._seen_in or self._ours
+            self._until = now + (GONE_SECONDS if gone else self._seconds(now))
         return False
 
     def _seconds(self, now: float) -> float:

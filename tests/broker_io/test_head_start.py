@@ -64,3 +64,12 @@ def test_without_memory_a_topic_that_was_loaded_again_counts_as_an_outage() -> N
 def test_without_memory_a_topic_that_was_written_to_or_is_new_is_free() -> None:
     """The writer was there since the topic was loaded, or there never was one."""
     assert over_after(HeadStart(), LEFT, 100.0) == pytest.approx(GONE_SECONDS, abs=0.11)
+
+
+def test_own_writer_that_was_fenced_by_nobody_is_gone(seen: HeadStart) -> None:
+    """A broker that was killed may refuse the writer that reconnects, although no other one has opened the topic."""
+    seen.opened()
+    assert over_after(seen, RELOADED, 160.0) == pytest.approx(GONE_SECONDS, abs=0.11)
+    seen.opened()
+    assert not seen.is_over(RELOADED._replace(writer=True), 170.0)  # another one fenced it
+    assert over_after(seen, RELOADED._replace(ledger=7), 190.0) == pytest.approx(OF_THE_OUTAGE * 20, abs=0.11)

@@ -55,6 +55,7 @@ class Beside:
         return ""
 
 
+STANDBY = '{"event": "standing by", "port": 8}'
 SERVING = '{"event": "serving", "port": 7}'
 FENCED = '{"event": "failed", "kind": "CoordinatorStopped"}'
 APPEND_FENCED = '{"event": "failed", "kind": "Fenced"}'
@@ -84,15 +85,28 @@ def test_standby_serves_after_the_active_service_was_fenced(tmp_path: Path, last
     assert demo.report.takeovers == 1
 
 
+def cluster_site(directory: Path, serving: DemoService, standby: DemoService) -> ClusterSite:
+    site = ClusterSite("home", str(directory))
+    site.serving, site._standby = serving, standby
+    site._services += [serving, standby]
+    return site
+
+
 def test_fenced_service_that_runs_is_the_standby(tmp_path: Path) -> None:
-    site = ClusterSite("home", str(tmp_path))
     fenced, standby = Logged(tmp_path, SERVING, FENCED, runs=True), Logged(tmp_path, SERVING, runs=True)
-    site.serving, site._standby = fenced, standby
-    site._services += [fenced, standby]
+    site = cluster_site(tmp_path, fenced, standby)
     site.succeed()
     assert (site.serving, site._standby) == (standby, fenced)
     assert not fenced.said("failed", kind="CoordinatorStopped")
     assert not fenced.said("serving")
+
+
+def test_fenced_service_that_takes_over_from_itself_stays_the_active_one(tmp_path: Path) -> None:
+    fenced, standby = Logged(tmp_path, SERVING, FENCED, SERVING, runs=True), Logged(tmp_path, STANDBY, runs=True)
+    site = cluster_site(tmp_path, fenced, standby)
+    site.succeed()
+    assert (site.serving, site._standby) == (fenced, standby)
+    assert fenced.serves
 
 
 @pytest.mark.parametrize("last", [SERVING, '{"event": "failed", "kind": "DiskFailed"}'])

@@ -40,7 +40,9 @@ UNLOADS = ("unload_namespace", "unload_bundles", "unload_topics", "unload_ours")
 
 @dataclass
 class Unloaded(Report):
-    """`slowest_commit`: seconds from an unload to the next commit; `takeovers`: without the first one.
+    """`slowest_commit`: seconds from an unload to the next commit; `takeovers`: by another service.
+
+    A broker that was killed may refuse a writer that reconnects: then the same service takes over from itself.
 
     `failed_reads`: of the reader without retries; `answers`: of the cluster to unloads, by status.
     """
@@ -113,9 +115,9 @@ class UnloadSoak(Soak):
         self.report.answers[answer] = self.report.answers.get(answer, 0) + 1
 
     def _count_takeovers(self) -> None:
-        """Count the take-overs but the first one; a new one shows the logs of all services."""
+        """Count the services that have served, but the first one; another one shows the logs of all."""
         services = (*self._services, *self._old_services)
-        served = sum(event["event"] == "serving" for service in services for event in service.events) - 1
+        served = sum(service.event("serving") is not None for service in services) - 1
         if served > self.report.takeovers:
             self.report.takeovers = served
             print(*("".join(service.lines[-20:]) for service in services), sep="\n", file=sys.stderr)

@@ -150,16 +150,18 @@ class Conductor:
             self.narrate(f"{len(self.ended):,} transactions have ended")
 
     def _check_services(self) -> None:
-        """Switch to a standby that took over without a kill; the other service is the standby then."""
+        """Switch to the service that took over without a kill; the other one is the standby then."""
         if self.site.broker is not None and not self.site.broker.alive:
             raise DemoFailed(f"the broker ended on its own:\n{end_of(self.site.broker.log())}")
+        if self.site.serving.serves:
+            return
         if not any(self.site.serving.said("failed", kind=kind) for kind in FENCED):
             if self.site.serving.runs:
                 return
             raise self.site.serving.failed("ended on its own")
         self.report.takeovers += 1
-        self.narrate("the standby took over from the active service")
         self.site.succeed()
+        self.narrate("the active service was fenced, and one of the two has taken over")
         self._take_over(None)
 
     def _take_over(self, since: float | None) -> None:

@@ -96,6 +96,8 @@ SESSION_TIMEOUT = 5.0
 """Seconds after which the service aborts the open transactions of a killed producer."""
 
 POLL = 0.002
+ROLES = ("standing by", "serving", "failed")
+"""Events of a service that say whether it owns the log."""
 
 
 class DemoService:
@@ -143,6 +145,12 @@ class DemoService:
     def failed(self, what: str) -> DemoFailed:
         """An error that says what the service did and shows its log."""
         return DemoFailed(f"the service {what}:\n{self._log().decode(errors='replace')}")
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process owns the log, as far as it has logged."""
+        roles = [entry["event"] for entry in self._events() if entry.get("event") in ROLES]
+        return self.runs and roles[-1:] == ["serving"]
 
     def forget(self) -> None:
         """Ignore what the process has logged until now."""
@@ -334,10 +342,19 @@ class ClusterSite(Site):
 
     def succeed(self) -> None:
         former = self._services and self.serving
-        self.serving, self._standby = self._standby or self._started(), None
-        if former and former.runs:  # it was fenced, and is a standby again
-            former.forget()
-            self._standby = former
+        standby, self._standby = self._standby or self._started(), None
+        if former and former.runs:  # it was fenced, and is a standby again, or serves again by now
+            deadline = time.monotonic() + MAX_WAIT
+            while not (standby.serves or former.serves):
+                if time.monotonic() > deadline:
+                    raise former.failed("was fenced, and none took over")
+                time.sleep(POLL)
+            if not former.serves:
+                former.forget()
+                standby, former = former, standby
+            self.serving, self._standby = former, standby
+        else:
+            self.serving = standby
 
     def reinforce(self) -> str:
         if self._standby is None:
