@@ -321,6 +321,7 @@ class Client(BaseClient):
         """
         self.check_topic(topic)
         self.check_writable()
+        self.session.check_tasks()
         if store is not None and not (hasattr(store, "load") and hasattr(store, "save")):
             raise InvalidRequest(f"a token store needs methods load and save, got {store!r}")
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)

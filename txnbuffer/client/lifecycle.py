@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from broker_io.environment import disable_grpc_fork_handlers
-from txnbuffer.errors import UsedAfterFork
+from txnbuffer.errors import ClientBroken, UsedAfterFork
 
 
 class Closeable(Protocol):
@@ -84,6 +84,19 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
         except asyncio.CancelledError:
             cancelled = True
     return cancelled
+
+
+def ended_task(task: asyncio.Task[Any]) -> ClientBroken:
+    """The error of requests once a task that works for them has ended before the client was closed."""
+    if not task.cancelled():
+        return ClientBroken(
+            f"internal client error: {task.exception()!r}; operations in flight may or may not have completed. Open a "
+            "new client, and report this"
+        )
+    return ClientBroken(
+        "the tasks of the client were cancelled, as asyncio.run does at its end; operations in flight may or may not "
+        "have completed. Use a client only until then, or open a new one"
+    )
 
 
 ADVICE = "connect after forking, or start the process with spawn"

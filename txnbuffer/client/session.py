@@ -152,6 +152,11 @@ class ClientSession:
         if self._unreachable is not None:
             raise self._unreachable
 
+    def check_tasks(self) -> None:
+        """Raises ClientBroken if a task of the session has ended."""
+        if isinstance(self._unreachable, ClientBroken):
+            raise self._unreachable
+
     def away_for(self, seconds: float) -> bool:
         """Return whether there has been no connection for this many seconds."""
         return not self.core.welcomed and self._loop.time() > self._lost_at + seconds
@@ -216,6 +221,16 @@ class ClientSession:
     def _start(self, link: Link | None) -> None:
         self._lost_at = self._loop.time()
         self._tasks = [self._loop.create_task(self._run(link)), self._loop.create_task(self._keep_time())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Fail all requests, now and later, if something has ended a task that the session needs."""
+        if self._closing or isinstance(self._unreachable, CallerError | ClientBroken):
+            return
+        self._give_up(lifecycle.ended_task(task))
+        for other in self._tasks:
+            other.cancel()
 
     async def _run(self, link: Link | None) -> None:
         """Connect, exchange frames until the connection is lost, wait, and reconnect."""
@@ -297,7 +312,11 @@ class ClientSession:
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
         """Fail all requests if the writer failed unexpectedly. A lost connection is reported by the reader."""
-        if writer.cancelled() or (error := writer.exception()) is None or isinstance(error, Error):
+        if writer.cancelled():
+            if self._link is not None:  # not at the end of the connection
+                self._tasks[0].cancel()
+            return
+        if (error := writer.exception()) is None or isinstance(error, Error):
             return
         text = f"internal client error: {error!r}; operations in flight may or may not have completed"
         self._give_up(ClientBroken(f"{text}. Open a new client, and report this"))

@@ -17,7 +17,7 @@ from broker_io.waits import Backoff, Wait
 from snapshots.shards import shard_of
 from txnbuffer.checks import check_wait
 from txnbuffer.client.cursors import CursorLease
-from txnbuffer.client.lifecycle import ClosedOnExit
+from txnbuffer.client.lifecycle import ClosedOnExit, ended_task
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import (
     CallerError,
@@ -139,6 +139,7 @@ class StreamSession:
         if self._task is None:
             self._lost_at = self._monotonic()
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._ended)
         handle = self.core.open(request.start, self._monotonic(), end=request.end, flags=request.flags)
         self._streams[handle] = stream
         if self.broken is not None:
@@ -197,6 +198,13 @@ class StreamSession:
             wait.failed(error)
             failures += 1
             await asyncio.sleep(retry_pause(error, backoff.after(failures)))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End all streams, now and later, if something has ended the task that the session needs."""
+        if self.broken is None:
+            self.broken = ended_task(task)
+            for stream in self._streams.values():
+                stream.report_unavailable(self.broken)
 
     async def _talk(self, link: StreamLink) -> Error:
         """Use a connection until it ends; return the error that ended it."""

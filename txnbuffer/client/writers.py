@@ -22,7 +22,7 @@ from functools import partial
 
 from broker_io.batch import Batch
 from broker_io.environment import current
-from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
+from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, ServiceUnavailable, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
@@ -293,6 +293,10 @@ class Writers:
                         topic.opening = False
                         self._fail_waiting(topic, named)
                         return
+        except asyncio.CancelledError:  # perhaps not by `close`: nobody else would open a writer for what waits
+            topic.opening = False
+            self._fail_waiting(topic, self._closed or ServiceUnavailable(f"opening topic {topic.name!r} was cancelled"))
+            raise
         finally:
             topic.opening = False
         self._pass_on(topic)

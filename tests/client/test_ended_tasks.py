@@ -1,0 +1,77 @@
+"""Whatever ends a task of a client, the calls that wait for it end at once, and later ones too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from txnbuffer import Client, connect
+from txnbuffer.errors import ClientBroken, Error, SendUnknown
+
+SECONDS = 30.0
+
+
+async def uses(client: Client) -> list[str]:
+    """Use a client in each way; return what each call raised."""
+    errors = []
+
+    async def transaction() -> None:
+        async with client.transaction() as txn:
+            await txn.send("log", b"v")
+
+    async def stream() -> None:
+        await client.stream("log").next(timeout=SECONDS * 2)
+
+    for call in (lambda: client.send("log", b"v"), transaction, stream):
+        try:
+            async with asyncio.timeout(SECONDS):
+                await call()
+        except (Error, TimeoutError) as error:
+            errors.append(type(error).__name__)
+    return errors
+
+
+@pytest.mark.parametrize("options", [{}, {"max_unavailable": 20.0}])
+def test_background_task_can_use_its_client_after_the_end_of_the_main_one(tmp_path: Path, options: dict) -> None:
+    errors: list[str] = []
+
+    async def background(client: Client, began: asyncio.Event) -> None:
+        try:
+            began.set()
+            await asyncio.sleep(SECONDS * 10)
+        finally:
+            errors.extend(await uses(client))
+
+    async def main() -> None:
+        client = await connect(f"file:{tmp_path}/log", **options)
+        await client.send("log", b"v")
+        began = asyncio.Event()
+        main.task = asyncio.ensure_future(background(client, began))  # type: ignore[attr-defined]  # keeps it
+        await began.wait()
+
+    asyncio.run(main())
+    assert len(errors) == 3
+    assert set(errors) <= {"ClientBroken", "SendUnknown"}  # the first one may notice the end of the connection
+    assert errors[-1] == "ClientBroken"
+
+
+@pytest.mark.parametrize("which", ["_run", "_keep_time", "_write"])
+def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str) -> None:
+    async def main() -> None:
+        client = await connect("memory:")
+        await client.send("log", b"v")
+        (task,) = [one for one in asyncio.all_tasks() if f"ClientSession.{which}" in repr(one.get_coro())]
+        waiting = asyncio.ensure_future(client.session.result(lambda future: None))
+        await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises((ClientBroken, SendUnknown)):
+                await client.send("log", b"v")
+            with pytest.raises(ClientBroken, match="were cancelled"):
+                await client.transaction().begin()
+            waiting.cancel()
+            await client.close()
+
+    asyncio.run(main())
