@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from txnbuffer import Client, connect
-from txnbuffer.errors import ClientBroken, Error, SendUnknown
+from txnbuffer.errors import ClientBroken, Error, InvalidRequest, SendUnknown
 
 SECONDS = 30.0
 
@@ -73,5 +73,24 @@ def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str
                 await client.transaction().begin()
             waiting.cancel()
             await client.close()
+
+    asyncio.run(main())
+
+
+def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
+    async def main() -> None:
+        async with connect("memory:") as client:
+            await client.send("log", b"v")
+
+            def elsewhere() -> None:
+                async def use() -> None:
+                    with pytest.raises(InvalidRequest, match="another event loop"):
+                        await client.send("log", b"v")
+                    with pytest.raises(InvalidRequest, match="another event loop"):
+                        await client.transaction().begin()
+
+                asyncio.run(use())
+
+            await asyncio.to_thread(elsewhere)
 
     asyncio.run(main())

@@ -152,6 +152,13 @@ class ClientSession:
         if self._unreachable is not None:
             raise self._unreachable
 
+    def check_loop(self) -> None:
+        """Raises InvalidRequest on another event loop than that of the client."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(
+                "this client belongs to another event loop: open one on each loop, or use a sync client"
+            )
+
     def check_tasks(self) -> None:
         """Raises ClientBroken if a task of the session has ended."""
         if isinstance(self._unreachable, ClientBroken):
@@ -177,6 +184,7 @@ class ClientSession:
     async def result(self, put: Callable[[asyncio.Future[Any]], object]) -> Any:
         """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
         self.check()
+        self.check_loop()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
         self._news.set()
@@ -446,6 +454,7 @@ class ShardSessions:
         while True:
             session = self.any() if name is None else self.of(name)
             session.check()
+            session.check_loop()
             if session.core.can_begin:
                 return session
             with contextlib.suppress(TimeoutError):  # then try another shard
