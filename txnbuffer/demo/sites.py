@@ -341,7 +341,7 @@ class ClusterSite(Site):
         return ConnectArguments(self._address, {"max_unavailable": MAX_WAIT, "broker_options": options})
 
     def succeed(self) -> None:
-        former = self._services and self.serving
+        former = self.serving if self._services else None
         standby, self._standby = self._standby or self._started(), None
         if former and former.runs:  # it was fenced, and is a standby again, or serves again by now
             deadline = time.monotonic() + MAX_WAIT
