@@ -16,6 +16,7 @@ from types import FrameType
 import pytest
 
 from txnbuffer import Outcome, connect
+from txnbuffer.client.session_core import SessionCore
 
 SECONDS = 120.0
 SCRIPT = Path(__file__).parents[1] / "interrupts.py"
@@ -109,3 +110,14 @@ def test_interrupted_block_ends_at_once() -> None:
         with client.reader("log") as reader:
             batch = reader.read(timeout=SECONDS / 4)  # less than the time-out of the transaction
             assert [record.value for record in batch or ()] == [b"v"]
+
+
+def test_interrupted_send_says_that_its_records_may_be_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = threading.Event()
+    with handler(Stop), connect("memory:") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(SessionCore, "receive", lambda core, frame: sent.set())
+            interrupt_when(sent)
+            with pytest.raises(Stop) as raised:
+                client.send("log", b"v")
+        assert raised.value.__notes__ == ["records for 'log' may or may not be in the log"]

@@ -393,6 +393,13 @@ class Client(BaseClient):
     async def _send(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
+        try:
+            await self._send_rows(topic, rows, batching, partition)
+        except asyncio.CancelledError as cancelled:
+            cancelled.add_note(f"records for {topic!r} may or may not be in the log")
+            raise
+
+    async def _send_rows(self, topic: str, rows: SendColumns, batching: Batching | None, partition: int | None) -> None:
         core = self.session.core
         self.check()
         self.check_topic(topic)
