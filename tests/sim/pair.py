@@ -42,6 +42,10 @@ FORCED = 0.25
 """How many seeds have forced promotions."""
 FORCING_SECONDS = 120.0
 """Seconds that a forced promotion, and what the operator does before and after it, take at most."""
+ROTS = 0.3
+"""In how many seeds a bit of a file is flipped on one machine."""
+REPAIR_SECONDS = 200.0
+"""Seconds within which it is repaired: each machine verifies its files every minute."""
 QUIET_SECONDS = 5.0
 """Seconds after the last request of a client in which the backup applies everything, and snapshots end."""
 
@@ -191,12 +195,38 @@ class PairScenario(Scenario):
         self._wait_until_in_sync()
         self.world.run(QUIET_SECONDS)
         super()._verify()
+        if self.world.random("pair rots").random() < ROTS:
+            self._rot()
         self.over = True
         for service in self.services:
             if service.running is not None:
                 service.running.kill()
         self._compare_files()
         self._compare_logs()
+
+    def _rot(self) -> None:
+        """Flip a bit of a file of one machine that nobody reads: the scrub finds it, and the other one has the file."""
+        choose = self.world.random("pair rot")
+        service, other = choose.sample(self.services, 2)
+        if service.running is None or other.running is None:
+            return
+        found, same = self._segments(service.host), self._segments(other.host)
+        paths = [path for path, data in found.items() if data and same.get(path) == data]
+        if not paths:
+            return
+        path = choose.choice(paths)
+        bit = choose.randrange(8 * len(found[path]))
+        service.host.disk.flip(path, bit)
+        self.world.count("repaired bit")
+        self.world.log("fault", f"bit {bit} of {path} of {service.host.name} is flipped")
+
+        def is_whole() -> bool:
+            """Whether the file is as it was; it may have grown, or be gone."""
+            data = self._segments(service.host).get(path, found[path])
+            return data.startswith(found[path])
+
+        if not self.world.run(REPAIR_SECONDS, is_whole):
+            raise Finding(f"bit {bit} of {path} of {service.host.name} was not repaired from {other.host.name}")
 
     def _compare_files(self) -> None:
         """Segments are equal byte for byte, up to what both have written."""
