@@ -135,7 +135,7 @@ class Conductor:
         while not (heard := wait(list(pipes), timeout=CHECK_INTERVAL)):
             self._check_services()
             if time.monotonic() > deadline:
-                raise DemoFailed(f"no producer sent a message for {MAX_WAIT:.0f} s")
+                raise self.site.serving.failed(f"ended no transaction for {MAX_WAIT:.0f} s")
         for pipe in heard:
             share = pipes[pipe]  # type: ignore[index]  # wait() returns the pipes that it got
             event, value = self.children[share].receive()
