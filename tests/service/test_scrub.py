@@ -12,6 +12,7 @@ from broker_io.errors import Damaged, Error, NotLive
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from txnbuffer.service import scrub as module
+from txnbuffer.service.http_server import HttpServer, metrics
 from txnbuffer.service.scrub import LEAST_BYTES, LEAST_SECONDS, PART_BYTES, Scrub
 
 
@@ -139,3 +140,15 @@ async def test_broker_that_stores_nothing_itself_is_not_read() -> None:
     scrub = Scrub(MemoryBroker())
     await scrub.run()
     assert (scrub.passes, scrub.damaged) == (0, {})
+
+
+@on_a_loop
+async def test_standby_shows_its_damage_and_the_age_of_its_scrub() -> None:
+    broker = StoredTopics(a=1)
+    broker.damages, broker.repaired = {"a": Damaged("1-0.log", 7, "the checksum is wrong")}, ("2-0.log",)
+    server = HttpServer()
+    server.scrub = Scrub(broker)  # type: ignore[arg-type]
+    assert server._health()["damaged"] == ["a"]
+    found = {metric.name: metric.value for metric in metrics(None, scrub=server.scrub)}
+    assert (found["topics_damaged"], found["files_repaired"], found["scrubs"]) == (1, 1, 0)
+    assert found["scrub_age_seconds"] >= 0
