@@ -107,7 +107,10 @@ async def test_pass_goes_on_where_it_was_cancelled(pauses: list[float]) -> None:
     task.cancel()
     broker.errors.clear()
     await until_passes(scrub, 1)
-    assert [topic for topic, _, _ in broker.reads][:3] == ["a", "b", "c"]
+    topics = [topic for topic, _, _ in broker.reads]
+    until = topics[: topics.index("c") + 1]
+    assert [*dict.fromkeys(until)] == ["a", "b", "c"]
+    assert until.count("a") == 1  # a thread may still have read b when the pass was cancelled
     assert scrub.problem is None
 
 
