@@ -88,7 +88,10 @@ class File(ReadableFile, Protocol):
 
 
 class Disk(Protocol):
-    """Files by path. Created, renamed and removed names are durable after `sync_directory`."""
+    """Files by path. Created, renamed and removed names are durable after `sync_directory`.
+
+    What is created belongs to its user alone, and to the group of a directory that only its group may use as well.
+    """
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File: ...
 
@@ -107,7 +110,7 @@ class Disk(Protocol):
         """A value that changes when another file gets this name."""
 
     def permissions(self, path: str) -> int:
-        """Who may read and change a file: the nine bits of its mode."""
+        """Who may read and change a file or a directory: the nine bits of its mode."""
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted."""

@@ -10,6 +10,7 @@ import random
 import secrets
 import shutil
 import socket
+import stat
 import threading
 import time
 import weakref
@@ -116,15 +117,27 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def _rights_of_group(path: str) -> int:
+    """What the group may do with a new file or directory: as with the directory it is in, if that is closed to others.
+
+    So the permissions of a log's directory decide whether a group reads the log. 0755 is only what mkdir gives.
+    """
+    mode = os.stat(os.path.dirname(path) or ".").st_mode
+    return 0 if mode & stat.S_IRWXO else mode & stat.S_IRWXG
+
+
 class SystemDisk:
     def open(self, path: str, *, write: bool = False, create: bool = False) -> SystemFile:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return SystemFile(os.open(path, flags, 0o644))
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY)
+        if not create:
+            return SystemFile(os.open(path, flags))
+        return SystemFile(os.open(path, flags | os.O_CREAT, 0o600 | (_rights_of_group(path) & 0o060)))
 
     def lock(self, path: str) -> SystemLock | None:
         import fcntl
 
-        descriptor = os.open(path, os.O_CLOEXEC | os.O_RDWR | os.O_CREAT, 0o644)
+        mode = 0o600 | (_rights_of_group(path) & 0o060)
+        descriptor = os.open(path, os.O_CLOEXEC | os.O_RDWR | os.O_CREAT, mode)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -167,7 +180,11 @@ class SystemDisk:
         return sorted(os.listdir(path))
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        if os.path.isdir(path):
+            return
+        if parent := os.path.dirname(path.rstrip("/")):
+            self.make_directory(parent)
+        os.makedirs(path, 0o700 | _rights_of_group(path.rstrip("/")), exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
@@ -30,9 +31,11 @@ from broker_io.file.layout import (
 from broker_io.file.log import FileLog
 from broker_io.file.operations import AppendBlocks, decode_operations
 from broker_io.file.segment import whole_blocks
+from broker_io.permissions import exposure
 from broker_io.replication.numbers import NumberedOperation
 from broker_io.replication.records import START, LogRecord
 
+LOG = logging.getLogger(__name__)
 MERGED_BYTES = 1024 * 1024
 """Bytes of appends to one topic that recovery applies at once."""
 
@@ -139,6 +142,8 @@ def open_locked(environment: Environment, directory: str, options: Options, lock
         raise NotAMember(
             f"{directory} is the store of a member of a pair: serve it with the lock of its pair, or open it read-only"
         )
+    if exposed := exposure(disk, directory):
+        LOG.warning(exposed)
     # A former owner that was killed may have renamed the manifest without syncing that: a loss of power would undo it.
     disk.sync_directory(directory)
     stored = stored_log(disk, directory, manifest)

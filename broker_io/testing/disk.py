@@ -417,7 +417,10 @@ class SimulatedDisk:
             return 0, inode.number, inode.version
 
     def permissions(self, path: str) -> int:
-        self.identity(path)
+        with self._mutex:
+            self._check_alive()
+            if self._tree.find(path) is None:
+                raise os_error(errno.ENOENT, path)
         return 0o600
 
     def list(self, path: str) -> list[str]:

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from broker_io.environment import current
+from broker_io.permissions import exposure
 from snapshots.format import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
@@ -32,6 +34,8 @@ def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
     """
     with log.open_for_reading() as broker:
         findings = verify(broker, topic)
+    if log.address.startswith("file:") and (exposed := exposure(current().disk, log.address.removeprefix("file:"))):
+        narrate(exposed)
     rows = [
         {
             "level": finding.level.value,
