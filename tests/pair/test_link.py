@@ -637,27 +637,26 @@ def test_prepared_file_is_fetched_by_the_backup(start: Start) -> None:
         backup.transport.fetch("broken", 0, 10)
 
 
+def no_fetch(node: Node) -> None:
+    node.seen.until("down")
+    until(lambda: node.transport._channel is None)
+    with pytest.raises(ServiceUnavailable, match="no link"):
+        node.transport.fetch("7", 0, 3)
+
+
 def test_fetch_needs_a_link(start: Start) -> None:
     live, backup = linked(start)
-    live.seen.files["7"] = b"abc"
     live.transport.close()
-    backup.seen.until("down")
-    until(lambda: backup.transport._channel is None)
-    with pytest.raises(ServiceUnavailable, match="no link"):
-        backup.transport.fetch("7", 0, 3)
+    no_fetch(backup)
 
 
 def test_live_fetches_files_of_its_backup_over_a_connection_of_its_own(start: Start) -> None:
     live, backup = linked(start)
     backup.seen.files["7"] = b"abc"
-    settings = live.transport._settings
-    live.transport._settings = settings._replace(peer=f"127.0.0.1:{backup.transport.port}")
+    live.transport._settings = live.transport._settings._replace(peer=f"127.0.0.1:{backup.transport.port}")
     assert [live.transport.fetch("7", at, 1) for at in range(3)] == [b"a", b"b", b"c"]
     backup.transport.close()
-    live.seen.until("down")
-    until(lambda: live.transport._channel is None)
-    with pytest.raises(ServiceUnavailable, match="no link"):
-        live.transport.fetch("7", 0, 3)
+    no_fetch(live)
 
 
 def test_fetch_that_gets_no_answer_ends(proxied: tuple[Node, Node, FaultProxy]) -> None:
@@ -667,9 +666,6 @@ def test_fetch_that_gets_no_answer_ends(proxied: tuple[Node, Node, FaultProxy]) 
     proxy.held |= {UP, DOWN}
     with pytest.raises(ServiceUnavailable):
         backup.transport.fetch("7", 0, 3)
-
-
-# --- the end
 
 
 def test_threads_end_with_the_transports(start: Start) -> None:

@@ -81,7 +81,7 @@ async def test_first_pass_is_fast_and_later_ones_take_their_time(pauses: list[fl
 @on_a_loop
 async def test_many_small_files_are_paid_for_too(pauses: list[float]) -> None:
     broker = StoredTopics(**{f"t{number:03}": 1 for number in range(100)})
-    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]
+    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]  # as above
     await until_passes(scrub, 2)
     assert sum(pause == PART_BYTES / 1000 for pause in pauses) >= 100 * LEAST_BYTES // PART_BYTES
 
@@ -89,7 +89,7 @@ async def test_many_small_files_are_paid_for_too(pauses: list[float]) -> None:
 @on_a_loop
 async def test_rate_of_0_reads_everything_once() -> None:
     broker = StoredTopics(a=PART_BYTES)
-    scrub = Scrub(broker, 0)  # type: ignore[arg-type]
+    scrub = Scrub(broker, 0)  # type: ignore[arg-type]  # as above
     await scrub.run()
     await scrub.run()
     assert broker.reads == [("a", 0, None)]
@@ -100,7 +100,7 @@ async def test_pass_goes_on_where_it_was_cancelled(pauses: list[float]) -> None:
     """A machine of a pair changes its role in the middle of one."""
     broker = StoredTopics(a=1, b=1, c=1)
     broker.errors["b"] = [NotLive("a copy replaces the log")] * 1_000_000
-    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]
+    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]  # as above
     task = asyncio.ensure_future(scrub.run())
     while scrub.problem is None:
         await asyncio.wait([task], timeout=0.001)
@@ -119,7 +119,7 @@ async def test_damage_ends_the_topic_and_not_the_pass(pauses: list[float]) -> No
     broker = StoredTopics(a=1, b=1)
     broker.errors["a"] = [error := Damaged("1-0.log", 7, "the checksum is wrong")]
     broker.damages = {"a": error}
-    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]
+    scrub = Scrub(broker, 1000)  # type: ignore[arg-type]  # as above
     await until_passes(scrub, 1)
     assert broker.reads[0] == ("b", 0, None)
     assert scrub.problem is None  # the damage itself is told
@@ -128,7 +128,7 @@ async def test_damage_ends_the_topic_and_not_the_pass(pauses: list[float]) -> No
 @on_a_loop
 async def test_age_is_that_of_the_last_complete_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    scrub = Scrub(StoredTopics(a=1), 0)  # type: ignore[arg-type]
+    scrub = Scrub(StoredTopics(a=1), 0)  # type: ignore[arg-type]  # as above
     monkeypatch.setattr(scrub, "_monotonic", lambda: now)
     scrub._completed = 90.0
     assert scrub.age == 10.0
@@ -150,7 +150,7 @@ async def test_standby_shows_its_damage_and_the_age_of_its_scrub() -> None:
     broker = StoredTopics(a=1)
     broker.damages, broker.repaired = {"a": Damaged("1-0.log", 7, "the checksum is wrong")}, ("2-0.log",)
     server = HttpServer()
-    server.scrub = Scrub(broker)  # type: ignore[arg-type]
+    server.scrub = Scrub(broker)  # type: ignore[arg-type]  # as above
     assert server._health()["damaged"] == ["a"]
     found = {metric.name: metric.value for metric in metrics(None, scrub=server.scrub)}
     assert (found["topics_damaged"], found["files_repaired"], found["scrubs"]) == (1, 1, 0)
