@@ -80,8 +80,8 @@ class SessionConnection:
         self.closed = False
         self.unsettled = 0
         self.sends = 0
-        self.frames: deque[ClientFrame] = deque()
-        """Frames that wait for a turn of the engine; `waiting_rows` counts their rows."""
+        self.frames: deque[tuple[ClientFrame, int]] = deque()
+        """Frames that wait for a turn of the engine, with the number of their rows; `waiting_rows` is the sum."""
         self.waiting_rows = 0
         self._take = take
         self._disconnected = disconnected

@@ -355,11 +355,11 @@ class Engine(Loop):
         left = TURN_ROWS
         while self._with_frames and left > 0:
             connection = self._with_frames.popleft()
-            frame = connection.frames.popleft()
+            frame, rows = connection.frames.popleft()
             if connection.frames:
                 self._with_frames.append(connection)
-            left -= frame.rows
-            connection.waiting_rows -= frame.rows
+            left -= rows
+            connection.waiting_rows -= rows
             try:
                 self.requests.handle(connection, frame, now)
             except Error as error:
@@ -371,8 +371,8 @@ class Engine(Loop):
         if self._takes_frames:
             if not connection.frames:
                 self._with_frames.append(connection)
-            connection.frames.append(frame)
-            connection.waiting_rows += frame.rows
+            connection.frames.append((frame, rows := frame.rows))
+            connection.waiting_rows += rows
             self.wake()
 
     def _disconnected(self, connection: SessionConnection) -> None:
