@@ -11,6 +11,7 @@ asyncio is not among the ports: the event loop is one itself, with its time, its
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from broker_io.errors import UsedAfterFork
 from broker_io.system import (
     SystemClock,
     SystemDisk,
@@ -261,18 +263,51 @@ def use(environment: Environment) -> Iterator[None]:
         _current.reset(token)
 
 
+class _Grpc:
+    """Whether this process has used gRPC, and whether a process had when it forked this one."""
+
+    used = inherited = False
+
+
 def _forked() -> None:
     global _machine
     _machine = Environment()
+    _Grpc.inherited |= _Grpc.used
 
 
 os.register_at_fork(after_in_child=_forked)
 
+AFTER_GRPC = (
+    "start the process with spawn or forkserver instead, as multiprocessing.get_context('spawn') does, or fork it "
+    "before its parent first uses a service"
+)
 
-def disable_grpc_fork_handlers() -> None:
-    """Call this before gRPC is first used.
+
+def grpc_inherited() -> bool:
+    """Return whether gRPC was used before this process was forked: none of its connections here would get ready."""
+    return _Grpc.inherited
+
+
+def use_grpc() -> None:
+    """Call this before gRPC is used. Raises UsedAfterFork."""
+    if _Grpc.inherited:
+        raise UsedAfterFork(f"gRPC was used before this process was forked, and cannot be used in it: {AFTER_GRPC}")
+    _Grpc.used = True
+    set_up_grpc()
+
+
+def set_up_grpc() -> None:
+    """Call this before gRPC is imported.
 
     Its fork handlers are for programs that use gRPC in the child. They sometimes crash it, and a child that only starts
-    another program, such as Spark's JVM, must not depend on them.
+    another program, such as Spark's JVM, must not depend on them. It writes no lines of its own to stderr, which are
+    for programmers of gRPC; errors of calls have the same reasons.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Event loops of several threads share the queue of gRPC, and asyncio reports that another one was faster.
+    logging.getLogger("asyncio").addFilter(_not_of_grpc)
+
+
+def _not_of_grpc(record: logging.LogRecord) -> bool:
+    return "PollerCompletionQueue" not in record.getMessage()

@@ -214,6 +214,12 @@ class Closed(CallerError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+class UsedAfterFork(CallerError):
+    """A forked child used a client of its parent, or a service after its parent had used one."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class ReadOnly(CallerError):
     """A change of a log that was opened read-only."""
 

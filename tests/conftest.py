@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from broker_io.environment import disable_grpc_fork_handlers
+from broker_io.environment import set_up_grpc
 
-disable_grpc_fork_handlers()  # servers run in the process of tests, which starts others
+set_up_grpc()  # servers run in the process of tests, which starts others
 
 pytest_plugins = ["txnbuffer.testing", "pulsar_fixtures", "spark_session"]
 

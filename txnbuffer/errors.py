@@ -23,6 +23,7 @@ from broker_io.errors import StorageError as StorageError
 from broker_io.errors import TopicNotFound
 from broker_io.errors import Unauthenticated as Unauthenticated
 from broker_io.errors import UntrustedService as UntrustedService
+from broker_io.errors import UsedAfterFork as UsedAfterFork
 from broker_io.position import Position
 from txnbuffer.model import TxnId
 
@@ -67,12 +68,6 @@ class InvalidTokenFile(InvalidConfiguration):
 
 class MalformedFrame(CallerError):
     """A session received bytes that are not a frame: they are damaged, or the peer uses another protocol."""
-
-
-class UsedAfterFork(CallerError):
-    """A forked child used the client of its parent; connect after forking."""
-
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class UndecodableValue(CallerError):

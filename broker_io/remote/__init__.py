@@ -3,6 +3,6 @@
 Service `txnbuffer.v1.Log`. `broker_io.remote.messages` has the methods and the bytes of their messages.
 """
 
-from broker_io.environment import disable_grpc_fork_handlers
+from broker_io.environment import set_up_grpc
 
-disable_grpc_fork_handlers()
+set_up_grpc()

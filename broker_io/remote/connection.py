@@ -33,7 +33,7 @@ class RemoteConnection:
         self._log = log
         self._max_unavailable = max_unavailable
         self._addresses = addresses
-        self._targets = [(address.target, address.channel(grpc)) for address in addresses]
+        self._targets = [(address.target, address.channel()) for address in addresses]
         self._used = 0
         self._calls: dict[tuple[int, str], Any] = {}
 

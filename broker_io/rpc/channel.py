@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from broker_io.environment import current
+from broker_io.environment import current, use_grpc
 from broker_io.errors import (
     Error,
     InvalidAddress,
@@ -152,8 +152,12 @@ class Endpoint(NamedTuple):
         """The endpoints of one service, or of both members of a pair."""
         return [cls(target, credentials, len(targets) > 1) for target in targets]
 
-    def channel(self, module: Any) -> Any:
-        """Return a channel of `module`, which is grpc, or grpc.aio for asyncio."""
+    def channel(self, *, for_asyncio: bool = False) -> Any:
+        """Return a channel of gRPC. Raises UsedAfterFork."""
+        use_grpc()
+        import grpc
+
+        module: Any = grpc.aio if for_asyncio else grpc
         options = [*{**dict(OPTIONS), **SOONER}.items()] if self.paired else OPTIONS
         credentials = self.credentials.channel_credentials()
         if credentials is None:
@@ -198,12 +202,10 @@ class Channel:
     """A connection of an asyncio program to a service."""
 
     def __init__(self, address: Endpoint, log: LogIdentity) -> None:
-        import grpc
-
         self.target = address.target
         self._address = address
         self._log = log
-        self._channel = address.channel(grpc.aio)
+        self._channel = address.channel(for_asyncio=True)
 
     @classmethod
     async def open(cls, address: Endpoint, timeout: float, log: LogIdentity) -> Channel:

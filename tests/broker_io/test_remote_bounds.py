@@ -244,3 +244,19 @@ def test_grpc_does_not_touch_forked_children() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
     output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert output.stdout == "0\n"
+
+
+@pytest.mark.parametrize(("chosen", "verbosity"), [({}, "NONE"), ({"GRPC_VERBOSITY": "INFO"}, "INFO")])
+def test_grpc_writes_nothing_to_stderr_unless_the_environment_asks_for_it(
+    chosen: dict[str, str], verbosity: str
+) -> None:
+    code = """
+import os
+from broker_io.rpc.channel import Endpoint
+Endpoint("127.0.0.1:1").channel().close()
+print(os.environ["GRPC_VERBOSITY"])
+"""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, env=environment | chosen, capture_output=True, text=True, check=True)
+    assert output.stdout == f"{verbosity}\n"

@@ -203,7 +203,8 @@ with connect(sys.argv[1]) as client:
             try:
                 call()
             except UsedAfterFork as error:
-                code += "belongs to the parent process: connect after forking" in str(error)
+                advice = "start the process with spawn" if "txnbuf:" in sys.argv[2] else "connect after forking"
+                code += f"belongs to the parent process: {advice}" in str(error)
         try:
             with connect(sys.argv[2]) as other:
                 other.send("log", b"child")
@@ -231,6 +232,68 @@ def test_use_after_fork_is_an_error(where: str, tmp_path: Path, request: pytest.
     command = [sys.executable, "-c", FORK, address, other]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.stdout, done.returncode) == ("COMMIT\n", 0), done.stderr
+
+
+CONNECTING = """
+import multiprocessing, os, sys
+from broker_io import open_broker
+from txnbuffer import connect, UsedAfterFork
+
+def use(address):
+    with connect(address) as client:
+        client.send("log", b"value")
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+def refused(open_):
+    try:
+        open_()
+    except UsedAfterFork as error:
+        assert "start the process with spawn or forkserver" in str(error), error
+    else:
+        raise AssertionError("connected")
+
+def in_process(method):
+    process = multiprocessing.get_context(method).Process(target=use, args=(sys.argv[1],))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, method
+
+if __name__ == "__main__":
+    in_child(lambda: use(sys.argv[1]))
+    if sys.argv[2] == "client":
+        use(sys.argv[1])
+    else:
+        open_broker(sys.argv[1]).close()
+    in_child(lambda: refused(lambda: use(sys.argv[1])))
+    in_child(lambda: refused(lambda: open_broker(sys.argv[1])))
+    in_child(lambda: in_process("spawn"))
+    for method in ("spawn", "forkserver"):
+        in_process(method)
+"""
+
+
+@pytest.mark.parametrize("parent", ["client", "broker"])
+def test_advice_of_the_error_after_a_fork_works(parent: str, tmp_path: Path, txnbuf_service: ServiceProcess) -> None:
+    program = tmp_path / "connecting.py"
+    program.write_text(CONNECTING)
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(program)]
+    with connect(txnbuf_service.address) as client:
+        client.send("log", b"first")
+    done = subprocess.run(
+        [*command, txnbuf_service.address, parent], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
 
 
 LEAVING = """

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from broker_io import waits
-from txnbuffer.client import lifecycle, portal
+from broker_io import environment, waits
+from txnbuffer.client import portal
 
 if TYPE_CHECKING:
     from sim.world import Process
@@ -67,11 +67,12 @@ class ProcessObject:
 def state_of_processes(find: Find) -> Iterator[None]:
     """Give each process its own state of modules for a block."""
     before = waits._waits, waits._failed, portal.CLOSED_AT_EXIT
-    grpc_user, lifecycle._ForkGeneration.grpc = lifecycle._ForkGeneration.grpc, None
+    grpc = environment._Grpc.used, environment._Grpc.inherited
+    environment._Grpc.inherited = False  # the simulated one works in forked processes
     waits._waits, waits._failed = ProcessDict(find), ProcessDict(find)
     portal.CLOSED_AT_EXIT = ProcessObject(find, type(before[2]))
     try:
         yield
     finally:
         waits._waits, waits._failed, portal.CLOSED_AT_EXIT = before
-        lifecycle._ForkGeneration.grpc = grpc_user
+        environment._Grpc.used, environment._Grpc.inherited = grpc

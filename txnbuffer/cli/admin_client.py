@@ -139,7 +139,7 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     message = encode_admin_request(request).SerializeToString()
     endpoint = Endpoint(target, service.access.load())
     metadata = (*VERSION_METADATA, *endpoint.metadata())
-    with endpoint.channel(grpc) as channel:
+    with endpoint.channel() as channel:
         rpc = channel.unary_unary(f"{ADMIN_PATH}/{method}")
         try:
             return decode_admin_answer(rpc(message, timeout=timeout, metadata=metadata))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 import click
 
+from broker_io.environment import set_up_grpc
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer import __version__
 from txnbuffer.cli.commands import CommandGroup
@@ -132,16 +132,9 @@ def app() -> None:
     """
 
 
-def _quiet_grpc() -> None:
-    """Let gRPC write no lines of its own among ours; errors of calls have the same reasons."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when gRPC is imported
-    # Event loops of several threads share the queue of gRPC, and asyncio reports that another one was faster.
-    logging.getLogger("asyncio").addFilter(lambda record: "PollerCompletionQueue" not in record.getMessage())
-
-
 def main() -> NoReturn:
     """Run `txnbuf` and exit with its code."""
-    _quiet_grpc()
+    set_up_grpc()
     if sys.stdout is None:  # the parent process closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
     try:

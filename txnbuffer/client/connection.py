@@ -137,25 +137,21 @@ LOG_HELLO = "/txnbuffer.v1.Log/Hello"
 
 async def open_session(address: Endpoint, timeout: float, log: LogIdentity) -> Link:
     """Connect a session within `timeout` seconds. Raises ServiceUnavailable, VersionMismatch, UsedAfterFork."""
-    lifecycle.check_grpc_fork()
     return await MessageStream.open(SESSION, address, timeout, log)
 
 
 async def open_streams(address: Endpoint, timeout: float, log: LogIdentity) -> StreamLink:
     """Connect change streams. Raises as `open_session`."""
-    lifecycle.check_grpc_fork()
     return await MessageStream.open(STREAMS, address, timeout, log)
 
 
 async def open_admin(address: Endpoint, timeout: float, log: LogIdentity) -> AdminLink:
     """Connect for admin requests. Raises as `open_session`."""
-    lifecycle.check_grpc_fork()
     return GrpcAdminLink(await Channel.open(address, timeout, log))
 
 
 async def open_live_admin(address: Endpoint, timeout: float, log: LogIdentity) -> AdminLink:
     """Connect for admin requests to a member of a pair. Raises as `open_session`, also if it is not live."""
-    lifecycle.check_grpc_fork()
     channel = await Channel.open(address, timeout, log)
     try:
         await channel.ask(LOG_HELLO, TopicRequest(), LogLimits.FromString, timeout)

@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from broker_io.environment import disable_grpc_fork_handlers
-from txnbuffer.errors import ClientBroken, UsedAfterFork
+from broker_io.environment import AFTER_GRPC, grpc_inherited
+from txnbuffer.errors import ClientBroken, InvalidRequest, UsedAfterFork
 
 
 class Closeable(Protocol):
@@ -99,9 +99,6 @@ def ended_task(task: asyncio.Task[Any]) -> ClientBroken:
     )
 
 
-ADVICE = "connect after forking, or start the process with spawn"
-
-
 async def abandon(connecting: asyncio.Future[L]) -> None:
     """Stop connecting; close what is connected already."""
     connecting.cancel()
@@ -110,12 +107,16 @@ async def abandon(connecting: asyncio.Future[L]) -> None:
         await link.close()
 
 
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Raises InvalidRequest on another event loop than this one of a client."""
+    if asyncio.get_running_loop() is not loop:
+        raise InvalidRequest("this client belongs to another event loop: open one on each loop, or use a sync client")
+
+
 class _ForkGeneration:
     """Counts forks: `generation` of a child process is one above that of its parent."""
 
     generation = 0
-    grpc: int | None = None
-    """The generation that first used gRPC."""
 
 
 def generation() -> int:
@@ -131,16 +132,8 @@ def inherited(remembered: int) -> bool:
 def check(remembered: int) -> None:
     """Raises UsedAfterFork if this process was forked after `generation()` returned this number."""
     if remembered != _ForkGeneration.generation:
-        raise UsedAfterFork(f"this client belongs to the parent process: {ADVICE}")
-
-
-def check_grpc_fork() -> None:
-    """Raises UsedAfterFork if the parent of this process used gRPC: no gRPC connection of the child would get ready."""
-    if _ForkGeneration.grpc is None:
-        _ForkGeneration.grpc = _ForkGeneration.generation
-        disable_grpc_fork_handlers()
-    elif _ForkGeneration.grpc != _ForkGeneration.generation:
-        raise UsedAfterFork(f"gRPC was used before this process was forked, and cannot be used in it: {ADVICE}")
+        advice = AFTER_GRPC if grpc_inherited() else "connect after forking"
+        raise UsedAfterFork(f"this client belongs to the parent process: {advice}")
 
 
 def _forked() -> None:
