@@ -6,15 +6,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from direct_world import DirectWorld, in_direct_world
 
-from txnbuffer import Client, connect
+from txnbuffer import ChangeStream, Client, connect
 from txnbuffer.errors import ClientBroken, Error, InvalidRequest, SendUnknown
 
 SECONDS = 30.0
 
 
-async def uses(client: Client) -> list[str]:
-    """Use a client in each way; return what each call raised."""
+async def uses(client: Client, opened: ChangeStream) -> list[str]:
+    """Use a client in each way, and a stream that was created before; return what each call raised."""
     errors = []
 
     async def transaction() -> None:
@@ -24,7 +25,7 @@ async def uses(client: Client) -> list[str]:
     async def stream() -> None:
         await client.stream("log").next(timeout=SECONDS * 2)
 
-    for call in (lambda: client.send("log", b"v"), transaction, stream):
+    for call in (lambda: client.send("log", b"v"), transaction, stream, lambda: opened.next(timeout=SECONDS * 2)):
         try:
             async with asyncio.timeout(SECONDS):
                 await call()
@@ -38,11 +39,12 @@ def test_background_task_can_use_its_client_after_the_end_of_the_main_one(tmp_pa
     errors: list[str] = []
 
     async def background(client: Client, began: asyncio.Event) -> None:
+        opened = client.stream("log")
         try:
             began.set()
             await asyncio.sleep(SECONDS * 10)
         finally:
-            errors.extend(await uses(client))
+            errors.extend(await uses(client, opened))
 
     async def main() -> None:
         client = await connect(f"file:{tmp_path}/log", **options)
@@ -52,7 +54,7 @@ def test_background_task_can_use_its_client_after_the_end_of_the_main_one(tmp_pa
         await began.wait()
 
     asyncio.run(main())
-    assert len(errors) == 3
+    assert len(errors) == 4
     assert set(errors) <= {"ClientBroken", "SendUnknown"}  # the first one may notice the end of the connection
     assert errors[-1] == "ClientBroken"
 
@@ -77,10 +79,20 @@ def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str
     asyncio.run(main())
 
 
+def test_client_that_writes_to_a_cluster_itself_gets_this_error_too() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        with pytest.raises(InvalidRequest, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, client.send("log", b"v"))
+
+    in_direct_world(test)
+
+
 def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
     async def main() -> None:
         async with connect("memory:") as client:
             await client.send("log", b"v")
+            stream = client.stream("log")
 
             def elsewhere() -> None:
                 async def use() -> None:
@@ -88,6 +100,8 @@ def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
                         await client.send("log", b"v")
                     with pytest.raises(InvalidRequest, match="another event loop"):
                         await client.transaction().begin()
+                    with pytest.raises(InvalidRequest, match="another event loop"):
+                        await stream.next(timeout=SECONDS)
 
                 asyncio.run(use())
 

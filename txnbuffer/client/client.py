@@ -86,6 +86,7 @@ class Client(BaseClient):
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
         self.streams = ShardStreams((), 0.0)
+        session.on_broken = lambda error: self.streams.fail(error)
         self.admin = AdminClients((), 0.0)
 
     def __repr__(self) -> str:
@@ -325,7 +326,7 @@ class Client(BaseClient):
         if store is not None and not (hasattr(store, "load") and hasattr(store, "save")):
             raise InvalidRequest(f"a token store needs methods load and save, got {store!r}")
         lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
-        return ChangeStream(self.streams.of(topic), topic, from_, to, store, lease)
+        return ChangeStream(self.streams.of(topic), topic, from_, to, store, lease, self.session.check_loop)
 
     # Topics
 

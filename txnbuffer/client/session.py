@@ -97,6 +97,8 @@ class ClientSession:
         self._closing = False
         self._lost_at = 0.0
         self._wait = Wait(f"the service{self._of_shard()}")
+        self.on_broken: Callable[[ClientBroken], None] = lambda _: None
+        """Gets the error of all requests once something has ended a task of the session."""
 
     @classmethod
     def refusing(cls, error: Error) -> ClientSession:
@@ -154,10 +156,7 @@ class ClientSession:
 
     def check_loop(self) -> None:
         """Raises InvalidRequest on another event loop than that of the client."""
-        if asyncio.get_running_loop() is not self._loop:
-            raise InvalidRequest(
-                "this client belongs to another event loop: open one on each loop, or use a sync client"
-            )
+        lifecycle.check_loop(self._loop)
 
     def check_tasks(self) -> None:
         """Raises ClientBroken if a task of the session has ended."""
@@ -236,7 +235,9 @@ class ClientSession:
         """Fail all requests, now and later, if something has ended a task that the session needs."""
         if self._closing or isinstance(self._unreachable, CallerError | ClientBroken):
             return
-        self._give_up(lifecycle.ended_task(task))
+        error = lifecycle.ended_task(task)
+        self._give_up(error)
+        self.on_broken(error)
         for other in self._tasks:
             other.cancel()
 

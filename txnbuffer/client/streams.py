@@ -200,11 +200,15 @@ class StreamSession:
             await asyncio.sleep(retry_pause(error, backoff.after(failures)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End all streams, now and later, if something has ended the task that the session needs."""
+        """End all streams if something has ended the task that the session needs."""
         if self.broken is None:
-            self.broken = ended_task(task)
-            for stream in self._streams.values():
-                stream.report_unavailable(self.broken)
+            self.fail(ended_task(task))
+
+    def fail(self, error: Error) -> None:
+        """End all streams, now and later."""
+        self.broken = self.broken or error
+        for stream in self._streams.values():
+            stream.report_unavailable(self.broken)
 
     async def _talk(self, link: StreamLink) -> Error:
         """Use a connection until it ends; return the error that ended it."""
@@ -275,6 +279,11 @@ class ShardStreams:
         if number not in self._open:
             self._open[number] = StreamSession(self.connectors[number], self._max_unavailable, self._config)
         return self._open[number]
+
+    def fail(self, error: Error) -> None:
+        """End all streams, now and later."""
+        for session in self._open.values():
+            session.fail(error)
 
     async def close(self) -> None:
         """Close all streams and connections."""
@@ -365,8 +374,12 @@ class ChangeStream(ClosedOnExit):
         to: int | str | None,
         store: TokenStore | None,
         lease: CursorLease | None = None,
+        check_loop: Callable[[], None] = lambda: None,
     ) -> None:
-        """The stream opens when its first batch is requested. `lease`: the durable cursor that moves with it."""
+        """The stream opens when its first batch is requested. `lease`: the durable cursor that moves with it.
+
+        `check_loop`: raises InvalidRequest on another event loop than that of the client.
+        """
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
@@ -375,6 +388,7 @@ class ChangeStream(ClosedOnExit):
         self._store = store
         self._request = StreamParameters.of(topic, from_, to)
         self._lease = lease
+        self._check_loop = check_loop
         self._from, self._to = from_, to
         self._counts: Counter[str] = Counter()
         self._high = 0
@@ -416,6 +430,7 @@ class ChangeStream(ClosedOnExit):
         Raises the error that ended the stream, and ServiceUnavailable after `max_unavailable` seconds without a
         connection; the next call continues the stream. Concurrent calls run one after the other.
         """
+        self._check_loop()
         deadline = None if timeout is None else asyncio.get_running_loop().time() + check_wait(timeout)
         async with asyncio.timeout_at(deadline):
             await self._next_lock.acquire()

@@ -26,6 +26,7 @@ from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, ServiceUnava
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
+from txnbuffer.client.lifecycle import check_loop
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic, send_unknown
 from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.protocol import RECORDS
@@ -351,6 +352,7 @@ class OrdinarySends:
 
     async def send(self, topic: str, rows: SendColumns) -> None:
         """Send records; return when they are durable. Raises SendUnknown if they may or may not be in the log."""
+        check_loop(self._loop)
         while self._path.room <= 0:
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._for_room.append(waiter)
