@@ -123,6 +123,7 @@ def test_parts_of_a_frame_have_its_rows_in_order_and_decode_when_asked() -> None
     assert parts[0].hello is not None
     assert [part.bye for part in parts] == [False] * (len(parts) - 1) + [True]
     assert max(part.rows for part in parts) <= PART_ROWS
+    assert sum(part.rows for part in parts) == sum(1 for _ in frame.split()) == frame.rows
     together = [(name, row) for part in parts for name, row, _ in part.split()]
     assert together == [(name, row) for name, row, _ in frame.split()]
 

@@ -107,7 +107,11 @@ class ClientFrame:
     @property
     def rows(self) -> int:
         """The number of rows in all fields."""
-        return sum([len(getattr(self, name)) for name in ROW_FIELDS])
+        return (
+            len(self.registers) + len(self.leases) + len(self.open_names) + len(self.delete_names) + len(self.joins)
+            + len(self.members) + len(self.begins) + len(self.sends) + len(self.commits) + len(self.aborts)
+            + len(self.queries) + len(self.returned)
+        )  # fmt: skip
 
     def split(self) -> Iterator[tuple[str, Any, ClientFrame]]:
         """Yield the rows in this order, each with the name of its field and a frame that has only this row."""

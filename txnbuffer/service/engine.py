@@ -346,7 +346,8 @@ class Engine(Loop):
 
     def _work(self) -> None:
         self.topics.turn()
-        self._handle_frames(self.now())
+        if self._with_frames:
+            self._handle_frames(self.now())
         self.effects.execute()
         self.appends.flush()
 
