@@ -13,7 +13,7 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
-from txnbuffer.client.connection import EngineLink
+from txnbuffer.client.embedded import EngineLink
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.client.session import ClientSession, Link

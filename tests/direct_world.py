@@ -13,7 +13,8 @@ from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
 from txnbuffer import Outcome, Transaction
 from txnbuffer.client.client import Client
-from txnbuffer.client.connection import EngineLink, client_on
+from txnbuffer.client.connection import client_on
+from txnbuffer.client.embedded import EngineLink
 from txnbuffer.client.session import Link
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame

@@ -19,7 +19,8 @@ from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.client.client import Client
-from txnbuffer.client.connection import EngineLink, client_on
+from txnbuffer.client.connection import client_on
+from txnbuffer.client.embedded import EngineLink
 from txnbuffer.client.session import Link
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.model import TxnId

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
-from txnbuffer.client.connection import EngineAdminLink, EngineLink, EngineStreamLink
 from txnbuffer.client.cursors import AdminClients, AdminLink
+from txnbuffer.client.embedded import EngineAdminLink, EngineLink, EngineStreamLink
 from txnbuffer.client.session import ClientSession, Link
 from txnbuffer.client.streams import ShardStreams, StreamLink
 from txnbuffer.model import TxnId

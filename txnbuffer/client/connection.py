@@ -38,6 +38,7 @@ from txnbuffer.checks import check_flag, check_max_unavailable
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import Client
 from txnbuffer.client.cursors import AdminClients, AdminConnector, AdminLink
+from txnbuffer.client.embedded import EmbeddedLog, EngineAdminLink, EngineLink, EngineStreamLink
 from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.send_columns import BATCHINGS, Batching
@@ -50,71 +51,17 @@ from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.progress import OnProgress, reporting
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
-from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
 from txnbuffer.rpc.session_encoding import SESSION
 from txnbuffer.rpc.streams_encoding import STREAMS
-from txnbuffer.streams.messages import ClientMessage, ServerMessage
 
 if TYPE_CHECKING:
     from txnbuffer.client.sync_client import SyncClient
-    from txnbuffer.service.connection import SessionConnection
     from txnbuffer.service.engine import Engine
-
-
-class EngineLink:
-    """A session connection to an engine on the same event loop."""
-
-    def __init__(self, engine: Engine, *, local: bool = False) -> None:
-        self._connection: SessionConnection = engine.connect(local=local)
-
-    async def send(self, frame: ClientFrame) -> None:
-        await self._connection.room()
-        self._connection.receive(frame)
-
-    async def receive(self) -> ServerFrame | None:
-        return await self._connection.next()
-
-    async def end(self) -> None:
-        """Do nothing: the engine ends the connection after the last frame."""
-
-    async def close(self) -> None:
-        self._connection.lost()
-
-
-class EngineStreamLink:
-    """A connection for change streams to an engine on the same event loop."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._connection = engine.streams.connect()
-
-    async def send(self, messages: Sequence[ClientMessage]) -> None:
-        self._connection.receive(messages)
-
-    async def receive(self) -> Sequence[ServerMessage] | None:
-        return await self._connection.next()
-
-    async def close(self) -> None:
-        self._connection.lost()
 
 
 TIMEOUT = 30.0
 """Seconds to wait for the answer to an admin request."""
-
-
-class EngineAdminLink:
-    """Admin requests to an engine on the same event loop."""
-
-    def __init__(self, engine: Engine) -> None:
-        from txnbuffer.service.admin import ServiceAdmin
-
-        self._methods = ServiceAdmin(engine).methods()
-
-    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
-        return await self._methods[method](arguments)
-
-    async def close(self) -> None:
-        pass
 
 
 class GrpcAdminLink:
@@ -230,12 +177,17 @@ class ServiceConnectors(NamedTuple):
     admin: AdminConnector
 
     @classmethod
-    def to_engine(cls, engine: Engine) -> ServiceConnectors:
-        """Return the connectors to an engine on the same event loop, which ends with its clients."""
+    def to_embedded(cls, log: EmbeddedLog) -> ServiceConnectors:
+        """Return the connectors to the engine of a log in this process, which ends with its clients."""
 
         def connector(kind: Callable[[Engine], L]) -> Callable[[], Awaitable[L]]:
             async def connect() -> L:
-                return kind(engine)
+                try:
+                    return kind(await log.engine())
+                except Error as error:
+                    if error.retryable:
+                        raise ServiceUnavailable(f"the log can't be written yet: {error}") from error
+                    raise
 
             return connect
 
@@ -541,15 +493,17 @@ class PendingConnection:
         return client, [connectors]
 
     async def _open_local(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
-        from txnbuffer.service.engine import Engine
-
         opening = asyncio.to_thread(open_broker, self.address)
         broker = await run_to_completion(opening, lambda broker: asyncio.to_thread(broker.close))
         resources.push_async_callback(asyncio.to_thread, broker.close)
-        engine = await run_to_completion(Engine.start(broker), Engine.stop)
-        resources.push_async_callback(engine.stop)
-        connectors = ServiceConnectors.to_engine(engine)
-        return await self._client_of(connectors.session, lambda: broker), [connectors]
+        log = await run_to_completion(EmbeddedLog.open(broker), EmbeddedLog.close)
+        resources.push_async_callback(log.close)
+        connectors = ServiceConnectors.to_embedded(log)
+        if log.started:
+            return await self._client_of(connectors.session, lambda: broker), [connectors]
+        session = ClientSession(connectors.session, self.max_unavailable)
+        session.open_later(broker.max_message_bytes)
+        return Client(session, lambda: broker, self.serializers), [connectors]
 
     async def _client_of(self, connector: Connector, broker: Callable[[], Broker]) -> Client:
         session = ClientSession(connector, self.max_unavailable)

@@ -90,6 +90,8 @@ class ClientSession:
         self._news = asyncio.Event()
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._opens_later = False
+        self._opening: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._unreachable: Error | None = None
         self._reason: Error | None = None
@@ -118,20 +120,7 @@ class ClientSession:
         is corrected soon.
         """
         self._loop = asyncio.get_running_loop()
-        began = self._loop.time()
-        self._wait.resume()
-        try:
-            link = await self._connector()
-        except UntrustedService:
-            raise
-        except ServiceUnavailable as away:
-            link = None  # the service may be starting: wait for it
-            self._reason = away
-            self._wait.failed(away)
-        self._start(link)
-        if link is None:
-            self._lost_at = began
-            self._report_unavailable_later(self._reason)
+        await self._connect_first()
         try:
             await self._first.wait()
         except asyncio.CancelledError:
@@ -142,11 +131,46 @@ class ClientSession:
             await self.close()
             raise error
 
+    async def _connect_first(self) -> None:
+        """Connect, and start to work. Raises any error but ServiceUnavailable: the service may be starting."""
+        began, link = self._loop.time(), None
+        self._wait.resume()
+        try:
+            link = await self._connector()
+        except UntrustedService:
+            raise
+        except ServiceUnavailable as away:
+            self._reason = away
+            self._wait.failed(away)
+        self._opens_later = False
+        self._start(link)
+        if link is None:
+            self._lost_at = began
+            self._report_unavailable_later(self._reason)
+
     def begin(self) -> None:
         """Connect in the background; requests wait for the connection for up to `max_unavailable` seconds."""
         self._loop = asyncio.get_running_loop()
         self._wait.resume()
         self._start(None)
+
+    def open_later(self, max_message_bytes: int) -> None:
+        """Let the first request connect; it raises what prevents that. Until then this is the limit of a record."""
+        self._loop = asyncio.get_running_loop()
+        self._opens_later, self.core.max_message_bytes = True, max_message_bytes
+
+    async def _connect_now(self) -> None:
+        """Connect for the first requests, which share one attempt; after an error the next request tries again."""
+        if self._opening is None:
+            self._opening = self._loop.create_task(self._connect_first())
+        opening = self._opening
+        await asyncio.wait([opening])  # it continues if this caller is cancelled
+        if self._opening is opening:
+            self._opening = None
+        if opening.cancelled():
+            self.check()
+            raise lifecycle.ended_task(opening)
+        opening.result()
 
     def check(self) -> None:
         """Raises UsedAfterFork; ServiceUnavailable if there was no connection for `max_unavailable` seconds."""
@@ -184,6 +208,9 @@ class ClientSession:
         """Call `put` with a waiter to make a request; return its result. Raises the error in the answer."""
         self.check()
         self.check_loop()
+        if self._opens_later:
+            await self._connect_now()
+            self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
         self._news.set()
@@ -205,6 +232,10 @@ class ClientSession:
         """
         monotonic = asyncio.get_running_loop().time
         give_up_at = monotonic() + CLOSE_TIMEOUT
+        if self._opening is not None:
+            self._unreachable = InvalidRequest(CLOSED)
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         await self._end_transactions(give_up_at)
         self._closing = True
         if self._link is not None and self.core.welcomed:

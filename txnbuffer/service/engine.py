@@ -67,6 +67,12 @@ def steady_clock(clock: Clock) -> Callable[[], float]:
     return lambda: offset + clock.monotonic()
 
 
+def _adapted(config: CoordinatorConfig, broker: Broker, limits: Limits, shard: Shard) -> CoordinatorConfig:
+    """The configuration with the number of shards, and with the smallest of the limits of a record."""
+    largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
+    return replace(config, shards=shard.of, max_message_bytes=largest)
+
+
 class Engine(Loop):
     """Create it with `Engine.start` and end it with `stop`; the caller closes the broker.
 
@@ -160,17 +166,15 @@ class Engine(Loop):
         """
         topics, limits, clock = topics_class(cluster_mode=cluster_mode), limits or Limits(), clock or current().clock
         check_shard(shard, topics.max_shards)
-        config = config or topics.config
-        largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
-        config = replace(config, shards=shard.of, max_message_bytes=largest)
-        if not (address or cluster_mode):
-            config = replace(config, reconnect_seconds=0.0)
+        config = _adapted(config or topics.config, broker, limits, shard)
         if cluster_mode:  # the cluster limits the size of records that applications write to it
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
             if config.one_phase:
                 raise InvalidConfiguration(
                     "one_phase must be False in cluster mode: a marker there does not fence an old owner"
                 )
+        elif not address:
+            config = replace(config, reconnect_seconds=0.0)
         identity = Identity(owner, address, shard, limits.create_topics)
         now = steady_clock(clock)
         executor = current().threads.executor(1, "txnbuffer-snapshots")

@@ -31,6 +31,7 @@ from broker_io.port import (
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from snapshots.format import SNAPSHOT_TOPIC
+from snapshots.scan import Scan
 from snapshots.shard_count import record_shard_count, recorded_shard_count
 from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
@@ -48,9 +49,11 @@ from txnbuffer.coordinator.takeover import (
     missing_owner_evidence,
 )
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
+from txnbuffer.progress import report
 from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
 from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import restored_topics
 from txnbuffer.recovery.warm_topic import WarmTopic
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.decision_log import DecisionLog, as_log_deleted
@@ -139,6 +142,19 @@ class StandbyState(NamedTuple):
     decisions: Writer
     log: DecisionLog
     warm: Mapping[str, WarmTopic] = MappingProxyType({})
+
+    def close(self) -> None:
+        """Give it up; nothing was written."""
+        _close(self.warm)
+        self.log.close()
+        self.decisions.close()
+
+
+class FoundLog(NamedTuple):
+    """A log of this process before it is owned. `idle`: its owner has nothing to write before a client does."""
+
+    state: StandbyState
+    idle: bool
 
 
 class OwnedLog(NamedTuple):
@@ -244,6 +260,45 @@ def _inbox_end(broker: Broker, shard: Shard) -> Position | None:
 def fence(broker: Broker, topic: str = DECISIONS) -> StandbyState:
     """Take a decision log from its owner, if it has one."""
     return read_decisions(broker, topic, open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True)))
+
+
+def find(broker: Broker) -> FoundLog | None:
+    """Read a log that only this process can write, and recover its topics; None for a new log. Nothing is written.
+
+    It is not idle if a transaction is open, or if a topic can't be recovered from its newest snapshot. Raises as
+    `fence`.
+    """
+    if not {DECISIONS, SNAPSHOT_TOPIC} <= {*broker.topics()}:
+        return None
+    warm: dict[str, WarmTopic] = {}
+    state = StandbyState(*fence(broker)[:2], warm)
+    try:
+        idle = _is_idle(broker, state.log, warm)
+    except Error:
+        idle = False  # its owner finds the error again, and says what is wrong
+    except BaseException:
+        state.close()
+        raise
+    return FoundLog(state, idle)
+
+
+def _is_idle(broker: Broker, log: DecisionLog, warm: dict[str, WarmTopic]) -> bool:
+    """Recover all topics into `warm`, and say whether the owner of the log has nothing to do."""
+    history, clock = log.history, current().clock
+    with Scan(broker, SNAPSHOT_TOPIC) as running:
+        running.read_to_end()
+    topics = restored_topics(running.table)
+    with report("recovery", "topics", len(topics)) as progress:
+        for topic in topics:
+            warm[topic] = WarmTopic.load(broker, running.table, topic, SNAPSHOT_TOPIC, clock)
+            progress.advance()
+    buffers = {topic: one.followed.buffer for topic, one in warm.items()}
+    return (
+        all(buffer.ongoing.oldest() is None for buffer in buffers.values())
+        and warm.keys() >= history.topics.keys()
+        and missing_owner_evidence(history) is None
+        and data_loss_evidence(history, history.epoch + 1, ONLY.number, buffers) is None
+    )
 
 
 def read_decisions(broker: Broker, topic: str, writer: Writer) -> StandbyState:
