@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
+from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class PulsarOptions(TypedDict, total=False):
     hashing: Hashing
     schemas: Mapping[str, pulsar.schema.Schema] | None
     role: str | None
+    token_without_tls: bool
 
 
 class LogServiceOptions(TypedDict, total=False):
@@ -147,7 +149,7 @@ def restore_backup(path: str, address: str, progress: BackupProgress) -> BackupR
     check_address(address)
     scheme, _, directory = address.partition(":")
     if scheme != "file":
-        raise InvalidAddress(f"{address!r} is not a directory: give file:DIR")
+        raise InvalidAddress(f"{shown_address(address)!r} is not a directory: give file:DIR")
     return restore_backup(current(), path, directory, progress)
 
 
@@ -167,8 +169,8 @@ def check_address(address: str) -> None:
         parse_address(address)
     elif not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
         raise InvalidAddress(
-            f"{address!r} is not a broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
-            "pulsar://HOST:PORT/TENANT/NAMESPACE"
+            f"{shown_address(address)!r} is not a broker address: write memory:, memory:NAME, file:DIR, "
+            "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE"
         )
     elif scheme == "file" and (rest.startswith("~") or (rest.startswith("//") and not rest.startswith("///"))):
         what = "~ is not replaced by a home directory" if rest.startswith("~") else "it names a host"

@@ -22,7 +22,8 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 PURE = (
-    "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors", "broker_io.key_digest",
+    "broker_io.addresses", "broker_io.batch", "broker_io.block", "broker_io.compaction", "broker_io.errors",
+    "broker_io.key_digest",
     "broker_io.partitions", "broker_io.position", "broker_io.replication", "broker_io.rpc.encoding",
     "broker_io.rpc.etcd_pb2", "broker_io.rpc.log_pb2", "broker_io.rpc.replication_pb2", "broker_io.varint",
     "snapshots.errors", "snapshots.format", "snapshots.shards", "txnbuffer.access.jwt", "txnbuffer.access.limits",
@@ -46,7 +47,7 @@ SHELLS = (
     "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
 ORDER = (
-    ("broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
+    ("broker_io.addresses", "broker_io.errors", "broker_io.position", "broker_io.system", "broker_io.varint"),
     (
         "broker_io.batch",
         "broker_io.environment",

@@ -24,6 +24,7 @@
     tls_cert = ""               # PEM files
     tls_key = ""
     tls_trust = ""              # the CA file
+    token_without_tls = false   # send a token also to other machines without TLS: anyone between sees it
     max_unavailable = 60.0      # seconds that the cluster may be unavailable before requests fail
     role = ""                   # begins the subscriptions of readers, where the namespace requires that
     client_log = ""             # the log file of the client library
@@ -199,13 +200,15 @@ class PulsarConfig:
     tls_cert: str = ""
     tls_key: str = ""
     tls_trust: str = ""
+    token_without_tls: bool = False
     max_unavailable: float = 60.0
     role: str = ""
     client_log: str = ""
 
     def options(self) -> dict[str, Any]:
         """Return the options of `open_broker` for a cluster."""
-        given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) != ""}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        given = {name: value for name, value in values.items() if value != "" and value is not False}
         oauth2 = {name.removeprefix(OAUTH2): given.pop(name) for name in list(given) if name.startswith(OAUTH2)}
         return given | ({"oauth2": oauth2} if oauth2 else {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def pair_name(lock: str) -> str:
     scheme, _, path = lock.partition(":")
     if scheme == "file":
         if not path:
-            raise InvalidAddress(f"{lock!r} is not the address of a lock: write file:PATH")
+            raise InvalidAddress(f"{shown_address(lock)!r} is not the address of a lock: write file:PATH")
         return path.rpartition("/")[2]
     from broker_io.pair.etcd_lock import EtcdAddress
 

@@ -19,7 +19,6 @@ needs anyway.
 from __future__ import annotations
 
 import math
-import re
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from broker_io.addresses import is_loopback, is_target, shown_address, split_address
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault, InvalidAddress, LockUnavailable, StorageError
 from broker_io.pair.lock_state import decode_record, encode_record
@@ -35,7 +35,6 @@ from broker_io.replication.lease import LockLease
 from broker_io.replication.lock import NO_RECORD, LockRecord, LockView, Swap, accepts
 from broker_io.replication.records import Store
 from broker_io.rpc import etcd_pb2
-from broker_io.rpc.channel import is_target
 from broker_io.rpc.credential_files import CredentialFile, check_authority, check_certificate
 
 A = TypeVar("A")
@@ -68,7 +67,7 @@ class EtcdAddress(NamedTuple):
 
         Raises InvalidAddress.
         """
-        shown = re.sub(r"//[^/]*@", "//", address.partition("?")[0])  # the rest may be a secret in the wrong place
+        shown = shown_address(address)
         scheme, _, rest = address.partition("://")
         place, _, query = rest.partition("?")
         hosts, _, name = place.partition("/")
@@ -85,6 +84,10 @@ class EtcdAddress(NamedTuple):
         found = cls(targets, name.strip("/"), **options)
         if bool(found.cert) != bool(found.key) or bool(found.user) != bool(found.password_file):
             raise InvalidAddress(f"{shown!r}: give cert and key together, and user and password-file together")
+        open_hosts = [target for target in targets if not is_loopback(split_address(target)[0])]
+        if not found.ca and (found.cert or (found.user and open_hosts)):
+            what = "certificate would not be used" if found.cert else f"password would be sent to {open_hosts[0]}"
+            raise InvalidAddress(f"{shown!r}: the {what} without TLS: give the CA certificate of etcd, ca=FILE")
         return found
 
     def file(self, option: str) -> CredentialFile:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import google_crc32c
 
+from broker_io.addresses import is_loopback, is_target, port_of, shown_address, split_address
 from broker_io.environment import Thread, current
 from broker_io.errors import (
     CallerError,
@@ -35,7 +36,7 @@ from broker_io.errors import (
 )
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
-from broker_io.rpc.channel import ERROR_KEY, error_of, is_loopback, is_target, obstacle, port_of, split_address
+from broker_io.rpc.channel import ERROR_KEY, error_of, obstacle
 from broker_io.rpc.credential_files import CredentialFile, TlsFiles
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
@@ -116,10 +117,12 @@ class LinkSettings(NamedTuple):
         host, port = split_address(self.listen)
         if not host or port_of(port) is None:
             raise InvalidAddress(
-                f"{self.listen!r} is not an address to listen at for the other member: write HOST:PORT"
+                f"{shown_address(self.listen)!r} is not an address to listen at for the other member: write HOST:PORT"
             )
         if not is_target(self.peer):
-            raise InvalidAddress(f"{self.peer!r} is not the address of the other member of the pair: write HOST:PORT")
+            raise InvalidAddress(
+                f"{shown_address(self.peer)!r} is not the address of the other member of the pair: write HOST:PORT"
+            )
         if self.peer == self.listen:
             raise InvalidAddress(f"{self.peer!r} is where this member listens: give the address of the other one")
         for address in (self.listen, self.peer):

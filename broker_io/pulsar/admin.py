@@ -15,9 +15,10 @@ from urllib3 import PoolManager
 from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as NoAnswer
 
+from broker_io.addresses import shown_address
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import AnswerKind, classify_status, read_answer
-from broker_io.pulsar.credentials import Bearer, Credentials
+from broker_io.pulsar.credentials import Bearer, Credentials, check_hop
 from broker_io.waits import RetryPolicy
 
 CALL_SECONDS = 30.0
@@ -43,11 +44,17 @@ class AdminClient:
             raise InvalidAddress(f"admin_url must be a text, got {url!r}: write http://HOST:PORT")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise InvalidAddress(f"{url!r} is not the address of an admin interface: write http://HOST:PORT")
+            raise InvalidAddress(
+                f"{shown_address(url)!r} is not the address of an admin interface: write http://HOST:PORT"
+            )
+        if "@" in parts.netloc:
+            raise InvalidAddress(f"{shown_address(url)!r} has a user or a password in it: give a token instead")
+        credentials.check_sent_to(url)
         self.url = url.rstrip("/")
         self.refused = False  # whether nothing listened there at the last request that failed
         self._retry = retry
         self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, retry.seconds))
+        self._credentials = credentials
         self._bearer = Bearer(credentials)
         self._pools = PoolManager(maxsize=MOST_KEPT, ssl_context=credentials.tls_context())
 
@@ -81,6 +88,7 @@ class AdminClient:
                 place = urljoin(place, location)
             except ValueError:
                 raise ServiceUnavailable(f"{self.url} redirected {method} {path} to no address: {location!r}") from None
+            check_hop(self.url, place, self._credentials)
         raise ServiceUnavailable(
             f"{self.url} redirected {method} {path} {MOST_REDIRECTS} times: wait until its topic has moved"
         )
@@ -133,8 +141,8 @@ class AdminClient:
                     repeatable = False
                     continue
                 raise ServiceUnavailable(
-                    f"no admin interface answers at {place.partition('/admin/')[0]} ({error}): is the cluster "
-                    "running, and is this its address? Change the setting pulsar.admin_url, or in Python give "
+                    f"no admin interface answers at {shown_address(place).partition('/admin/')[0]} ({error}): is the "
+                    "cluster running, and is this its address? Change the setting pulsar.admin_url, or in Python give "
                     "broker_options={'admin_url': …}"
                 ) from None
             except ValueError as error:  # its text may show a header

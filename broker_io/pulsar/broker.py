@@ -92,14 +92,15 @@ class PulsarBroker(Resource):
     """The persistent topics of the namespace at `pulsar://HOST:PORT/TENANT/NAMESPACE`; safe from any thread.
 
     `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). At most one
-    of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key` authenticates; `tls_trust` is the CA file. `role`
-    begins the names of readers' subscriptions, for namespaces whose `subscription_auth_mode` is `Prefix`. Topics
-    whose names begin with `compacted_prefix` are written so that they can be compacted; other topics must not be
-    compacted. While the cluster is unavailable, each call waits up to `max_unavailable` seconds for it, and so does
-    opening the broker. Closing a writer waits up to `close_timeout` seconds for pending appends (None:
-    `max_unavailable`). `hashing` is the hash by which keys choose partitions (see `broker_io.partitions`). `schemas`
-    maps topics, or partitioned topics as a whole, to schemas of the client library: writers declare them to the
-    cluster, and the caller sees to it that values match. `client_log` is the log file of the client library.
+    of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key` authenticates; `tls_trust` is the CA file; without
+    TLS no token is sent to another machine, except with `token_without_tls`. `role` begins the names of readers'
+    subscriptions, for namespaces whose `subscription_auth_mode` is `Prefix`. Topics whose names begin with
+    `compacted_prefix` are written so that they can be compacted; other topics must not be compacted. While the cluster
+    is unavailable, each call waits up to `max_unavailable` seconds for it, and so does opening the broker. Closing a
+    writer waits up to `close_timeout` seconds for pending appends (None: `max_unavailable`). `hashing` is the hash by
+    which keys choose partitions (see `broker_io.partitions`). `schemas` maps topics, or partitioned topics as a whole,
+    to schemas of the client library: writers declare them to the cluster, and the caller sees to it that values match.
+    `client_log` is the log file of the client library.
 
     Raises InvalidAddress, NotAuthorized, and ServiceUnavailable if the cluster does not answer in that time.
     """
@@ -116,6 +117,7 @@ class PulsarBroker(Resource):
         tls_cert: str | None = None,
         tls_key: str | None = None,
         role: str | None = None,
+        token_without_tls: bool = False,
         max_unavailable: float = 60.0,
         close_timeout: float | None = None,
         compacted_prefix: str = OWN_PREFIX,
@@ -128,7 +130,7 @@ class PulsarBroker(Resource):
         if hashing not in HASHINGS:
             raise InvalidAddress(f"hashing {hashing!r} is unknown: use {' or '.join(HASHINGS)}")
         place = parse_address(address)
-        credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key, role)
+        credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key, role, token_without_tls)
         self._cluster = Cluster(
             place, admin_url, credentials, max_unavailable, close_timeout, max_message_bytes, client_log
         )

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pulsar
 
+from broker_io.addresses import shown_address
 from broker_io.environment import current
 from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
@@ -50,7 +51,8 @@ def parse_address(address: str) -> ClusterAddress:
     hosts = found[2].split(",") if found else []
     if found is None or not all(0 < int(host.rpartition(":")[2]) < 65536 for host in hosts):
         raise InvalidAddress(
-            f"{address!r} is not the address of a cluster: write pulsar://HOST:PORT/TENANT/NAMESPACE, or pulsar+ssl://…"
+            f"{shown_address(address)!r} is not the address of a cluster: write pulsar://HOST:PORT/TENANT/NAMESPACE, "
+            "or pulsar+ssl://…"
         )
     scheme = found[1]
     protocol, port = ADMIN_PORTS[scheme]
@@ -114,6 +116,7 @@ class Cluster:
         max_message_bytes: int,
         log: str | None,
     ) -> None:
+        credentials.check_sent_to(address.service)
         self.environment = current()
         self.service = address.service
         self.namespace = address.namespace

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 import pulsar
 
+from broker_io.addresses import is_loopback, is_target, shown_address, split_address
 from broker_io.environment import current
-from broker_io.errors import CallerError, NotAuthorized, ServiceUnavailable
+from broker_io.errors import CallerError, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.permissions import read_checked
 
+SECURE = ("https", "pulsar+ssl")
 OAUTH2_SECONDS = 20.0
 RENEW_EARLY = 30.0
 """Seconds before its expiry at which a token is renewed."""
@@ -26,6 +28,7 @@ class Credentials:
     `oauth2` has `issuer_url` and `private_key` (a path, `file:` or `data:` URL of the credentials), optionally
     `audience` and `scope`. `tls_trust` is the CA file, `tls_cert` and `tls_key` are the client's certificate and key;
     all are PEM. `role` is what the cluster calls their holder, needed only where names have to begin with it.
+    `token_without_tls` allows to send a token, or the secret of `oauth2`, to other machines without encryption.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -35,6 +38,7 @@ class Credentials:
     tls_cert: str | None = None
     tls_key: str | None = None
     role: str | None = None
+    token_without_tls: bool = False
 
     def __post_init__(self) -> None:
         ways = [self.token, self.token_file, self.oauth2, self.tls_cert]
@@ -50,6 +54,21 @@ class Credentials:
             for name, text in self.oauth2.items():
                 if not isinstance(text, str):
                     raise CallerError(f"{name} of oauth2 must be a text, got a {type(text).__name__}")
+            if "@" in (issuer := self.oauth2["issuer_url"]):
+                raise CallerError(f"issuer_url {shown_address(issuer)!r} has a user or a password in it: leave it out")
+            self.check_sent_to(issuer)
+
+    def check_sent_to(self, url: str) -> None:
+        """Raises InvalidAddress if a token would be sent to the host of a URL without encryption."""
+        scheme, _, rest = url.lower().rpartition("://")
+        if self.token_without_tls or scheme in SECURE or not (self.token or self.token_file or self.oauth2):
+            return
+        hosts = rest.partition("/")[0].split(",")
+        if not all(is_loopback(split_address(host)[0] if is_target(host) else host) for host in hosts):
+            raise InvalidAddress(
+                f"the credentials would be sent to {shown_address(url)} without encryption: use "
+                f"{SECURE[scheme == 'pulsar']}://, or allow it with token_without_tls"
+            )
 
     def current_token(self) -> str | None:
         """The token; a token file is read each time, because the token may be renewed there. Raises CallerError."""
@@ -98,6 +117,13 @@ def _check_token(text: object, what: str) -> str:
     return token
 
 
+def check_hop(base: str, url: str, credentials: Credentials) -> None:
+    """Raises InvalidAddress for a URL that `base` leads to and that must not get what is sent to `base`."""
+    if base.lower().startswith("https:") and not url.lower().startswith("https:"):
+        raise InvalidAddress(f"{base} leads to {shown_address(url)}, which has no TLS: let it name an https:// address")
+    credentials.check_sent_to(url)
+
+
 class Bearer:
     """The Authorization header of REST calls; OAuth 2.0 tokens are fetched and reused until they expire."""
 
@@ -116,23 +142,31 @@ class Bearer:
     def _fetched(self) -> str:
         with self._lock:
             if self._token is None or self._monotonic() > self._until:
-                self._token, seconds = _fetch_token(self._credentials.oauth2 or {})
+                self._token, seconds = _fetch_token(self._credentials)
                 self._until = self._monotonic() + max(1.0, seconds - RENEW_EARLY)
             return self._token
 
 
-def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
+def _fetch_token(credentials: Credentials) -> tuple[str, float]:
     """A token of the client credentials flow, and its lifetime in seconds."""
     import httpx2
     from authlib.oauth2.base import OAuth2Error
     from authlib.oauth2.client import OAuth2Client
 
+    oauth2 = credentials.oauth2 or {}
     issuer = oauth2["issuer_url"].rstrip("/")
+
+    def check(request: httpx2.Request) -> None:
+        if request.url.scheme == "http":
+            check_hop(issuer, str(request.url), credentials)
+
+    hooks = {"request": [check]}
     try:
         secret = json.loads(_content(oauth2["private_key"]))
         optional = {name: oauth2[name] for name in ("audience", "scope") if oauth2.get(name)}
-        with httpx2.Client(verify=ssl.create_default_context(), timeout=OAUTH2_SECONDS, follow_redirects=True) as web:
-            found = web.get(f"{issuer}/.well-known/openid-configuration").raise_for_status().json()
+        with httpx2.Client(verify=ssl.create_default_context(), timeout=OAUTH2_SECONDS, event_hooks=hooks) as web:
+            place = f"{issuer}/.well-known/openid-configuration"
+            found = web.get(place, follow_redirects=True).raise_for_status().json()
             answer = OAuth2Client(web).fetch_token(
                 found["token_endpoint"],
                 grant_type="client_credentials",

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from broker_io.addresses import is_loopback, is_target, shown_address, split_address
 from broker_io.environment import current, use_grpc
 from broker_io.errors import (
     Error,
@@ -81,50 +82,15 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 
 
-def split_address(text: str) -> tuple[str, str]:
-    """Return the host and the port of HOST:PORT; the host is empty for a text of another form.
-
-    An IPv6 address is in brackets in the text, and without them in the result.
-    """
-    host, _, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]") and ":" in host:
-        return host[1:-1], port
-    return ("" if any(char in host for char in ":[]") else host), port
-
-
-def is_target(text: str) -> bool:
-    """Return whether the text is HOST:PORT of a service."""
-    host, port = split_address(text)
-    return bool(host and port_of(port)) and not any(char in host for char in "/?#@ ")
-
-
 def service_targets(address: str) -> tuple[str, ...]:
     """Return the HOST:PORT of a service, or of each member of a pair, from its address. Raises InvalidAddress."""
     targets = tuple(dict.fromkeys(address.removeprefix(SERVICE_SCHEME).split(",")))
     if not (address.startswith(SERVICE_SCHEME) and all(map(is_target, targets))):
         raise InvalidAddress(
-            f"{address!r} is not the address of a service: write txnbuf://HOST:PORT, or txnbuf://HOST:PORT,HOST:PORT "
-            "for a pair"
+            f"{shown_address(address)!r} is not the address of a service: write txnbuf://HOST:PORT, or "
+            "txnbuf://HOST:PORT,HOST:PORT for a pair"
         )
     return targets
-
-
-def port_of(text: str) -> int | None:
-    """Return the number of a port, 0 to 65535; None for any other text."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 65536
-    return number if number < 65536 else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    import ipaddress
-
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def obstacle(address: str) -> str:

@@ -13,11 +13,12 @@ from service_process import kept_port
 from service_setup import eventually
 
 from broker_io import open_broker
+from broker_io.addresses import split_address
 from broker_io.batch import Batch, Message
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, NotLive, VersionMismatch
 from broker_io.memory import MemoryBroker
-from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets, split_address
+from broker_io.rpc.channel import SOONER, Endpoint, LogIdentity, service_targets
 from broker_io.rpc.credentials import NO_CREDENTIALS
 from txnbuffer import Outcome, ServiceUnavailable, connect
 from txnbuffer.cli.admin_client import ServiceAddress, call

@@ -12,6 +12,7 @@ from fuzz.target import Target
 from joserfc.jwk import ECKey
 
 from broker_io import check_address
+from broker_io.addresses import is_target
 from broker_io.environment import Environment, use
 from broker_io.errors import InvalidAddress
 from broker_io.key_digest import KeyDigest
@@ -19,7 +20,6 @@ from broker_io.pair.etcd_lock import EtcdAddress
 from broker_io.partitions import partition_of
 from broker_io.position import Position
 from broker_io.pulsar.cluster import from_local_name, to_local_name
-from broker_io.rpc.channel import is_target
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 from txnbuffer.access.jwt import Verifier
 from txnbuffer.access.policy import parse_policy as parse_access_policy

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from broker_io import is_cluster
+from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
@@ -129,13 +130,14 @@ def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **re
     """The response of a service to one admin call. Raises the error that it returns, or ServiceUnavailable."""
     import grpc
 
-    from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of, is_target
+    from broker_io.addresses import is_target
+    from broker_io.rpc.channel import VERSION_METADATA, Endpoint, error_of
     from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 
     target = service.address.removeprefix("txnbuf://")
     if not is_target(target):
         kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
-        raise InvalidAddress(f"{service.address!r} is {kind}: give txnbuf://HOST:PORT of the service")
+        raise InvalidAddress(f"{shown_address(service.address)!r} is {kind}: give txnbuf://HOST:PORT of the service")
     message = encode_admin_request(request).SerializeToString()
     endpoint = Endpoint(target, service.access.load())
     metadata = (*VERSION_METADATA, *endpoint.metadata())

@@ -17,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from broker_io import canonical_address
+from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, TopicNotFound
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class AddressCommand(click.Command):
         ]
         if len(positional) > len(others) and all(one.nargs == 1 for one in others):
             raise InvalidAddress(
-                f"{first!r} is not an address: write file:DIR, txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE"
+                f"{shown_address(first)!r} is not an address: write file:DIR, txnbuf://HOST:PORT or "
+                "pulsar://HOST:PORT/TENANT/NAMESPACE"
             )
         if os.path.isdir(first) and any(isinstance(one, TopicArgument) for one in self.params):
             raise InvalidAddress(f"{first!r} is a directory: for the log in it, write file:{first}")

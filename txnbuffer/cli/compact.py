@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker_io import is_cluster
+from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner
 from txnbuffer.cli.commands import AddressCommand, address_argument, topic_argument
@@ -138,7 +139,7 @@ async def _log(log: LogAddress, topic: str) -> AsyncIterator[Ask]:
     if is_cluster(log.address):
         raise unsupported(topic)
     if not log.address.startswith("file:"):
-        raise InvalidAddress(f"{log.address!r} is not a directory: give file:DIR, or txnbuf://HOST:PORT")
+        raise InvalidAddress(f"{shown_address(log.address)!r} is not a directory: give file:DIR, or txnbuf://HOST:PORT")
     log.open_for_reading().close()  # a directory without a log is refused, an owner would create one there
     with log.open_for_writing() as broker:
         async with owning(broker, "txnbuf compact", log.config.compaction) as ask:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from broker_io.addresses import shown_address
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.commands import CommandGroup, address_argument, complete_topic
 from txnbuffer.cli.options import ACCESS, LogAddress, access_options
@@ -295,7 +296,7 @@ def compact(address: str, topics: tuple[str, ...], pattern: str | None, job: Job
     from txnbuffer.pipeline.spark.tasks import anywhere
 
     if not address.startswith("file:"):
-        raise InvalidAddress(f"{address!r} is not a directory: give file:DIR")
+        raise InvalidAddress(f"{shown_address(address)!r} is not a directory: give file:DIR")
     source = {name: text for name, text in job.source.items() if name != "config"}
     options = reading_options(address, topics, pattern, source)
     check_reading(options)

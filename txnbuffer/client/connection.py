@@ -18,18 +18,11 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from broker_io import PulsarOptions, check_address, is_cluster, open_broker
+from broker_io.addresses import is_target, shown_address
 from broker_io.environment import current
 from broker_io.errors import InvalidAddress, ReadOnly
 from broker_io.port import Broker, PartitionedBroker
-from broker_io.rpc.channel import (
-    SERVICE_SCHEME,
-    Channel,
-    Endpoint,
-    LogIdentity,
-    MessageStream,
-    is_target,
-    service_targets,
-)
+from broker_io.rpc.channel import SERVICE_SCHEME, Channel, Endpoint, LogIdentity, MessageStream, service_targets
 from broker_io.rpc.credentials import ClientCredentials
 from broker_io.rpc.log_pb2 import LogLimits, TopicRequest
 from snapshots.shard_count import shards_of
@@ -435,7 +428,7 @@ class PendingConnection:
     async def _open_cluster(self, resources: AsyncExitStack) -> tuple[Client, list[ServiceConnectors]]:
         service = self.cluster.service
         if service is not None and not is_target(service):
-            raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
+            raise InvalidAddress(f"service must be HOST:PORT, got {shown_address(service)!r}")
         trusted = await self._credentials(self.cluster.broker)
         broker = await self._open_broker(resources, self._cluster_options)
         shards = await asyncio.to_thread(shards_of, broker)

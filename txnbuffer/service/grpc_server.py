@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from broker_io import serve_broker
+from broker_io.addresses import is_loopback, port_of, shown_address, split_address
 from broker_io.errors import (
     EnvironmentFault,
     Error,
@@ -29,7 +30,7 @@ from broker_io.errors import (
     ServiceUnavailable,
     Unauthenticated,
 )
-from broker_io.rpc.channel import LOG_KEY, end_call, is_loopback, obstacle, port_of, rejection, split_address
+from broker_io.rpc.channel import LOG_KEY, end_call, obstacle, rejection
 from broker_io.rpc.encoding import serialize
 from snapshots.format import is_internal
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
@@ -386,7 +387,7 @@ def check_listening(address: str, *, tls: bool, authenticated: bool, insecure: b
     """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without protection."""
     host, port = split_address(address)
     if not host or port_of(port) is None:
-        raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
+        raise InvalidConfiguration(f"{shown_address(address)!r} is not an address to listen at: write HOST:PORT")
     if not insecure and not is_loopback(host) and not (tls and authenticated):
         missing = [] if tls else ["TLS (--tls-cert and --tls-key)"]
         missing += [] if authenticated else ["authentication (the settings of [access])"]

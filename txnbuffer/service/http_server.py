@@ -24,9 +24,9 @@ from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker_io.addresses import split_address
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
-from broker_io.rpc.channel import split_address
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State

@@ -17,10 +17,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from broker_io.addresses import split_address
 from broker_io.environment import current
 from broker_io.errors import Error, Fenced, NotLive, PeerError
 from broker_io.port import Broker
-from broker_io.rpc.channel import split_address
 from broker_io.waits import long_waits, waiting
 from snapshots.shards import Shard
 from txnbuffer.access.authenticator import authenticates
