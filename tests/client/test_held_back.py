@@ -14,10 +14,12 @@ from raw_session import transactional
 from service_setup import engine_on, eventually, session_on
 
 from broker_io import open_broker
+from broker_io.batch import Batch, Message
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer import CommittedReader, HeldBack, NotVisible, Outcome, SyncClient, SyncTransaction, connect
+from txnbuffer.client.branches import Participant, commit_branches
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame
@@ -69,6 +71,22 @@ def test_a_group_that_ends_idle_says_what_is_held_back(tmp_path: Path, caplog: p
         assert [record.getMessage() for record in caplog.records] == [f"group 'g': {done.held_back[0]}"]
         open_one.abort()
         assert client.process("orders", "g", lambda txn, record: None, idle_timeout=0.05).held_back == ()
+
+
+def test_a_commit_of_branches_does_not_wait_for_an_older_transaction() -> None:
+    async def work() -> None:
+        async with connect("memory:") as client, client.transaction() as older:
+            await older.send("orders", "open")
+            await client.send("orders", "beside")
+            job = Participant(client, "job", 1)
+            await job.begin()
+            await job.send_batch("orders", Batch.of([Message(value=b"row")]))
+            branch = await job.finish()
+            async with asyncio.timeout(60):
+                assert await commit_branches(client, "job", 1, [branch])
+            assert not older.over
+
+    asyncio.run(work())
 
 
 def test_commands_say_what_is_held_back(tmp_path: Path) -> None:

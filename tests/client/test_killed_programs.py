@@ -51,14 +51,16 @@ with connect("file:log") as client:
 """
 
 ENRICHMENT = """
-import sys
+import os, sys
 from txnbuffer import connect
 
 with connect("file:log") as client:
     client.send("orders", "order")
 
     def invoice(txn, record):
-        txn.send("invoices", record.value)
+        txn.send("invoices", record.value, key=str(os.getpid()))
+        with client.reader("invoices", isolation="read_uncommitted", wait=True) as reader:
+            next(found for found in reader.records() if found.key == str(os.getpid()).encode())  # it is durable
         client.send("invoices", "beside")
         print("inside", flush=True)
         if sys.argv[1] == "kill":

@@ -119,8 +119,9 @@ async def abort_branches(client: Client, branches: Sequence[Branch]) -> None:
 async def commit_branches(client: Client, name: str, number: int, branches: Sequence[Branch]) -> bool:
     """Commit transaction `number` of producer `name` with these branches; False if the number had already committed.
 
-    Waits up to two minutes until it is visible on all topics. Raises TransactionAborted if nothing became visible,
-    ProducerFenced, OutcomeUnknown, and AlreadyCommitted if a higher number has committed.
+    Waits up to two minutes until its end is in all topics; readers may still wait for an older transaction. Raises
+    TransactionAborted if nothing became visible, ProducerFenced, OutcomeUnknown, and AlreadyCommitted if a higher
+    number has committed.
     """
     txn = client.transaction(name=name, number=number)
     try:

@@ -544,7 +544,8 @@ class Transaction:
 
         - `wait_visible`: also wait, for up to two minutes, until readers get the records. They do not while an older
           transaction is open on one of the topics, also one of this client: end that one first.
-        - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`.
+        - `winners`: branches of other processes to commit with this transaction, see `txnbuffer.client.branches`. Then
+          `wait_visible` does not wait for older transactions.
 
         If the call is cancelled after the commit was requested, the transaction may commit; the exception has a note
         that says so. After InvalidRequest for an argument the transaction is still open. Raises:

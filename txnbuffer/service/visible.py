@@ -1,7 +1,8 @@
 """Commits whose clients wait until readers get their records, which an older open transaction may delay.
 
 The coordinator answers such a commit once the buffers of its topics have applied it. The answer is kept here while a
-transaction is open that began in one of these topics before the last record of the commit.
+transaction is open that began in one of these topics before the last record of the commit. Branches are committed by
+jobs, which write the next batch meanwhile: that must not wait for transactions of others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Part = tuple[TxnId, str]
 
 
 class WaitingCommit(NamedTuple):
-    """A transaction whose client waits, the topics of it and of its branches, and when its client stops waiting."""
+    """A transaction whose client waits, its topics, and when its client stops waiting."""
 
     txn: TxnId
     parts: tuple[Part, ...]
@@ -51,11 +52,10 @@ class VisibleCommits:
     _due: list[Request] = field(default_factory=list)
 
     def expect(self, session: str, commits: Iterable[Commit]) -> None:
-        """Remember the commits whose client waits."""
+        """Remember the commits whose client waits; one with branches waits for its markers only."""
         for commit in commits:
-            if commit.wait_visible:
+            if commit.wait_visible and not commit.winners:
                 parts = [(commit.txn, topic) for topic in commit.topics]
-                parts += [(winner.txn, topic) for winner in commit.winners for topic in winner.topics]
                 deadline = self._now() + self._timeout
                 self._asked[session, commit.request] = WaitingCommit(commit.txn, tuple(parts), deadline)
                 self._parts.update(parts)
