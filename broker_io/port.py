@@ -27,7 +27,7 @@ Every backend rejects, before it does anything, batches that can't be stored and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -91,6 +91,11 @@ class Ledger:
     closed: bool
     lasting: bool = True
     original: bool = False
+
+
+def first_written(ledgers: Sequence[Ledger]) -> int:
+    """The first ledger that has messages or may get some: a forced promotion may leave empty ones before it."""
+    return next((one.ledger for one in ledgers if one.entries or not one.closed), ledgers[-1].ledger)
 
 
 def messages_up_to(ledgers: list[Ledger], position: Position | None) -> int:

@@ -45,6 +45,14 @@ def abort_some(writer: TopicWriter, *txns: int) -> None:
         writer.abort(txn)
 
 
+def leave_empty(broker: MemoryBroker, topic: str) -> None:
+    """Close the newest ledger of a topic, which is empty, as the promotion of a member of a pair does."""
+    log = broker._topic(topic)
+    assert not log.ledgers[-1].entries
+    log.ledgers[-1].closed = True
+    log.ledgers.append(LedgerLog(log._new_ledger()))
+
+
 def with_entries(found: TopicEntries, kind: str, entries: dict[int, Stored]) -> TopicEntries:
     """The entries of a topic with others of one kind."""
     return replace(found, numbered={**found.numbered, kind: entries})

@@ -1,5 +1,5 @@
 import pytest
-from snapshot_driver import Interfering, abort_some, entries, manager_on, put
+from snapshot_driver import Interfering, abort_some, entries, leave_empty, manager_on, put
 from writing import TopicWriter
 
 from broker_io.batch import Message
@@ -10,8 +10,11 @@ from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.format import END, EPOCH_PROPERTY, SEGMENT, SNAPSHOT_TOPIC, EntryKey, gone, message
 from txnbuffer.buffer.visibility import visible_counts
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.pipeline.pinned import pin_topics
+from txnbuffer.pipeline.ranges import RangePlanner
 from txnbuffer.recovery.restore import SnapshotLoader, load
-from txnbuffer.recovery.verify import diff_states
+from txnbuffer.recovery.verify import Level, diff_states, verify
 
 T = "t"
 
@@ -223,6 +226,41 @@ def test_anchors_are_near_and_never_below_the_first_ledger():
         seqno, at = loaded.anchor(Position(ledger.ledger, 3))
         assert at.ledger == ledger.ledger
         assert seqno is not None
+
+
+@pytest.mark.parametrize(("written", "snapshots"), [(0, 0), (0, 2), (5, 2)])
+def test_a_log_whose_first_ledger_is_empty_has_seqnos(written, snapshots):
+    broker = MemoryBroker()
+    owner = manager_on(broker)
+    owner.register(T)
+    writer = TopicWriter(broker, T)
+    if written:
+        writer.plain(*"abcde"[:written])
+        broker.roll(T)
+    empty = broker.ledgers(T)[-1].ledger
+    leave_empty(broker, T)
+    writer.plain("x", "y")
+    for _ in range(snapshots):
+        owner.pump()
+        owner.snapshot(T)
+    owner.trim(T, empty)
+    assert [one.entries for one in broker.ledgers(T)] == [0, 2]
+    first, second = (one.ledger for one in broker.ledgers(T))
+    loaded = load(broker, T)
+    for start in (EARLIEST, Position(first, 0), Position(first, 7), Position(second, 0)):
+        assert loaded.anchor(start)[0] == written + 1, start
+    assert loaded.anchor(LATEST)[0] == written + (3 if snapshots else 1)
+    with CommittedReader(broker, T) as reader:
+        batch = reader.read()
+        assert batch is not None
+        assert [(record.seqno, record.value) for record in batch] == [(written + 1, b"x"), (written + 2, b"y")]
+    for numbered in (True, False):
+        pinned = pin_topics(broker, [T])[T]
+        planner = RangePlanner(numbered=numbered, target_bytes=10**9)
+        (found,) = planner.ranges(T, pinned.ledgers, pinned.anchors, pinned.origin, pinned.stop, pinned.last)
+        assert found.seqno == (written + 1 if numbered else None)
+    assert {finding.level for finding in verify(broker, T)} == {Level.OK}
+    owner.close()
 
 
 @pytest.mark.parametrize("epoch", ["²", "1" * 5000, "1" * 30, "-1", "x"])

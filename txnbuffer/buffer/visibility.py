@@ -169,6 +169,12 @@ class Sequencer:
         firsts = [seqno for ledger, seqno in [*self.first_seqnos.items()] if ledger >= first_ledger]
         return min(firsts, default=self.next_seqno)
 
+    def begin_at(self, first_ledger: int, written: int) -> None:
+        """Let the log begin with `first_ledger`, though it and all others before the ledger `written` are empty."""
+        if first_ledger < written and written in self.first_seqnos:
+            firsts = self.first_seqnos | {first_ledger: self.first_seqnos[written]}
+            self.first_seqnos = dict(sorted(firsts.items()))
+
     def last_in(self, ledger: int) -> int:
         """The last seqno in the ledgers up to this one, which are wholly numbered; 0 for the ledger 0."""
         return self.oldest(ledger + 1) - 1 if ledger else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from broker_io.environment import current
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, Ledger, Resource
+from broker_io.port import Broker, Ledger, Resource, first_written
 from broker_io.position import NO_INDEX
 from txnbuffer.buffer.state import AbortedSet, SuppressedRanges
 from txnbuffer.buffer.visibility import PinnedVisibility
@@ -117,31 +117,32 @@ class TopicView(Resource):
         log.replay(timeout=MESSAGE_TIMEOUT)
         if isinstance(log, SequencedFollower):
             log.sequence_all()
-        sequencer = loaded.sequencer
+        sequencer, ledgers = loaded.sequencer, self._broker.ledgers(self._topic)
+        sequencer.begin_at(ledgers[0].ledger, first_written(ledgers))
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}
         numbered = loaded.sequenced if sequencer.position is None else sequencer.position
         known.setdefault(after(numbered), sequencer.next_seqno)
-        ledgers = self._ledgers()
         anchors = tuple(RangeAnchor(at, known[at]) for at in sorted(known) if at >= Position(ledgers[0].ledger, 0))
         visibility = PinnedVisibility.of(loaded.buffer)
         last = visibility.max_read_position
-        return PinnedTopic(self._topic, loaded.incarnation, True, visibility, after(last), last, ledgers, anchors)
+        return PinnedTopic(
+            self._topic, loaded.incarnation, True, visibility, after(last), last, _sizes(ledgers), anchors
+        )
 
     def _without_transactions(self, incarnation: str, last: Position | None) -> PinnedTopic:
         visibility = PinnedVisibility(AbortedSet(), SuppressedRanges(), last)
-        return PinnedTopic(self._topic, incarnation, False, visibility, after(last), last, self._ledgers(), ())
-
-    def _ledgers(self) -> tuple[LedgerSize, ...]:
-        return tuple(
-            LedgerSize(ledger.ledger, ledger.entries, ledger.bytes, ledger.lasting)
-            for ledger in self._broker.ledgers(self._topic)
-        )
+        ledgers = self._broker.ledgers(self._topic)
+        return PinnedTopic(self._topic, incarnation, False, visibility, after(last), last, _sizes(ledgers), ())
 
     def close(self) -> None:
         """Release everything; the next `pin` starts from the snapshot."""
         if self._opened is not None:
             self._opened[1].close()
         self._opened = None
+
+
+def _sizes(ledgers: Iterable[Ledger]) -> tuple[LedgerSize, ...]:
+    return tuple(LedgerSize(ledger.ledger, ledger.entries, ledger.bytes, ledger.lasting) for ledger in ledgers)
 
 
 def pin_topics(

@@ -26,7 +26,7 @@ from functools import partial
 
 from broker_io.compacted import CompactedReader
 from broker_io.errors import PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, Ledger, Resource
+from broker_io.port import Broker, Ledger, Resource, first_written
 from broker_io.position import Position, before_ledger
 from snapshots.errors import (
     AppliedPositionTrimmed,
@@ -251,6 +251,8 @@ def restore(
     entries = table.topics.get(topic, TopicEntries())
     try:
         restored = _restored(topic, incarnation, entries, ledgers)
+        if not owned:
+            restored.sequencer.begin_at(ledgers[0].ledger, first_written(ledgers))
         return _with_index(restored, entries) if owned else restored
     except (SnapshotDamaged, AppliedPositionTrimmed) as error:
         unused = partial(holds_only_epoch_markers, broker, topic)
