@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from sim.faults import Faults
@@ -24,11 +24,12 @@ from sim.world import Finding, Host
 
 from broker_io.environment import current
 from broker_io.file import FileBroker
+from broker_io.file.following import FollowingBroker
 from broker_io.pair import broker as pair_broker
 from broker_io.pair import transport
 from broker_io.pair.broker import PairBroker, PairOptions
+from broker_io.pair.copying import is_segment_name, name_of
 from broker_io.pair.node import PairNode
-from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.replication.lock import LockRecord
 from broker_io.replication.records import Mark, Store
@@ -176,7 +177,7 @@ class PairScenario(Scenario):
         ahead = [one for one in self.history.followings if one.seqno > counts.get(one.topic, 0)]
         return [*super()._behind(), *(f"{one.follower} was shown what {one.topic} has not" for one in ahead)]
 
-    def open_log(self) -> Broker:
+    def open_log(self) -> FollowingBroker:
         return FileBroker.open(DIRECTORY, read_only=True)
 
     @property
@@ -238,37 +239,68 @@ class PairScenario(Scenario):
 
     @staticmethod
     def _segments(host: Host) -> dict[str, bytes]:
-        paths = [path for path in host.disk.files() if path.endswith(".log") and "aside" not in path]
-        return {path: host.disk.content(path) for path in paths}
+        """The segments of a machine, not what it sets aside or has fetched for a repair."""
+        return {
+            path: host.disk.content(path) for path in host.disk.files() if is_segment_name(name_of(DIRECTORY, path))
+        }
 
     def _compare_logs(self) -> None:
-        """All topics have the same entries on both machines, but for the last ones, which one may not have applied."""
-        found: dict[str, dict[str, list[Any]]] = {}
+        """All topics have the same messages on both machines, but for the changes that one has not applied yet."""
+        found: dict[str, dict[str, TopicCopy]] = {}
         for service in self.services:
 
             def main(name: str = service.host.name) -> None:
                 with self.open_log() as broker:
-                    found[name] = {topic: _entries(broker, topic) for topic in broker.topics()}
+                    found[name] = {topic: TopicCopy.read(broker, topic) for topic in broker.topics()}
 
             service.host.spawn("compare", main)
         self.wait(lambda: len(found) == len(MACHINES), "the logs are not read")
-        one, other = found.values()
+        one, other = (found[name] for name in MACHINES)
         for topic in sorted(one.keys() | other.keys()):
-            left, right = one.get(topic, []), other.get(topic, [])
-            size = min(len(left), len(right))
-            if left[:size] != right[:size]:
-                raise Finding(f"{topic} differs: {left[:size]} and {right[:size]}")
-            for name, entries in ((MACHINES[0], left), (MACHINES[1], right)):
+            if (left := one.get(topic)) and (right := other.get(topic)) and left.differs(right):
+                raise Finding(f"{topic} differs: {left} and {right}")
+            for name, log in zip(MACHINES, (one, other), strict=True):
+                entries = log[topic].entries if topic in log else []
                 kept = entries[0][0] if entries else Position(0, 0)  # retention may have dropped what is before
                 shown = {record.position for record in self.left.get(topic, ()) if (record.position or kept) >= kept}
                 if missing := shown - {position for position, _, _ in entries}:
                     raise Finding(f"{topic} of {name} lacks {sorted(missing)}, which were shown")
 
 
-def _entries(broker: Broker, topic: str) -> list[Any]:
-    """The positions, keys and values of all messages of a topic."""
-    found: list[Any] = []
-    with broker.reader(topic) as reader:
-        while (placed := reader.read()) is not None:
-            found += [(position, message.key, message.value) for position, _, message in placed]
-    return found
+class TopicCopy(NamedTuple):
+    """What a machine has of a topic: its ledgers, with the number of compactions of each, and its messages."""
+
+    generations: dict[int, int]
+    entries: list[tuple[Position, Any, Any]]
+
+    @classmethod
+    def read(cls, broker: FollowingBroker, topic: str) -> TopicCopy:
+        """Read all of a topic of a log that has no owner."""
+        entries: list[tuple[Position, Any, Any]] = []
+        with broker.reader(topic) as reader:
+            while (placed := reader.read()) is not None:
+                entries += [(position, message.key, message.value) for position, _, message in placed]
+        return cls({one.ledger: one.generation for one in broker.named(topic).ledgers}, entries)
+
+    def differs(self, other: TopicCopy) -> bool:
+        """Whether the other machine has another history, not only more or less of what is applied last.
+
+        That may be messages at the end, a trim of the first ledgers, and compactions, which remove messages.
+        """
+        first = max(min(self.generations), min(other.generations))
+        rewritten = {
+            ledger
+            for ledger in self.generations.keys() & other.generations.keys()
+            if self.generations[ledger] != other.generations[ledger]
+        }
+        left, right = (
+            [each for each in log.entries if each[0].ledger >= first and each[0].ledger not in rewritten]
+            for log in (self, other)
+        )
+        size = min(len(left), len(right))
+        return left[:size] != right[:size] or not all(self._compacted(other, ledger) for ledger in rewritten)
+
+    def _compacted(self, other: TopicCopy, ledger: int) -> bool:
+        """Whether the copy with more compactions of a ledger has no message that the other one lacks."""
+        newer, older = sorted((self, other), key=lambda log: -log.generations[ledger])
+        return all(entry in older.entries for entry in newer.entries if entry[0].ledger == ledger)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sim.history import Fate, History, Shown
 from sim.kinds import run_seed
-from sim.pair import PairScenario
+from sim.pair import PairScenario, TopicCopy
 from sim.pair_faults import PAIR, PairFaults
 from sim.reduction import Part
 from sim.scenario import Size
@@ -62,6 +62,32 @@ def check_missing_record(ended: PairScenario) -> None:
     records.append(records[-1]._replace(position=Position(9, 9)))
     with pytest.raises(Finding, match=f"{topic} of alpha lacks"):
         ended._compare_logs()
+
+
+def entries_of(*numbers: int, ledger: int = 3) -> list[tuple[Position, bytes, bytes]]:
+    return [(Position(ledger, number), b"key", b"value") for number in numbers]
+
+
+def test_copies_differ_unless_one_has_only_not_applied_the_last_changes() -> None:
+    copy = TopicCopy({3: 0, 4: 0}, [*entries_of(0, 1, 2, 3), *entries_of(0, 1, ledger=4)])
+    same = [
+        copy,
+        TopicCopy({3: 0, 4: 0}, copy.entries[:-1]),
+        TopicCopy({3: 0}, copy.entries[:4]),
+        TopicCopy({4: 0}, copy.entries[4:]),  # trimmed
+        TopicCopy({3: 1, 4: 0}, [*entries_of(2), *copy.entries[4:]]),  # compacted
+        TopicCopy({3: 1, 4: 1, 5: 0}, [*entries_of(2), *copy.entries[5:], *entries_of(0, ledger=5)]),
+    ]
+    other = [
+        TopicCopy({3: 0, 4: 0}, copy.entries[1:]),
+        TopicCopy({3: 0, 4: 0}, [*copy.entries[:3], *copy.entries[4:]]),
+        TopicCopy({3: 0, 4: 0}, [*copy.entries[:3], (Position(3, 3), b"key", b"other")]),
+        TopicCopy({3: 1, 4: 0}, [*entries_of(2, 9), *copy.entries[4:]]),
+        TopicCopy({3: 1, 4: 0}, [*entries_of(2), *copy.entries[5:]]),
+        TopicCopy({3: 0, 4: 1}, [*copy.entries[:4], (Position(4, 1), b"key", b"other")]),
+    ]
+    assert not any(copy.differs(each) or each.differs(copy) for each in same)
+    assert all(copy.differs(each) and each.differs(copy) for each in other)
 
 
 def test_two_lives_in_an_epoch_and_two_records_with_a_number_are_found() -> None:
