@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial, wraps
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 from broker_io.environment import ThreadQueue, current
 from txnbuffer.client import lifecycle
@@ -331,13 +331,6 @@ def blocking(
     return call
 
 
-class LeftBlock(Protocol):
-    """A `with` block that an exception has left."""
-
-    def finish(self) -> bool:
-        """End what nobody has ended, on the loop; False if a call that ends it still runs."""
-
-
 class Portal(SyncObject[Client]):
     """Runs the methods of an asyncio client on the event loop of a background thread; all other threads may call it."""
 
@@ -347,8 +340,9 @@ class Portal(SyncObject[Client]):
         self.loop = loop
         self.forked_from = lifecycle.generation()
         self.closed = False
-        self.left: deque[LeftBlock] = deque()
-        """Blocks that were left: after `append`, which is written in C, the loop finishes one, whatever is raised."""
+        self.left: deque[Callable[[], bool]] = deque()
+        """For each block that an exception left, what ends its transaction, on the loop: whatever is raised after
+        `append`, which is written in C. It returns False while a call that ends it still runs."""
         loop.soon(self._finish_left)
 
     @classmethod
@@ -440,9 +434,9 @@ class Portal(SyncObject[Client]):
         """Finish the blocks that were left, now and later."""
         self.loop.loop.call_later(LEFT_INTERVAL, self._finish_left)
         for _ in range(len(self.left)):
-            found = self.left.popleft()
-            if not found.finish():
-                self.left.append(found)
+            finish = self.left.popleft()
+            if not finish():
+                self.left.append(finish)
 
 
 class CallWithCallbacks(LoopCall[Result]):

@@ -119,7 +119,7 @@ def _exit_of(method: Callable[..., None], transaction: Any) -> Any:
             method(transaction, kind, error, trace)
         except BaseException as raised:
             try:
-                transaction._portal.left.append(transaction)
+                transaction._portal.left.append(transaction._finish)
             except BaseException as another:
                 try:  # noqa: SIM105  `suppress` would be a call
                     another.__notes__ = raised.__notes__
@@ -289,7 +289,7 @@ class SyncTransaction:
         except Error:
             raise
         except BaseException:
-            self._portal.left.append(self)
+            self._portal.left.append(self._finish)
             raise
 
     @of_block
@@ -307,8 +307,8 @@ class SyncTransaction:
             self._transaction.check_can_end()
             self._portal.loop.wait_for(EndingCall(self, partial(self._leave, error)))
 
-    def finish(self) -> bool:
-        """Internal: end a transaction whose block was left by an exception; return whether that is done."""
+    def _finish(self) -> bool:
+        """End a transaction whose block was left by an exception, on the loop; return whether that is done."""
         if self._ending and not self._transaction.over:
             return False
         self._abandon()
