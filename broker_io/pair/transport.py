@@ -37,7 +37,7 @@ from broker_io.errors import (
 from broker_io.pair.link import GrpcLink
 from broker_io.pair.port import LinkEvents, Transport
 from broker_io.rpc.channel import ERROR_KEY, error_of, obstacle
-from broker_io.rpc.credential_files import CredentialFile, TlsFiles
+from broker_io.rpc.credential_files import ClientCertificate, CredentialFile, TlsFiles
 from broker_io.rpc.encoding import encode_error, parse, serialize
 from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
 
@@ -310,7 +310,7 @@ class GrpcTransport(Transport):
     def _check_call(self, context: Any) -> None:
         """End a call of another version, for another pair, or without the certificate of the other node."""
         if self._settings.tls:
-            self._check_name(context)
+            self._check_certificate(context)
         metadata = dict(context.invocation_metadata())
         version = metadata.get(VERSION_KEY, "")
         if version != str(VERSION):
@@ -321,8 +321,11 @@ class GrpcTransport(Transport):
             text = f"this node belongs to the pair {self._settings.pair!r}, not {name!r}"
             _refuse(context, VersionMismatch(f"{text}: give both the same lock, or the address of the other member"))
 
-    def _check_name(self, context: Any) -> None:
-        """End a call whose certificate is that of another machine: one authority may sign many."""
+    def _check_certificate(self, context: Any) -> None:
+        """End a call whose certificate has expired, or is that of another machine: one authority may sign many."""
+        certificate = ClientCertificate.of_call(context)
+        if certificate is None or self._environment.clock.now_ms() >= certificate.expires * 1000:
+            _refuse(context, NotAuthorized("the certificate of the calling member has expired: give it a new one"))
         expected = self._settings.expected_name
         names = [name.decode(errors="replace") for name in context.auth_context().get(SUBJECT_NAMES, ())]
         if any(name_fits(name, expected) for name in names):

@@ -6,7 +6,9 @@ for ever.
 
 from __future__ import annotations
 
+import functools
 import ssl
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from broker_io.environment import current
@@ -125,3 +127,53 @@ class TlsFiles(NamedTuple):
         return grpc.dynamic_ssl_server_credentials(
             configuration(), changed, require_client_authentication=self.authority is not None
         )
+
+
+class ClientCertificate(NamedTuple):
+    """The common name in the certificate of a caller, and when it expires, in seconds since 1970."""
+
+    name: str | None
+    expires: int
+
+    @classmethod
+    def of_call(cls, context: Any) -> ClientCertificate | None:
+        """The certificate of a gRPC call; None if its connection has none.
+
+        The caller of this checks when it expires: gRPC verifies it only when a TLS session begins, and lets clients
+        resume one for hours.
+        """
+        found = context.auth_context()
+        if not (pem := found.get("x509_pem_cert")):
+            return None
+        name = next(iter(found.get("x509_common_name", ())), None)
+        return cls(None if name is None else name.decode(), certificate_end(pem[0]))
+
+
+UTC_TIME = 0x17
+"""The tag of a time whose year has two digits."""
+
+
+@functools.lru_cache(4096)
+def certificate_end(pem: bytes) -> int:
+    """When a certificate expires, in seconds since 1970; 0 if that can't be read."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+        at = _element(der, _element(der, 0)[1])[1]
+        for _ in range(4 if der[at] == 0xA0 else 3):  # version, serial number, signature algorithm, issuer
+            at = _element(der, at)[2]
+        tag, start, end = _element(der, _element(der, _element(der, at)[1])[2])
+        text = der[start:end].decode("ascii")
+        if tag == UTC_TIME:
+            text = ("20" if text < "50" else "19") + text
+        return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp())
+    except (ValueError, IndexError):
+        return 0
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """The tag of an element in DER, and where its content begins and ends."""
+    tag, size, start = der[at], der[at + 1], at + 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(der[at + 2 : start])
+    return tag, start, start + size

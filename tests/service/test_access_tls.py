@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import certificates
+import grpc
 import pytest
 from access_world import POLICY
 from certificates import Authority, openssl
+from grpc.experimental.session_cache import ssl_session_cache_lru
 from service_setup import engine_on, on_a_loop
 
-from broker_io.errors import NotAuthorized, ServiceUnavailable, UntrustedService
+from broker_io.errors import NotAuthorized, ServiceUnavailable, Unauthenticated, UntrustedService
 from broker_io.memory import MemoryBroker
+from broker_io.rpc.channel import VERSION_METADATA
+from broker_io.rpc.credential_files import ClientCertificate, certificate_end
+from broker_io.system import SystemClock
+from broker_io.testing import SimulatedClock
 from txnbuffer import connect
 from txnbuffer.client.connection import PendingConnection
 from txnbuffer.config import AccessConfig
@@ -38,6 +46,7 @@ class TlsService:
         certificate, key = self.authority.sign("service")
         self.tls = ServerTls(str(certificate), str(key), str(self.authority.trust))
         self.port = 0
+        self.access: Access
 
     def connect(self, certificate: Path, key: Path, **options: Any) -> PendingConnection:
         return connect(
@@ -61,7 +70,7 @@ async def tls_service(directory: Path) -> AsyncIterator[TlsService]:
     (directory / "policy").chmod(0o644)
     config = AccessConfig(policy=str(directory / "policy"), client_ca=service.tls.client_ca)
     async with engine_on(MemoryBroker()) as engine:
-        access = Access(config, lambda event, **facts: None)
+        access = service.access = Access(config, lambda event, **facts: None)
         server = GrpcServer(engine.limits, max_clients=10, access=access)
         service.tls.files.check()
         await server.start("127.0.0.1:0", service.tls)
@@ -127,6 +136,54 @@ async def test_replaced_certificates_and_authorities_are_used_without_a_restart(
         Path(service.tls.client_ca).write_bytes(new.trust.read_bytes())
         await service.refuses(*writer)
         await service.write(*new.sign("writer"))
+
+
+@on_a_loop
+async def test_an_expired_certificate_opens_no_connection_by_a_resumed_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tls_service(tmp_path) as service:
+        certificate, key = service.authority.sign("writer")
+        files = [path.read_bytes() for path in (service.authority.trust, key, certificate)]
+        resumed: list[bytes] = []
+        of_call = ClientCertificate.of_call
+
+        def noted(context: Any) -> ClientCertificate | None:
+            resumed.extend(context.auth_context()["ssl_session_reused"])
+            return of_call(context)
+
+        monkeypatch.setattr(ClientCertificate, "of_call", noted)
+        options = [("grpc.ssl_session_cache", ssl_session_cache_lru(1)), ("grpc.use_local_subchannel_pool", 1)]
+
+        def call() -> None:
+            target = f"localhost:{service.port}"
+            with grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options) as channel:
+                status = channel.unary_unary("/txnbuffer.v1.Admin/Status")
+                status(b"", metadata=VERSION_METADATA, timeout=60.0)
+
+        await asyncio.to_thread(call)
+        await asyncio.to_thread(call)
+        caller = service.access.authenticate(None, ClientCertificate("writer", certificate_end(files[2])), "peer")
+        later = SystemClock().now_ms() + 3 * 86_400_000
+        service.access._authenticator._clock = SimulatedClock(later)
+        with pytest.raises(grpc.RpcError, match="the client certificate has expired") as refused:
+            await asyncio.to_thread(call)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert resumed == [b"false", b"true", b"true"]
+        with pytest.raises(Unauthenticated, match="the client certificate has expired"):
+            service.access.check_valid(caller)  # of a session or a stream that is open
+
+
+@pytest.mark.parametrize("days", ["2", "20000"])  # in the second one the year has four digits
+def test_the_end_of_a_certificate_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str) -> None:
+    monkeypatch.setattr(certificates, "DAYS", ["-days", days])
+    authority = Authority(tmp_path, "authority")
+    for path in (authority.trust, authority.sign("writer")[0]):
+        asked = subprocess.run(["openssl", "x509", "-noout", "-enddate", "-in", path], check=True, capture_output=True)
+        stated = ssl.cert_time_to_seconds(asked.stdout.decode().strip().removeprefix("notAfter="))
+        assert certificate_end(path.read_bytes()) == stated
+    for broken in (b"", b"x", path.read_bytes()[:200], ssl.DER_cert_to_PEM_cert(b"\x30\x84").encode()):
+        assert certificate_end(broken) == 0  # so it has expired
 
 
 def test_sessions_of_tls_are_not_resumed_over_http(tmp_path: Path) -> None:

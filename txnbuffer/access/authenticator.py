@@ -10,7 +10,7 @@ import hashlib
 from typing import NamedTuple
 
 from broker_io.environment import Clock
-from broker_io.rpc.credential_files import CredentialFile
+from broker_io.rpc.credential_files import ClientCertificate, CredentialFile
 from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.jwt import TokenBearer, Verifier
 from txnbuffer.access.policy import check_principal
@@ -25,7 +25,9 @@ MAX_VERIFIED = 10_000
 
 
 class Caller(NamedTuple):
-    """Who makes a call. `token`: the id of an issued token; `expires`: seconds since 1970, or None.
+    """Who makes a call. `token`: the id of an issued token.
+
+    `expires`: when its token or certificate does, in seconds since 1970, or None.
 
     `keys`: the number of the version of the public keys that have verified a token of somebody else, or None.
     """
@@ -79,17 +81,19 @@ class Authenticator:
             self._verified.clear()
         return any(changed)
 
-    def authenticate(self, authorization: str | None, common_name: str | None) -> Caller:
-        """The caller, from the header `authorization` and the name in a certificate. Raises Unauthenticated."""
+    def authenticate(self, authorization: str | None, certificate: ClientCertificate | None) -> Caller:
+        """The caller, from the header `authorization` and a verified certificate. Raises Unauthenticated."""
         if not self.enabled:
             return NOBODY
+        if certificate is not None and self._now() >= certificate.expires:
+            raise Unauthenticated("the client certificate has expired: connect with a new one")
         if authorization is not None:
             if authorization[: len(BEARER)].lower() != BEARER.lower():
                 raise Unauthenticated("the header 'authorization' is not 'Bearer TOKEN': send a token")
             return self._of_token(authorization[len(BEARER) :].strip())
-        if common_name is not None and self.takes_certificates:
+        if certificate is not None and certificate.name is not None and self.takes_certificates:
             try:
-                return Caller(check_principal(common_name))
+                return Caller(check_principal(certificate.name), expires=certificate.expires)
             except ValueError as error:
                 raise Unauthenticated(f"the certificate names no possible principal: {error}") from None
         ways = ["a token"] * bool(self.files) + ["a client certificate"] * self.takes_certificates
@@ -100,7 +104,8 @@ class Authenticator:
         if caller.token is not None and (self._tokens is None or caller.token not in self._tokens.value.tokens):
             raise Unauthenticated(f"token {caller.token} was revoked: get a new one")
         if caller.expires is not None and self._now() >= caller.expires:
-            raise Unauthenticated("the token has expired: get a new one")
+            what = "token" if caller.token or caller.keys is not None else "client certificate"
+            raise Unauthenticated(f"the {what} has expired: get a new one")
         if caller.keys not in (None, self._keys):
             raise Unauthenticated("the keys that verify tokens have changed: get a token of a new one")
 

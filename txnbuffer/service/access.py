@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from broker_io.environment import current
-from broker_io.rpc.credential_files import CredentialFile
+from broker_io.rpc.credential_files import ClientCertificate, CredentialFile
 from txnbuffer.access.authenticator import NOBODY, Authenticator, Caller
 from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.limits import PrincipalLimits
@@ -153,10 +153,10 @@ class Access:
         """Call something when permissions may have changed, and each time that tokens may have expired."""
         self._changed.append(call)
 
-    def authenticate(self, authorization: str | None, common_name: str | None, peer: str) -> Caller:
+    def authenticate(self, authorization: str | None, certificate: ClientCertificate | None, peer: str) -> Caller:
         """The caller of a call. Raises Unauthenticated; also NotAuthorized for one that no rule names."""
         try:
-            caller = self._authenticator.authenticate(authorization, common_name)
+            caller = self._authenticator.authenticate(authorization, certificate)
         except Unauthenticated as error:
             self.deny(error, peer=peer)
             raise

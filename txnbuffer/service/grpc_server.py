@@ -31,6 +31,7 @@ from broker_io.errors import (
     Unauthenticated,
 )
 from broker_io.rpc.channel import LOG_KEY, end_call, obstacle, rejection
+from broker_io.rpc.credential_files import ClientCertificate
 from broker_io.rpc.encoding import serialize
 from snapshots.format import is_internal
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest
@@ -252,9 +253,8 @@ class GrpcServer:
 
         async def call(request: Any, context: Any) -> Any:
             authorization = dict(context.invocation_metadata()).get("authorization")
-            name = next(iter(context.auth_context().get("x509_common_name", ())), None)
             try:
-                caller = access.authenticate(authorization, None if name is None else name.decode(), context.peer())
+                caller = access.authenticate(authorization, ClientCertificate.of_call(context), context.peer())
             except NotAuthorized as error:
                 await end_call(context, error)
                 raise

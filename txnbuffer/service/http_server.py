@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from broker_io.addresses import split_address
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
+from broker_io.rpc.credential_files import ClientCertificate
 from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
@@ -389,16 +391,16 @@ class HttpServer:
         access = self._access
         if access is None or not access.enabled:
             return EVERYTHING_ALLOWED
-        name = request.scope["state"].get(COMMON_NAME)
+        certificate = request.scope["state"].get(CERTIFICATE)
         return Permissions(
-            access, access.authenticate(request.headers.get("authorization"), name, peer_of(request.scope))
+            access, access.authenticate(request.headers.get("authorization"), certificate, peer_of(request.scope))
         )
 
     def _sees_details(self, request: Any) -> bool:
         """Whether the caller of a public request is known; a probe is not, and that is no denial."""
         if self._access is None or not self._access.enabled:
             return True
-        if "authorization" not in request.headers and request.scope["state"].get(COMMON_NAME) is None:
+        if "authorization" not in request.headers and request.scope["state"].get(CERTIFICATE) is None:
             return False
         with contextlib.suppress(NotAuthorized):
             self._permissions(request)
@@ -512,15 +514,15 @@ class HttpServer:
 NO_ROLE = "none"
 HEADER_SECONDS = 10.0
 """Seconds in which the headers of the first request of a connection must arrive."""
-COMMON_NAME = "common_name"
-"""Where the state of a request has the name in its client's certificate."""
+CERTIFICATE = "certificate"
+"""Where the state of a request has its client's certificate."""
 
 
 def _protocol() -> Any:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
-        """Keeps the name in the certificate of the client, and ends connections that begin no request."""
+        """Keeps the certificate of the client, and ends connections that begin no request."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -528,7 +530,8 @@ def _protocol() -> Any:
             certificate = transport.get_extra_info("peercert") or {}
             names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
             if names:
-                self.app_state = {**self.app_state, COMMON_NAME: names[0]}
+                found = ClientCertificate(names[0], int(ssl.cert_time_to_seconds(certificate["notAfter"])))
+                self.app_state = {**self.app_state, CERTIFICATE: found}
 
         def _end_idle(self) -> None:
             begun: Any = self.cycle
