@@ -11,6 +11,7 @@ import pytest
 from client_world import run
 from commands import txnbuf
 from raw_session import transactional
+from service_process import ServiceProcess
 from service_setup import engine_on, eventually, session_on
 
 from broker_io import open_broker
@@ -101,6 +102,30 @@ def test_commands_say_what_is_held_back(tmp_path: Path) -> None:
         assert shown["held_back"]["txn"] == str(open_one.id)
         open_one.abort()
         assert "held back" not in txnbuf("tail", address, "orders").stderr
+
+
+def test_commands_on_a_service_say_what_is_held_back_from_topics_and_groups(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service, connect(f"txnbuf://127.0.0.1:{service.port}") as client:
+        client.send("quiet", "record")
+        client.process("quiet", "g", lambda txn, record: None, idle_timeout=0.01)
+        open_one = client.transaction().begin()
+        send_beside(client, open_one)
+        client.process("orders", "g", lambda txn, record: None, idle_timeout=0.01)
+        at = ("--service", f"127.0.0.1:{service.port}")
+        for command in ("list", "groups"):
+            table = txnbuf(command, *at)
+            assert f"topic 'orders': 3 messages are held back by open transaction {open_one.id}" in table.stderr
+            assert "quiet" not in table.stderr
+            assert "held_back" in table.stdout
+            while True:  # the client tells the service of a transaction that lasts for a second
+                rows = {row["topic"]: row for row in json.loads(txnbuf(command, *at, "--output", "json").stdout)}
+                found = HeldBack.of_json(rows["orders"]["held_back"])
+                check(found, open_one.id)
+                if found.until is not None:
+                    break
+            assert found.as_json() == rows["orders"]["held_back"]
+            assert rows["quiet"]["held_back"] is None
+        open_one.abort()
 
 
 def test_a_service_says_what_is_held_back_and_until_when() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from txnbuffer.model import Position, TxnId
 
@@ -37,6 +38,12 @@ class HeldBack(NamedTuple):
     def as_json(self) -> dict[str, str | int | None]:
         """The value as an object of JSON."""
         return self._asdict() | {"txn": str(self.txn), "first": str(self.first)}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> HeldBack:
+        """The value of an object that `as_json` has returned, perhaps of a newer program. Raises ValueError."""
+        found = {**found, "txn": TxnId.parse(found["txn"]), "first": Position.parse(found["first"])}
+        return cls._make([found.get(name) for name in cls._fields])
 
 
 def time_text(milliseconds: int) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from broker_io.errors import TopicNotFound
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_argument, with_service
 from txnbuffer.cli.commands import AddressCommand, CommandGroup, complete_topic, topic_argument
 from txnbuffer.cli.options import parse_txn
-from txnbuffer.cli.output import output_option, show_line, show_record, show_rows
+from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome
 
@@ -31,11 +32,21 @@ def list_command(service: ServiceAddress, output: str) -> None:
     """List the topics that a running service has open.
 
     `max_read_position` is the last position that readers of committed records can see; `open` counts the
-    open transactions of the topic.
+    open transactions of the topic. `held_back` counts the messages that readers do not get before the oldest
+    of them has ended, which is named on stderr.
     """
     responses = call_all(service, "List")
-    show_rows(responses.rows("topic"), output, title="topics")
+    show_rows(_held_back_counted(responses.rows("topic"), output), output, title="topics")
     responses.check()
+
+
+def _held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str, Any]]:
+    """Rows for a table: with the number of messages that are held back, once stderr has named the transactions."""
+    if output == "json":
+        return rows
+    for found in {row["topic"]: row["held_back"] for row in rows if row.get("held_back")}.values():
+        narrate(str(HeldBack.of_json(found)))
+    return [row | {"held_back": row["held_back"]["messages"] if row.get("held_back") else 0} for row in rows]
 
 
 @click.command("describe", cls=AddressCommand)
@@ -124,7 +135,8 @@ def groups_command(group: str | None, forget: bool, topic: str | None, service: 
 
     `generation` increases whenever a topic or partition changes its owner; the previous owner can no longer commit
     on it. `stage` is stable, rebalancing or empty (no members). `lag` counts the committed records after the
-    position. A member without a topic is idle: there are more members than topics and partitions.
+    position. A member without a topic is idle: there are more members than topics and partitions. `held_back`
+    counts the messages that a group does not get before an open transaction has ended, which is named on stderr.
 
     Use --forget after a topic was deleted and created again: the group then keeps nothing in the log, and starts
     at the `start` of its next member.
@@ -140,7 +152,7 @@ def groups_command(group: str | None, forget: bool, topic: str | None, service: 
     if group is not None and not any(responses.each):
         responses.check()
         raise InvalidRequest(f"there is no consumer group {group!r}: `txnbuf groups` shows all")
-    show_rows(responses.rows("group", "topic"), output, title="consumer groups")
+    show_rows(_held_back_counted(responses.rows("group", "topic"), output), output, title="consumer groups")
     responses.check()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -197,7 +197,9 @@ class ServiceAdmin:
     async def list_topics(self, request: dict[str, Any]) -> list[Answer]:
         """All topics that the service has open, sorted by name."""
         _check_keys(request)
-        return await self._summaries([topic for _, topic in sorted(self._engine.topics.by_name.items())])
+        topics = [topic for _, topic in sorted(self._engine.topics.by_name.items())]
+        held = await self._all_held_back(topics)
+        return [row | {"held_back": held.get(row["topic"])} for row in await self._summaries(topics)]
 
     async def describe(self, request: dict[str, Any]) -> Answer:
         """The topic `topic`, and what its readers wait for."""
@@ -253,7 +255,10 @@ class ServiceAdmin:
         return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
 
     async def groups(self, request: dict[str, Any]) -> list[Answer]:
-        """All consumer groups, or `group`: members, their partitions and positions."""
+        """All consumer groups, or `group`: members, their partitions and positions.
+
+        `held_back` is known for the topics of this service.
+        """
         _check_keys(request, "group")
         rows = group_rows(self._engine.coordinator, request.get("group"))
         topics = self._engine.topics
@@ -263,8 +268,9 @@ class ServiceAdmin:
             for name, topic in found.items()
             if topic is not None and topic.followed is not None
         }
-        alone = topics.shard.of == 1
-        return await asyncio.to_thread(with_lag, self._engine.broker, rows, known, all_known=alone)
+        alone, held = topics.shard.of == 1, await self._all_held_back(filter(None, found.values()))
+        rows = await asyncio.to_thread(with_lag, self._engine.broker, rows, known, all_known=alone)
+        return [row | {"held_back": held.get(row["topic"])} for row in rows]
 
     async def forget_group(self, request: dict[str, Any]) -> Answer:
         """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""
@@ -430,6 +436,15 @@ class ServiceAdmin:
         until = None if ends is None else int(ends * 1000)
         work = partial(held_back, self._engine.broker, topic.name, oldest, followed.buffer.applied, until)
         return await self._engine.topics.work(work)
+
+    async def _all_held_back(self, topics: Iterable[ServiceTopic]) -> dict[str, Answer]:
+        """What readers of these topics do not get yet, by topic; without those where the broker fails to answer."""
+        found: dict[str, Answer] = {}
+        for topic in topics:
+            with contextlib.suppress(Error):
+                if (held := await self._held_back(topic)) is not None:
+                    found[topic.name] = held.as_json()
+        return found
 
     async def _waits_for(self, topic: ServiceTopic) -> str:
         """Describe what readers of committed records wait for."""
