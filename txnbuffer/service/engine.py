@@ -67,8 +67,14 @@ def steady_clock(clock: Clock) -> Callable[[], float]:
     return lambda: offset + clock.monotonic()
 
 
-def _adapted(config: CoordinatorConfig, broker: Broker, limits: Limits, shard: Shard) -> CoordinatorConfig:
-    """The configuration with the number of shards, and with the smallest of the limits of a record."""
+def _adapted(
+    config: CoordinatorConfig, topics: type[Topics], broker: Broker, limits: Limits, shard: Shard
+) -> CoordinatorConfig:
+    """The configuration with the number of shards, and the smallest limit of a record. Raises InvalidConfiguration."""
+    if config.one_phase and not topics.takes_records:
+        raise InvalidConfiguration(
+            "one_phase must be False in cluster mode: a marker there does not fence an old owner"
+        )
     largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
     return replace(config, shards=shard.of, max_message_bytes=largest)
 
@@ -166,13 +172,9 @@ class Engine(Loop):
         """
         topics, limits, clock = topics_class(cluster_mode=cluster_mode), limits or Limits(), clock or current().clock
         check_shard(shard, topics.max_shards)
-        config = _adapted(config or topics.config, broker, limits, shard)
+        config = _adapted(config or topics.config, topics, broker, limits, shard)
         if cluster_mode:  # the cluster limits the size of records that applications write to it
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
-            if config.one_phase:
-                raise InvalidConfiguration(
-                    "one_phase must be False in cluster mode: a marker there does not fence an old owner"
-                )
         elif not address:
             config = replace(config, reconnect_seconds=0.0)
         identity = Identity(owner, address, shard, limits.create_topics)
