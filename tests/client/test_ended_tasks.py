@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -102,9 +103,29 @@ def test_client_on_another_event_loop_gets_an_error_of_the_library() -> None:
                         await client.transaction().begin()
                     with pytest.raises(InvalidRequest, match="another event loop"):
                         await stream.next(timeout=SECONDS)
+                    with pytest.raises(InvalidRequest, match="another event loop"):
+                        await client.cursors.add("log", "cursor")
+                    with pytest.raises(InvalidRequest, match="another event loop"):
+                        await client.close()
 
                 asyncio.run(use())
 
             await asyncio.to_thread(elsewhere)
+            await client.send("log", b"it is still open")
 
     asyncio.run(main())
+
+
+def test_client_can_be_closed_after_the_end_of_its_event_loop(tmp_path: Path) -> None:
+    async def opened() -> Client:
+        return await connect(f"file:{tmp_path}/log")
+
+    client = asyncio.run(opened())
+    with contextlib.suppress(RuntimeError):  # asyncio's own: the loop is closed
+        asyncio.run(client.close())
+
+    async def use() -> None:
+        async with connect(f"file:{tmp_path}/log") as another:
+            await another.send("log", b"v")
+
+    asyncio.run(use())

@@ -96,8 +96,9 @@ class Client(BaseClient):
         """Close the session and all change streams, and abort open transactions.
 
         Logs a warning that names the aborted transactions with records. If the caller is cancelled, the exception is
-        raised only after everything is closed.
+        raised only after everything is closed. Raises InvalidRequest on another event loop, and closes nothing.
         """
+        self.session.check_close()
         self._warn_if_uncommitted()
         self.closed = True
         parts = AsyncExitStack()

@@ -376,7 +376,8 @@ class PendingConnection:
             client.address = self.address
             if not self.read_only:
                 client.streams = ShardStreams([shard.streams for shard in connectors], self.max_unavailable)
-                client.admin = AdminClients([shard.admin for shard in connectors], self.max_unavailable)
+                admins = [shard.admin for shard in connectors]
+                client.admin = AdminClients(admins, self.max_unavailable, client.session.check_loop)
             client.batching = self.batching
             client.deserializers = self.deserializers
             client.resources = resources.pop_all()

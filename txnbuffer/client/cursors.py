@@ -51,11 +51,18 @@ class AdminClients:
     """Sends admin requests to the service of the right shard, and keeps the connections open.
 
     `connectors`: one for the service of each shard. `max_unavailable`: seconds for which callers may let `ask` retry.
+    `check_loop`: raises InvalidRequest on another event loop than that of the client.
     """
 
-    def __init__(self, connectors: Sequence[AdminConnector], max_unavailable: float) -> None:
+    def __init__(
+        self,
+        connectors: Sequence[AdminConnector],
+        max_unavailable: float,
+        check_loop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.max_unavailable = max_unavailable
         self._connectors = connectors
+        self._check_loop = check_loop
         self._links: dict[int, asyncio.Task[AdminLink]] = {}
         self._requests: Counter[asyncio.Task[AdminLink]] = Counter()
         """The number of requests that use each connection."""
@@ -68,6 +75,7 @@ class AdminClients:
         Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
         ServiceUnavailable.
         """
+        self._check_loop()
         if self._closed:
             raise InvalidRequest(CLOSED)
         if not self._connectors:

@@ -182,6 +182,11 @@ class ClientSession:
         """Raises InvalidRequest on another event loop than that of the client."""
         lifecycle.check_loop(self._loop)
 
+    def check_close(self) -> None:
+        """As `check_loop`, unless that loop has ended or the session has not begun."""
+        if self._tasks and not self._loop.is_closed():
+            self.check_loop()
+
     def check_tasks(self) -> None:
         """Raises ClientBroken if a task of the session has ended."""
         if isinstance(self._unreachable, ClientBroken):
