@@ -70,6 +70,12 @@ def test_a_group_that_ends_idle_says_what_is_held_back(tmp_path: Path, caplog: p
         assert done.records == 1
         check(done.held_back[0], open_one.id)
         assert [record.getMessage() for record in caplog.records] == [f"group 'g': {done.held_back[0]}"]
+        with client.reader("orders") as reader:
+            while True:  # the engine knows of a transaction that lasts for a second
+                list(reader.records(timeout=0.05))
+                if (until := reader.held_back()[0].until) is not None:
+                    break
+            assert until > (done.held_back[0].since or until)
         open_one.abort()
         assert client.process("orders", "g", lambda txn, record: None, idle_timeout=0.05).held_back == ()
 

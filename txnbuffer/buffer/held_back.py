@@ -16,8 +16,9 @@ class HeldBack(NamedTuple):
       one each.
     - `txn`: the transaction; `first`: its first record in this topic, before which readers stop.
     - `since`: when that record was written; None if it cannot be read.
-    - `until`: when the transaction is aborted at the latest; None if that is unknown: the log does not say it, only the
-      owner of the log (`txnbuf describe`). If the log has no owner, the next one decides.
+    - `until`: when the transaction is aborted at the latest; None if that is unknown. The log does not say it, only its
+      owner: commands on a service, and readers of a client that owns the log, once the transaction is open for a
+      second. If the log has no owner, the next one decides.
 
     Times are milliseconds since 1970.
     """

@@ -14,7 +14,7 @@ from broker_io.port import Broker
 from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_limit, check_wait
 from txnbuffer.client.lifecycle import ClosedOnExit, opened, run_to_completion
-from txnbuffer.client.reader import CLOSED, ONE_BY_ONE, CommittedReader, Lag
+from txnbuffer.client.reader import CLOSED, ONE_BY_ONE, CommittedReader, EndsBy, Lag
 from txnbuffer.client.records import Record, RecordBatch, UnreadRecords
 from txnbuffer.client.serializers import Deserializers
 from txnbuffer.client.starts import Start
@@ -76,6 +76,10 @@ class AsyncReader(ClosedOnExit):
             thread.shutdown(wait=False)
             raise
         return cls(reader, thread)
+
+    def use(self, ends_by: EndsBy) -> None:
+        """Internal: let `held_back` ask when transactions are aborted."""
+        self._reader.ends_by = ends_by
 
     async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """Return the next 1 to `limit` visible records of one topic; None if there are none within `timeout` seconds.

@@ -493,11 +493,14 @@ class PendingConnection:
         log = await run_to_completion(EmbeddedLog.open(broker), EmbeddedLog.close)
         resources.push_async_callback(log.close)
         connectors = ServiceConnectors.to_embedded(log)
-        if log.started:
-            return await self._client_of(connectors.session, lambda: broker), [connectors]
         session = ClientSession(connectors.session, self.max_unavailable)
-        session.open_later(broker.max_message_bytes)
-        return Client(session, lambda: broker, self.serializers), [connectors]
+        if log.started:
+            await session.open()
+        else:
+            session.open_later(broker.max_message_bytes)
+        client = Client(session, lambda: broker, self.serializers)
+        client.ends_by = log.ends_by
+        return client, [connectors]
 
     async def _client_of(self, connector: Connector, broker: Callable[[], Broker]) -> Client:
         session = ClientSession(connector, self.max_unavailable)

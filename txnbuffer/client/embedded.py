@@ -15,6 +15,7 @@ from broker_io.port import Broker
 from txnbuffer.client.lifecycle import run_to_completion
 from txnbuffer.client.session import CLOSED
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
 
@@ -69,6 +70,13 @@ class EmbeddedLog:
 
         found, self._found = self._found, None
         return await run_to_completion(Engine.start(self._broker, standby_state=found), Engine.stop)
+
+    def ends_by(self, txn: TxnId) -> float | None:
+        """When an open transaction is aborted at the latest; None if the engine does not know it. In any thread."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.cancelled() or starting.exception() is not None:
+            return None
+        return starting.result().coordinator.ends_by(txn)
 
     async def close(self) -> None:
         """Stop the engine, if it was started."""

@@ -10,8 +10,8 @@ the log a second time, by the visibility of the buffer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, current
@@ -387,6 +387,15 @@ class Lag(NamedTuple):
     undecided: int
 
 
+EndsBy: TypeAlias = Callable[[TxnId], float | None]
+"""Says when a transaction is aborted at the latest, in seconds since 1970, in any thread; None if that is unknown."""
+
+
+def unknown_end(_: TxnId) -> float | None:
+    """What readers of logs of other processes know."""
+    return None
+
+
 class CommittedReader(Resource):
     """Reads the committed records of one or more topics, each topic in log order. It needs no running service.
 
@@ -434,6 +443,7 @@ class CommittedReader(Resource):
         self._unread: UnreadRecords | None = None
         self._closed = False
         self._warned: dict[str, TxnId] = {}
+        self.ends_by: EndsBy = unknown_end
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
         self._read_topics = ReadTopics(broker, topics, start, wait=check_flag(wait, "wait"))
         try:
@@ -597,7 +607,11 @@ class CommittedReader(Resource):
         At most one value for each topic and partition.
         """
         self._check_open()
-        return [found for follower in self._followers if (found := follower.held_back()) is not None]
+        return [self._with_end(found) for one in self._followers if (found := one.held_back()) is not None]
+
+    def _with_end(self, found: HeldBack) -> HeldBack:
+        ends = self.ends_by(found.txn)
+        return found if ends is None else found._replace(until=int(ends * 1000))
 
     def warn_of_held_back(self) -> None:
         """Internal: log what is held back where the records end, each transaction once."""

@@ -119,9 +119,11 @@ class SyncClient(Portal):
         """Return a reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check()
         deserializers = self.client.deserializers
-        return CommittedReader(
+        reader = CommittedReader(
             self.client.open_broker(), topics, start=start, isolation=isolation, deserializers=deserializers, wait=wait
         )
+        reader.ends_by = self.client.ends_by
+        return reader
 
     def stream(
         self,

@@ -17,6 +17,7 @@ from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.async_reader import AsyncReader
+from txnbuffer.client.reader import EndsBy, unknown_end
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
 from txnbuffer.client.routing import Groups, Routes
 from txnbuffer.client.send_columns import (
@@ -143,6 +144,7 @@ class BaseClient:
         self._ordinary = ordinary
         self._topics: set[str] = set()
         self.closed = False
+        self.ends_by: EndsBy = unknown_end
         self.address = ""
         self.refusal: Error | None = None  # why a read-only client makes no other requests
 
@@ -186,7 +188,9 @@ class BaseClient:
     ) -> AsyncReader:
         """Return an asyncio reader of committed records. The arguments and errors are those of CommittedReader."""
         self.check_readable()
-        return await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers, wait=wait)
+        reader = await AsyncReader.open(self.open_broker, topics, start, isolation, self.deserializers, wait=wait)
+        reader.use(self.ends_by)
+        return reader
 
     def check_open(self) -> None:
         """Raises InvalidRequest once the client is closed."""
