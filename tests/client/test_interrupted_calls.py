@@ -17,6 +17,7 @@ import pytest
 
 from txnbuffer import Outcome, connect
 from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.sync_transaction import without_check
 
 SECONDS = 120.0
 SCRIPT = Path(__file__).parents[1] / "interrupts.py"
@@ -121,3 +122,9 @@ def test_interrupted_send_says_that_its_records_may_be_in_the_log(monkeypatch: p
             with pytest.raises(Stop) as raised:
                 client.send("log", b"v")
         assert raised.value.__notes__ == ["records for 'log' may or may not be in the log"]
+
+
+def test_end_of_a_block_begins_without_a_look_for_signals() -> None:
+    code = test_end_of_a_block_begins_without_a_look_for_signals.__code__
+    assert without_check(code).co_code != code.co_code
+    assert without_check(without_check(code)).co_code == without_check(code).co_code

@@ -132,10 +132,15 @@ def _exit_of(method: Callable[..., None], transaction: Any) -> Any:
 
 
 def without_check(code: CodeType) -> CodeType:
-    """Return the code of a function that starts as after an `await`, where the interpreter runs no signal handlers."""
-    steps = bytearray(code.co_code)
-    start = next(at for at in range(0, len(steps), 2) if steps[at] == opmap["RESUME"])
-    steps[start + 1] = AFTER_AWAIT
+    """Return the code of a function that starts as after an `await`, where the interpreter runs no signal handlers.
+
+    An interpreter that has other steps gets the code as it is: there a handler may raise first.
+    """
+    steps, resume = bytearray(code.co_code), opmap.get("RESUME")
+    starts = [at for at in range(0, len(steps), 2) if steps[at] == resume and steps[at + 1] == 0]
+    if not starts:
+        return code
+    steps[starts[0] + 1] = AFTER_AWAIT
     return code.replace(co_code=bytes(steps))
 
 
