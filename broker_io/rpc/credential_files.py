@@ -7,13 +7,17 @@ for ever.
 from __future__ import annotations
 
 import functools
+import hashlib
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker_io.environment import current
-from broker_io.errors import EnvironmentFault
+from broker_io.errors import EnvironmentFault, Error
 from broker_io.permissions import read_checked
+
+T = TypeVar("T")
 
 
 class CredentialFile(NamedTuple):
@@ -29,11 +33,11 @@ class CredentialFile(NamedTuple):
         except OSError as error:
             raise EnvironmentFault(f"can't read {self.path} ({self.setting}): {error.strerror}") from error
 
-    def identity(self) -> tuple[int, ...] | None:
-        """A value that changes with the file and with its permissions; None if it is not there."""
+    def identity(self) -> tuple[int, bytes] | None:
+        """Permissions and a digest of the content, as times and sizes may stay the same; None if it can't be read."""
         disk = current().disk
         try:
-            return (*disk.identity(self.path), disk.permissions(self.path))
+            return disk.permissions(self.path), hashlib.sha256(disk.read(self.path)).digest()
         except OSError:
             return None
 
@@ -73,6 +77,35 @@ def check_certificate(certificate: CredentialFile, key: CredentialFile) -> None:
         ) from None
 
 
+class Watched(Generic[T]):
+    """What is made of files, `value`, and made again when they have changed.
+
+    `identity` changes with the files. Raises what `load` raises at the start. Later an error leaves the last value in
+    use: `problem` is that error.
+    """
+
+    def __init__(self, identity: Callable[[], object], load: Callable[[], T]) -> None:
+        self.problem: Error | None = None
+        self._identity = identity
+        self._load = load
+        self._seen = identity()
+        self.value = load()
+
+    def refresh(self) -> bool:
+        """Load the files again if they have changed; whether `value` is another one now."""
+        seen = self._identity()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        try:
+            self.value = self._load()
+        except Error as error:
+            self.problem = error
+            return False
+        self.problem = None
+        return True
+
+
 class TlsFiles(NamedTuple):
     """The files for TLS of one side; with an authority, the other side needs a certificate of it."""
 
@@ -103,29 +136,21 @@ class TlsFiles(NamedTuple):
         """
         import grpc
 
-        lock, used = current().threads.lock(), self.identity()
-
         def configuration() -> Any:
             self.check()
             authority, key, certificate = self.read()
             return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
+        lock, used = current().threads.lock(), Watched(self.identity, configuration)
+
         def changed() -> Any:
             # Each handshake asks. gRPC replaces what it has with every answer, also while other handshakes use it, and
             # many at once have crashed it: so it gets one answer for each change.
-            nonlocal used
             with lock:
-                found = self.identity()
-                if found == used:
-                    return None
-                used = found
-                try:
-                    return configuration()
-                except EnvironmentFault:  # while the files are replaced
-                    return None
+                return used.value if used.refresh() else None
 
         return grpc.dynamic_ssl_server_credentials(
-            configuration(), changed, require_client_authentication=self.authority is not None
+            used.value, changed, require_client_authentication=self.authority is not None
         )
 
 

@@ -46,9 +46,10 @@ from txnbuffer.pipeline.exports import ExportRun, UnreadableExport
 from txnbuffer.pipeline.offsets import Offset
 from txnbuffer.pipeline.options import reading_options
 from txnbuffer.recovery.audit import LogDigest
+from txnbuffer.rpc.admin_encoding import decode_admin_body
 from txnbuffer.service.admin import _cursor_position
 from txnbuffer.service.grpc_server import check_listening
-from txnbuffer.service.http_server import _arguments
+from txnbuffer.service.http_guard import page_refusal
 from txnbuffer.sinks.relay_targets import RelayMark
 from txnbuffer.streams.failover import ResumeToken
 
@@ -325,10 +326,17 @@ TEXTS = (
     ),
     Target(
         "http-body",
-        lambda data: _arguments(data),
-        ("txnbuffer.service.http_server._arguments",),
+        decode_admin_body,
+        ("txnbuffer.rpc.admin_encoding.decode_admin_body",),
         (InvalidRequest,),
-        lambda: [b"{}", b'{"topic": "orders", "at": 5}'],
+        lambda: [b"{}", b'{"topic": "orders", "at": 5}', b'{"seconds": %s}' % (b"9" * 4000), b'{"grace": 1e400}'],
+    ),
+    Target(
+        "host-header",
+        _text(lambda text: page_refusal({"host": text}, "https", frozenset({"txn.example"}))),
+        ("txnbuffer.service.http_guard.page_refusal",),
+        (),
+        lambda: [b"txn.example:7712", b"[::1]:1", b"localhost", b"127.0.0.1:80@other"],
     ),
     Target(
         "listen-address",

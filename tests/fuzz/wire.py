@@ -4,6 +4,7 @@ return."""
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -32,10 +33,16 @@ from broker_io.pulsar.ledgers import read_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
 from broker_io.remote import messages as log_messages
 from broker_io.rpc import channel, etcd_pb2, log_pb2
+from broker_io.rpc.credential_files import certificate_end
 from txnbuffer.errors import InvalidRequest, MalformedFrame
 from txnbuffer.rpc.admin_encoding import decode_admin_answer, decode_admin_request, encode_admin_request
 from txnbuffer.rpc.admin_pb2 import AdminAnswer
-from txnbuffer.rpc.session_encoding import decode_client_frame, decode_server_frame
+from txnbuffer.rpc.session_encoding import (
+    _CLIENT_ROWS,
+    client_frame_parts,
+    decode_client_frame,
+    decode_server_frame,
+)
 from txnbuffer.rpc.streams_encoding import decode_stream_client_frame, decode_stream_server_frame
 
 ENCODING = "broker_io.rpc.encoding"
@@ -151,6 +158,28 @@ STATS: dict[str, Any] = {
 }
 
 
+def _client_frame_parts(data: bytes) -> None:
+    """A frame in parts of few rows, which together have the rows of the whole."""
+    whole = decode_client_frame(data)
+    for most in (1, 3):
+        parts = [*client_frame_parts(data, most)]
+        rows = [{name: len(getattr(part, name)) for name in _CLIENT_ROWS} for part in parts]
+        assert all(sum(each.values()) <= most for each in rows)
+        for name in _CLIENT_ROWS:
+            assert sum(each[name] for each in rows) == len(getattr(whole, name)), name
+        assert (parts[0].hello, parts[-1].bye) == (whole.hello, whole.bye)
+
+
+def _certificate(end: bytes) -> bytes:
+    """The beginning of a certificate in DER, with the time at which it expires."""
+
+    def sequence(content: bytes, tag: int = 0x30) -> bytes:
+        return bytes((tag, 0x82)) + len(content).to_bytes(2) + content
+
+    version, serial, start = b"\xa0\x03\x02\x01\x02", b"\x02\x01\x07", b"\x17\x0d251231235959Z"
+    return sequence(sequence(version + serial + sequence(b"") * 2 + sequence(start + end)))
+
+
 def _admin_answer(data: bytes) -> object:
     """An answer of Pulsar's admin interface: its status in two bytes, then its content."""
     client = SimpleNamespace(url="http://localhost:8080")
@@ -230,6 +259,21 @@ WIRE = (
         (MalformedFrame, UnsupportedFormat),
         golden("session/client-*.bin"),
         seal_blocks,
+    ),
+    Target(
+        "client-frame-parts",
+        _client_frame_parts,
+        (f"{SESSION}.client_frame_parts",),
+        (MalformedFrame, UnsupportedFormat),
+        golden("session/client-*.bin"),
+        seal_blocks,
+    ),
+    Target(
+        "client-certificate",
+        lambda data: certificate_end(ssl.DER_cert_to_PEM_cert(data).encode()),
+        ("broker_io.rpc.credential_files.certificate_end",),
+        (),
+        lambda: [_certificate(b"\x17\x0d301231235959Z"), _certificate(b"\x18\x0f20801231235959Z")],
     ),
     Target(
         "server-frame",

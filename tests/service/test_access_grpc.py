@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from access_world import AccessedService, accessed
+from certificates import self_signed
 from commands import txnbuf
 from service_setup import engine_on, eventually, on_a_loop
 
@@ -23,6 +25,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ForeignTransaction
+from txnbuffer.service.tls import ServerTls, WatchedTls
 
 ROW = Batch.of([Message(b"k", b"v")])
 
@@ -206,6 +209,36 @@ async def test_changed_policy_counts_from_the_next_request_on(tmp_path: Path) ->
             service.access.refresh()
             assert service.access.problems == []
             await send(client, "a")
+
+
+def change_in_place(path: Path, data: bytes) -> None:
+    """Change a file as no time, size or name of it shows."""
+    before = path.stat()
+    assert len(data) == before.st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@on_a_loop
+async def test_a_token_file_that_is_changed_in_place_with_its_old_time_is_read_again(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        async with service.connect("writer") as client:
+            await send(client, "a")
+        revoked = service.tokens.path.read_bytes().replace(b"writer", b"writes")
+        change_in_place(service.tokens.path, revoked)
+        service.access.refresh()
+        with pytest.raises(NotAuthorized):
+            await connect(service.address, token=service.tokens.text["writer"])
+
+
+def test_certificates_that_are_changed_in_place_with_their_old_time_are_read_again(tmp_path: Path) -> None:
+    certificate, key = map(Path, self_signed(tmp_path))
+    tls = ServerTls(str(certificate), str(key))
+    files, watched = tls.files.identity(), WatchedTls(tls)
+    change_in_place(certificate, certificate.read_bytes().replace(b"BEGIN", b"begin"))
+    assert tls.files.identity() != files  # which gRPC's handshakes compare
+    assert not watched.refresh()
+    assert "is not a PEM certificate" in str(watched.problem)
 
 
 @on_a_loop

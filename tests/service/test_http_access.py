@@ -17,7 +17,7 @@ from http_answers import HttpAnswer, ask
 from service_setup import engine_on, on_a_loop
 
 from broker_io.memory import MemoryBroker
-from txnbuffer.service import http_guard
+from txnbuffer.service import http_guard, http_server
 from txnbuffer.service.http_guard import HEADERS, MAX_BODY, host_of, page_refusal
 from txnbuffer.service.tls import ServerTls
 
@@ -187,10 +187,59 @@ def test_hosts_are_compared_as_names() -> None:
     assert [host_of(text) for text in ("A.example:1", "a.example.", "[::1]:1", "[::1]", "1.2.3.4")] == [
         "a.example", "a.example", "::1", "::1", "1.2.3.4",
     ]  # fmt: skip
-    for host in ("localhost.evil.example", "1.2.3.4.evil.example", "[evil.example]", "user@localhost", " "):
+    for host in (
+        "localhost.evil.example",
+        "1.2.3.4.evil.example",
+        "[evil.example]",
+        "user@localhost",
+        " ",
+        "",
+        "localhost:80@evil.example",
+        "localhost:x",
+        "localhost:",
+        "localhost:1:2",
+        "[::1]evil.example",
+        "[::1",
+        "::1",
+        "[::1%evil.example]",
+        "[[::1]",
+        "localhost:1234567",
+        "localhost\n",
+        "127.0.0.1/evil.example",
+        "a.example:\xb2",
+    ):
         assert page_refusal({"host": host}, "http", frozenset({"a.example"})) is not None
-    for host in ("a.example:7712", "A.EXAMPLE", "localhost:1", "10.0.0.1", ""):
+    for host in ("a.example:7712", "A.EXAMPLE", "localhost:1", "10.0.0.1", "[::1]", "a.example."):
         assert page_refusal({"host": host}, "http", frozenset({"a.example"})) is None
+    assert page_refusal({}, "http", frozenset()) is None  # of HTTP/1.0, as some probes speak it
+
+
+@on_a_loop
+async def test_numbers_that_no_argument_can_have_are_refused(tmp_path: Path) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+        for number in (b"9" * 4000, b"-" + b"9" * 4000, b"9" * 6000):
+            for path, name in (("FindHanging", b"seconds"), ("FindHanging", b"grace"), ("AddCursor", b"at")):
+                body = b'{"topic": "a", "cursor": "c", "%s": %s}' % (name, number)
+                answer = await request(service, f"/admin/{path}", body, principal="root")
+                assert answer.status == 400, (path, number[:2], answer)
+                assert answer.json["error"] != "Error"
+
+
+@on_a_loop
+async def test_an_error_that_nobody_expects_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with engine_on(MemoryBroker()) as engine, accessed(engine, tmp_path) as service:
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(http_server, "decode_admin_body", fail)
+        answer = await request(service, "/admin/List", {}, principal="root")
+        assert (answer.status, answer.json["error"]) == (500, "Error")
+        assert is_protected(answer)
+        assert "POST /admin/List failed" in caplog.text
+        assert "ZeroDivisionError: a bug" in caplog.text
 
 
 def client_tls(trust: Path, *certificate: Path) -> ssl.SSLContext:

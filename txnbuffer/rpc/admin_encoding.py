@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker_io.rpc.encoding import parse
+from broker_io.rpc.encoding import parse, serialize
 from txnbuffer.errors import InvalidRequest, MalformedFrame
 from txnbuffer.rpc.admin_pb2 import AdminAnswer, AdminRequest
 
@@ -20,7 +20,7 @@ def encode_admin_request(arguments: dict[str, Any]) -> AdminRequest:
         given["at"] = str(at)
     try:
         return AdminRequest(**given)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"these are not arguments of a request: {error}") from None
 
 
@@ -30,6 +30,17 @@ def decode_admin_request(data: bytes) -> dict[str, Any]:
         return {field.name: value for field, value in parse(AdminRequest, data).ListFields()}
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def decode_admin_body(body: bytes) -> dict[str, Any]:
+    """Return the arguments in JSON of a request over HTTP, as its message would have them. Raises InvalidRequest."""
+    try:
+        given = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest("the body is no JSON object: send one with the arguments of the request, or {}")
+    return decode_admin_request(serialize(encode_admin_request(given)))
 
 
 def decode_admin_answer(data: bytes) -> Any:

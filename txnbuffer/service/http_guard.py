@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,6 +57,10 @@ SHOWN = 200
 Asgi = Callable[..., Any]
 
 
+HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[\w.-]+)(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
+"""What a Host header may be: another one would be understood in different ways."""
+
+
 def host_of(host: str) -> str:
     """The name or address in a Host header, or in HOST:PORT."""
     name = host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
@@ -67,10 +72,10 @@ def page_refusal(headers: Mapping[str, str], scheme: str, names: frozenset[str])
 
     `headers`: by lower-case name. `names`: those of the service; loopback and addresses need not be among them.
     """
-    host, origin, site = headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")
-    if host and not _is_known(host_of(host), names):
+    host, origin, site = headers.get("host"), headers.get("origin"), headers.get("sec-fetch-site")
+    if host is not None and not (HOST.fullmatch(host) and _is_known(host_of(host), names)):
         return NotAuthorized(f"{host[:SHOWN]!r} is no name of this service: use its address, or set service.advertise")
-    if origin is not None and origin.lower() != f"{scheme}://{host.lower()}":
+    if origin is not None and origin.lower() != f"{scheme}://{(host or '').lower()}":
         return NotAuthorized(f"requests of pages of {origin[:SHOWN]!r} are refused: no page may use this service")
     if site is not None and site not in OWN_SITE:
         return NotAuthorized(f"requests of other sites ({site[:SHOWN]!r}) are refused: no page may use this service")

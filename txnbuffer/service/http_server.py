@@ -29,11 +29,10 @@ from broker_io.addresses import split_address
 from broker_io.environment import current
 from broker_io.errors import EnvironmentFault
 from broker_io.rpc.credential_files import ClientCertificate
-from broker_io.rpc.encoding import serialize
 from broker_io.waits import long_waits
 from txnbuffer.coordinator.messages import State
 from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized, Unauthenticated
-from txnbuffer.rpc.admin_encoding import decode_admin_request, encode_admin_request
+from txnbuffer.rpc.admin_encoding import decode_admin_body
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
 from txnbuffer.service.admin_calls import AdminCalls
 from txnbuffer.service.engine import Engine
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 
+LOG = logging.getLogger(__name__)
 LIVE_ROLES = ("live", "switching")
 """Roles of the live machine of a pair."""
 
@@ -440,7 +440,7 @@ class HttpServer:
             permissions, name = self._permissions(request), request.path_params["name"]
             if name not in self._admin.names:
                 raise HTTPException(404)
-            arguments = _arguments(await request.body())
+            arguments = decode_admin_body(await request.body())
             return _json(await self._admin.answer(name, arguments, permissions))
 
         def failed(_: Any, error: Any) -> Response:
@@ -463,7 +463,8 @@ class HttpServer:
             Route("/metrics", metrics_of),
             Route("/admin/{name}", admin, methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={Error: failed, HTTPException: unknown})
+        handlers: dict[Any, Any] = {Error: failed, HTTPException: unknown, Exception: _unexpected}
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     @property
     def _is_insecure(self) -> bool:
@@ -541,15 +542,12 @@ def _protocol() -> Any:
     return Protocol
 
 
-def _arguments(body: bytes) -> dict[str, Any]:
-    """The arguments of a request, as its message of gRPC would have them. Raises InvalidRequest."""
-    try:
-        given = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidRequest("the body is no JSON object: send one with the arguments of the request, or {}")
-    return decode_admin_request(serialize(encode_admin_request(given)))
+def _unexpected(request: Any, error: Exception) -> Response:
+    """The answer after a bug, which is logged: uvicorn's lines are turned off, as any bytes cause one."""
+    from starlette.responses import Response
+
+    LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Response(error_body(Error("the service failed to answer: see its log")), 500, media_type=JSON)
 
 
 def _json(value: Any, status: int = 200) -> Response:

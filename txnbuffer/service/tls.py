@@ -9,8 +9,8 @@ from __future__ import annotations
 import ssl
 from typing import NamedTuple
 
-from broker_io.rpc.credential_files import CredentialFile, TlsFiles
-from txnbuffer.errors import EnvironmentFault, Error
+from broker_io.rpc.credential_files import CredentialFile, TlsFiles, Watched
+from txnbuffer.errors import EnvironmentFault
 
 
 class ServerTls(NamedTuple):
@@ -50,38 +50,19 @@ class ServerTls(NamedTuple):
         return context
 
 
-class WatchedTls:
-    """The TLS of a running service. `problem`: why files that have changed are not in use.
-
-    Raises EnvironmentFault.
-    """
+class WatchedTls(Watched[ssl.SSLContext]):
+    """The TLS of a running service. Raises EnvironmentFault."""
 
     def __init__(self, tls: ServerTls) -> None:
         self.tls = tls
-        self.problem: Error | None = None
-        self._seen = tls.files.identity()
-        self._context = tls.context()
-
-    def refresh(self) -> bool:
-        """Read the files again if one has changed; whether others are in use now."""
-        seen = self.tls.files.identity()
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        try:
-            self._context = self.tls.context()
-        except Error as error:
-            self.problem = error
-            return False
-        self.problem = None
-        return True
+        super().__init__(tls.files.identity, tls.context)
 
     def server_context(self) -> ssl.SSLContext:
         """A context for a server, of which each new connection uses the files that are in use then."""
         context = self.tls.context()
 
         def newest(connection: ssl.SSLObject, *_: object) -> None:
-            connection.context = self._context
+            connection.context = self.value
 
         context.sni_callback = newest
         return context
