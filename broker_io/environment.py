@@ -224,8 +224,17 @@ class Network(Protocol):
     def ask(self, host: str, port: int, request: bytes, seconds: float) -> bytes:
         """The first bytes of the answer; none if the address accepts the connection, but does not answer."""
 
-    def listen(self, host: str, port: int) -> socket.socket:
-        """A socket that listens at an address."""
+    def listen(self, host: str, port: int, most: int = 0, of_address: int = 0) -> socket.socket:
+        """A socket that listens at an address.
+
+        It closes connections above `most`, and above `of_address` of one address, as it accepts them; 0: no limit.
+        """
+
+    def trim(self, port: int, of_address: int) -> int:
+        """Shut down connections to a port of this process above `of_address` of one address, the newest; how many."""
+
+    def descriptors(self) -> int:
+        """Let this process open as many files as it may, up to 65,536; how many that are. 0: any number."""
 
     def check_free(self, host: str, port: int) -> None:
         """Return if a server can listen at the address."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ipaddress
 import os
 import queue
 import random
@@ -14,7 +15,7 @@ import stat
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -301,6 +302,88 @@ class SystemThreads:
         return queue.SimpleQueue()
 
 
+DESCRIPTORS = "/dev/fd"
+"""The directory with the descriptors of this process."""
+MOST_DESCRIPTORS = 65_536
+SUBNET = 64
+"""Bits of an IPv6 address that count as one address: one client usually has all that begin with them."""
+
+
+def client_address(host: str) -> str:
+    """The address that limits count connections of a client for: one of IPv4, or the subnet of one of IPv6."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, SUBNET), strict=False))
+
+
+class _Listener(socket.socket):
+    """Accepts at most `most` connections at a time, and `of_address` of one address; 0: any number."""
+
+    def __init__(self, listening: socket.socket, most: int, of_address: int) -> None:
+        super().__init__(fileno=listening.detach())
+        self._limits = (most, of_address)
+        self._of_client: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection that no limit refuses."""
+        most, of_address = self._limits
+        while True:
+            connection, address = super().accept()
+            client = client_address(address[0])
+            if 0 < most <= self._of_client.total() or 0 < of_address <= self._of_client[client]:
+                connection.close()
+                continue
+            self._of_client[client] += 1
+            return _Accepted(connection, self._of_client, client), address
+
+
+class _Accepted(socket.socket):
+    """A connection that is counted until it is closed."""
+
+    def __init__(self, connection: socket.socket, counted: Counter[str], client: str) -> None:
+        super().__init__(fileno=connection.detach())
+        self._counted, self._client = counted, client
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            self._counted[self._client] -= 1
+            if not self._counted[self._client]:
+                del self._counted[self._client]
+        super().close()
+
+
+def _accepted_from(descriptor: int, port: int) -> str | None:
+    """The client of a connection to a port of this process; None for another descriptor."""
+    connection: socket.socket | None = None
+    try:
+        connection = socket.socket(fileno=descriptor)
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] == port:
+            return client_address(connection.getpeername()[0])
+    except OSError:  # no socket, or closed meanwhile
+        pass
+    finally:
+        if connection is not None:
+            connection.detach()  # it belongs to somebody else
+    return None
+
+
+def _shut_down(descriptor: int, port: int, client: str) -> bool:
+    """Shut down the connection of a client, whose owner then sees its end; False if the descriptor is another one."""
+    try:
+        own = os.dup(descriptor)  # or another file could get the number in between
+    except OSError:
+        return False
+    if _accepted_from(own, port) != client:
+        os.close(own)
+        return False
+    with socket.socket(fileno=own) as connection, contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    return True
+
+
 class SystemNetwork:
     def host_name(self) -> str:
         return socket.gethostname()
@@ -316,8 +399,33 @@ class SystemNetwork:
             except OSError:  # also the timeout
                 return b""
 
-    def listen(self, host: str, port: int) -> socket.socket:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    def listen(self, host: str, port: int, most: int = 0, of_address: int = 0) -> socket.socket:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return _Listener(socket.create_server((host, port), family=family), most, of_address)
+
+    def trim(self, port: int, of_address: int) -> int:
+        names = os.listdir(DESCRIPTORS)
+        if len(names) <= of_address:
+            return 0
+        found: dict[str, list[int]] = defaultdict(list)
+        for descriptor in sorted(map(int, names)):
+            if (client := _accepted_from(descriptor, port)) is not None:
+                found[client].append(descriptor)
+        excess = [(one, client) for client, each in found.items() for one in each[of_address:]]
+        return sum(_shut_down(descriptor, port, client) for descriptor, client in excess)
+
+    def descriptors(self) -> int:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if resource.RLIM_INFINITY in (soft, hard):
+            hard = MOST_DESCRIPTORS
+        wanted = max(soft, min(hard, MOST_DESCRIPTORS))
+        if soft != wanted:
+            with contextlib.suppress(ValueError, OSError):  # macOS allows less than it says
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+                soft = wanted
+        return soft
 
     def check_free(self, host: str, port: int) -> None:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

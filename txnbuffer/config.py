@@ -43,7 +43,10 @@
     insecure = false            # allow other addresses than loopback without TLS and authentication
     create_topics = true        # create topics at the first write; also applies to clients of a cluster
     drain_seconds = 10.0        # how long open transactions may continue after SIGTERM
-    max_clients = 1000          # concurrent connections
+    max_clients = 1000          # concurrent sessions of clients
+    max_connections = 4096      # concurrent connections to both ports, one of eight to HTTP; at most half of the
+                                # descriptors of the process
+    max_address_connections = 0 # those of one address to each port; 0: half of the connections to it
     client_bytes = 8388608      # maximum unacknowledged bytes of one client
     total_bytes = 268435456     # maximum unacknowledged bytes of all clients
 
@@ -147,7 +150,7 @@ NO_SETTINGS = {
 """Variables with this prefix that are not settings, but options of commands, tests and the demo."""
 
 ABOVE_0 = {
-    "service": ("max_clients", "shards"),
+    "service": ("max_clients", "max_connections", "shards"),
     "pair": ("min_in_sync", "lease_seconds", "lanes", "window_bytes"),
     "access": ("check_seconds",),
     "retention": ("check_seconds",),
@@ -229,6 +232,8 @@ class ServiceConfig:
     create_topics: bool = True
     drain_seconds: float = 10.0
     max_clients: int = 1000
+    max_connections: int = 4096
+    max_address_connections: int = 0
     client_bytes: int = 8 * 1024 * 1024
     total_bytes: int = 256 * 1024 * 1024
 

@@ -227,8 +227,14 @@ class ProcessNetwork:
         if listens is None or not listens(self._host):
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
-    def listen(self, host: str, port: int) -> Any:
+    def listen(self, host: str, port: int, most: int = 0, of_address: int = 0) -> Any:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def trim(self, port: int, of_address: int) -> int:
+        return 0
+
+    def descriptors(self) -> int:
+        return 0
 
     def check_free(self, host: str, port: int) -> None:
         pass

@@ -54,7 +54,9 @@ from txnbuffer.service.access import PERMISSIONS, Access, Permissions
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.admin_calls import NO_METHODS, AdminCalls, Method
 from txnbuffer.service.connection import MIB, Limits, SessionConnection
+from txnbuffer.service.connection_limits import NO_LIMITS, PortLimits, keep_within
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.health import Health
 from txnbuffer.service.needs import check_log, may_list
 from txnbuffer.service.streams import StreamConnection
 from txnbuffer.service.tls import ServerTls
@@ -91,6 +93,18 @@ FIRST_FRAME = 10.0
 """Seconds in which a client sends its first frame: a connection without one belongs to no session."""
 LAST_WORDS = 1.0
 """Seconds that a client has to read the last frames, and to close its side."""
+CALLS_OF_CONNECTION = 320
+"""Calls of one connection at a time: all readers and writers of the log, and what else a client has open."""
+METADATA_BYTES = 16 * 1024
+"""The metadata of one call, with its token."""
+PING_STRIKES = 10
+"""Pings in less than a second, without an answer of the service in between, after which a connection ends."""
+PING_SECONDS = 10.0
+"""Seconds without anything from a client after which the service pings it."""
+HANDSHAKE_SECONDS = 10.0
+"""Seconds in which a client completes the handshakes of TLS and HTTP/2."""
+IDLE_SECONDS = 60.0
+"""Seconds after which a connection without a call ends; a client opens another one for its next call."""
 
 PREFIX = "/txnbuffer.v1."
 """What the paths of the methods begin with; others, such as health checks, need no handshake."""
@@ -110,6 +124,7 @@ class GrpcServer:
         max_clients: int,
         methods: Mapping[str, Method] = NO_METHODS,
         access: Access | None = None,
+        connections: PortLimits = NO_LIMITS,
     ) -> None:
         self.port = 0
         self.admin = AdminCalls(methods)
@@ -117,25 +132,24 @@ class GrpcServer:
         self._max_clients = max_clients
         self._access = access
         self._engine: Engine | None = None
+        self._connections = connections
         self._server: Any = None
-        self._health: Any = None
+        self._health = Health(HEALTH)
         self._log: Any = None
+        self._within: asyncio.Task[None] | None = None
 
     async def start(self, address: str, tls: ServerTls | None = None) -> None:
         """Listen at HOST:PORT, with TLS if it is given. Raises EnvironmentFault."""
         import grpc
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
         options = _options(self._limits)
+        if self._connections.most:
+            options.append(("grpc.max_allowed_incoming_connections", self._connections.most))
         if tls is not None and tls.client_ca:
             options.append(("grpc.max_connection_age_ms", CERTIFICATE_SECONDS * 1000))
             options.append(("grpc.max_connection_age_grace_ms", CERTIFICATE_SECONDS * 1000))
         server = self._server = grpc.aio.server(options=options)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         server.add_generic_rpc_handlers((self._handler(),))
-        for name in HEALTH:
-            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
             if tls is None:
                 self.port = server.add_insecure_port(address)
@@ -144,11 +158,11 @@ class GrpcServer:
         except RuntimeError as error:
             raise EnvironmentFault(f"can't listen at {address}: {obstacle(address) or error}") from error
         await server.start()
+        if self._connections.of_address:
+            self._within = asyncio.ensure_future(keep_within(self.port, self._connections.of_address))
 
     async def serve(self, engine: Engine, admin: ServiceAdmin) -> None:
         """Start to serve an engine."""
-        from grpc_health.v1 import health_pb2
-
         limits = engine.limits
         self._log = serve_broker(
             engine.broker,
@@ -163,8 +177,7 @@ class GrpcServer:
         )
         self.admin.serve(engine, admin)
         self._engine = engine
-        for name in HEALTH:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(serving=True)
 
     def recheck(self) -> None:
         """End the connections of clients that have to authenticate again, and streams that are no longer allowed."""
@@ -183,11 +196,7 @@ class GrpcServer:
 
     async def drain(self) -> None:
         """Make health checks fail: no new clients are served."""
-        from grpc_health.v1 import health_pb2
-
-        if self._health is not None:
-            for name in HEALTH:
-                await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(serving=False)
 
     async def unserve(self) -> None:
         """Reject all calls again, until another `serve`; the connections of the engine end with it."""
@@ -200,6 +209,8 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Send the last frames, then end."""
+        if self._within is not None:
+            self._within.cancel()
         if self._log is not None:
             await self._log.close()
         if self._server is not None:
@@ -221,7 +232,7 @@ class GrpcServer:
         class Handler(grpc.GenericRpcHandler):
             def service(self, details: Any) -> Any:
                 if not details.method.startswith(PREFIX):
-                    return None
+                    return outer._health.handler(details.method)
                 engine, metadata = outer._engine, dict(details.invocation_metadata)
                 error = rejection(metadata, None if engine is None else engine.log)
                 access, authorization = outer._access, metadata.get("authorization")
@@ -373,13 +384,18 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", longest),
         ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_time_ms", round(PING_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),  # for all other pings; keepalive waits for their answers too
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.max_concurrent_streams", CALLS_OF_CONNECTION),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_SECONDS * 1000)),
+        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS * 1000)),
     ]
 
 

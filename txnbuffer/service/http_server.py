@@ -35,6 +35,7 @@ from txnbuffer.errors import Error, InvalidRequest, LimitExceeded, NotAuthorized
 from txnbuffer.rpc.admin_encoding import decode_admin_body
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Access, Permissions
 from txnbuffer.service.admin_calls import AdminCalls
+from txnbuffer.service.connection_limits import NO_LIMITS, PortLimits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.http_guard import JSON, HttpGuard, error_body, peer_of, status_of
 from txnbuffer.service.quotas import OVERLOAD
@@ -332,11 +333,13 @@ class HttpServer:
         admin: AdminCalls | None = None,
         access: Access | None = None,
         names: Iterable[str] = (),
+        connections: PortLimits = NO_LIMITS,
     ) -> None:
         self._replication = replication
         self._admin = AdminCalls() if admin is None else admin
         self._access = access
         self._names = frozenset(names)
+        self._connections = connections
         self.port = 0
         self.engine: Engine | None = None
         self.lag: Callable[[], StandbyLag] = lambda: NO_LAG
@@ -350,13 +353,24 @@ class HttpServer:
         import uvicorn
 
         class Quiet(uvicorn.Server):
-            """Leaves signals to the service."""
+            """Leaves signals to the service, and limits the time of the handshake."""
 
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
                 yield
 
-        listening = _listen(address)
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                protocol: Any = config.http_protocol_class
+                server = await asyncio.get_running_loop().create_server(
+                    lambda: protocol(config=config, server_state=self.server_state, app_state={}),
+                    sock=listening,
+                    ssl=config.ssl,
+                    ssl_handshake_timeout=None if config.ssl is None else HEADER_SECONDS,
+                )
+                self.servers = [server]
+                self.started = True
+
+        listening = _listen(address, self._connections)
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
             HttpGuard(self._app(), self._names, self._refused),
@@ -514,7 +528,7 @@ class HttpServer:
 
 NO_ROLE = "none"
 HEADER_SECONDS = 10.0
-"""Seconds in which the headers of the first request of a connection must arrive."""
+"""Seconds in which a client completes the handshake of TLS, and in which the headers of each request arrive."""
 CERTIFICATE = "certificate"
 """Where the state of a request has its client's certificate."""
 
@@ -523,20 +537,25 @@ def _protocol() -> Any:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
-        """Keeps the certificate of the client, and ends connections that begin no request."""
+        """Keeps the certificate of the client, and ends connections that begin no further request."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.loop.call_later(HEADER_SECONDS, self._end_idle)
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self._end_idle, self.cycle)
             certificate = transport.get_extra_info("peercert") or {}
             names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
             if names:
                 found = ClientCertificate(names[0], int(ssl.cert_time_to_seconds(certificate["notAfter"])))
                 self.app_state = {**self.app_state, CERTIFICATE: found}
 
-        def _end_idle(self) -> None:
-            begun: Any = self.cycle
-            if begun is None and not self.transport.is_closing():
+        def on_response_complete(self) -> None:
+            answered = self.cycle
+            self._waiting.cancel()
+            self._waiting = self.loop.call_later(HEADER_SECONDS, self._end_idle, answered)
+            super().on_response_complete()
+
+        def _end_idle(self, answered: Any) -> None:
+            if self.cycle is answered and not self.transport.is_closing():
                 self.transport.close()
 
     return Protocol
@@ -556,10 +575,10 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value), status, media_type=JSON)
 
 
-def _listen(address: str) -> socket.socket:
+def _listen(address: str, limits: PortLimits) -> socket.socket:
     host, port = split_address(address)
     try:
-        return current().network.listen(host, int(port))
+        return current().network.listen(host, int(port), *limits)
     except OSError as error:
         raise EnvironmentFault(
             f"can't listen at {address}: {error.strerror}; check whether another process uses the port"

@@ -33,6 +33,7 @@ from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.access import Access
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
+from txnbuffer.service.connection_limits import port_limits
 from txnbuffer.service.engine import Engine, topics_class
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_guard import host_of
@@ -53,8 +54,13 @@ class Listeners:
 
     def __init__(self, service: ServiceConfig, limits: Limits, replication: Replication, access: Access) -> None:
         self.engine: Engine | None = None
-        self.grpc = GrpcServer(limits, max_clients=service.max_clients, methods=replication.methods(), access=access)
-        self.http = HttpServer(replication.facts, self.grpc.admin, access, _names(service))
+        descriptors = current().network.descriptors()
+        of_grpc, of_http = port_limits(service.max_connections, service.max_address_connections, descriptors)
+        methods = replication.methods()
+        self.grpc = GrpcServer(
+            limits, max_clients=service.max_clients, methods=methods, access=access, connections=of_grpc
+        )
+        self.http = HttpServer(replication.facts, self.grpc.admin, access, _names(service), of_http)
         self._service = service
         self._stopped = False
 
