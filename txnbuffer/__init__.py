@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from txnbuffer.errors import (
         AlreadyCommitted,
         BackfillFailed,
+        ClientBroken,
         Fenced,
         ForeignSink,
         ForeignToken,
@@ -137,6 +138,7 @@ __all__ = [
     "ChangeBatch",
     "ChangeStream",
     "Client",
+    "ClientBroken",
     "CommittedReader",
     "Damaged",
     "Deserializer",

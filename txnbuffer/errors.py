@@ -560,7 +560,7 @@ class SinkFull(SinkFailed):
 
 
 class ClientBroken(EnvironmentFault):
-    """Internal client error; operations in flight may or may not have completed."""
+    """A task of the client was cancelled or failed; operations in flight may or may not have completed."""
 
     grpc_status = "INTERNAL"
 

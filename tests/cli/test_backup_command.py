@@ -62,7 +62,7 @@ def test_a_log_is_backed_up_and_restored(tmp_path: Path) -> None:
         (("backup", "LOG", "FILE"), 2, "is not an address: write file:DIR, txnbuf://HOST:PORT or"),
         (("restore", "OLD"), 2, "give either ADDRESS or --check"),
         (("restore", "OLD", "file:NEW", "--check"), 2, "give either ADDRESS or --check"),
-        (("restore", "OLD", "NEW"), 2, "'NEW' is not a directory: give file:DIR"),
+        (("restore", "OLD", "NEW"), 2, "'NEW' is not a broker address"),
         (("restore", "OLD", "file:LOG"), 2, "name an empty or missing directory"),
         (("restore", "OLD", "file:OLD"), 2, "OLD can't be a directory: name one that is missing or empty"),
         (("restore", "NONE", "file:NEW"), 2, "there is no file NONE: name a backup"),
