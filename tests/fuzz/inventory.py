@@ -41,6 +41,7 @@ INSIDE = {
     "broker_io.standalone": "answers of a broker that this process has started",
     "snapshots.shards": "hashes names, decodes nothing",
     "txnbuffer.buffer.buffer.BufferSegments.unsealed": "the items of a buffer that are not sealed",
+    "txnbuffer.buffer.held_back.HeldBack.of_json": "reads an answer of the service for a command that shows it",
     "txnbuffer.buffer.buffer.decode": "chooses between decode_rows and decode_columns",
     "txnbuffer.cli.commands.AddressCommand.parse_args": "passes the arguments of a command on to click",
     "txnbuffer.client.reader.UncommittedFollower._unpack": "calls follow.unpacked",
@@ -53,6 +54,7 @@ INSIDE = {
     "txnbuffer.pipeline.jobs.latest": "reads columns of Arrow in memory, made by the same process",
     "txnbuffer.pipeline.spark.sink": "reads columns of Arrow in memory, made by the same process",
     "txnbuffer.recovery.newest_records": "reads rows that the same audit has written",
+    "txnbuffer.service.health": "calls protobuf alone, whose only error ends the call",
     "txnbuffer.testing": "reads lines of a process that a test has started",
 }
 """Functions and modules that decode and need no target of their own, with the reasons."""
