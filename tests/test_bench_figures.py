@@ -23,6 +23,12 @@ from broker_io.memory import MemoryBroker
 
 AGREED = {
     "access.cost",
+    "access.flood.calls",
+    "access.flood.connections",
+    "access.flood.frames",
+    "access.flood.leases",
+    "access.flood.watches",
+    "access.flood_mb",
     "aborts.bytes_each.10m",
     "aborts.lookup_ns",
     "log.append_records_per_s",
