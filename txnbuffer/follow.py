@@ -419,13 +419,15 @@ PUBLISHED_TIMEOUT = 5.0
 
 def held_back(
     broker: Broker, topic: str, oldest: OpenTxn, applied: Position | None, until: int | None = None
-) -> HeldBack:
-    """What the oldest open transaction of a topic holds back, of the messages up to `applied`.
+) -> HeldBack | None:
+    """What the oldest open transaction of a topic holds back, of the messages up to `applied`; None if there are none.
 
     Raises what requests to the broker raise, unless that is retryable.
     """
     ledgers = broker.ledgers(topic)
     messages = messages_after(ledgers, oldest.first, applied)
+    if not messages:
+        return None
     since = None
     try:
         with broker.reader(topic, oldest.first._replace(batch=NO_INDEX)) as reader:

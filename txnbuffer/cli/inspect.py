@@ -147,12 +147,13 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
     buffer = loaded.buffer
     state, oldest = buffer.snapshot_state(), buffer.ongoing.oldest()
     known = state.coordinators
+    held = None if oldest is None else held_back(broker, loaded.topic, oldest, buffer.applied)
     return {
         "registered": loaded.registered,
         "applied": buffer.applied,
         "max_read_position": buffer.max_read_position,
         "log_end": broker.last_position(loaded.topic),
-        "held_back": None if oldest is None else held_back(broker, loaded.topic, oldest, buffer.applied).as_json(),
+        "held_back": None if held is None else held.as_json(),
         "open_transactions": len(state.ongoing),
         "oldest_open": [
             f"{entry.txn} since {entry.first}, {counted(entry.accepted, 'record')}"

@@ -473,9 +473,8 @@ class ServiceAdmin:
         session = None if transaction is None else transaction.session
         other_shard = None if entry.txn.most == engine.coordinator.shard else entry.txn.most
         started = await engine.topics.work(self._published, topic.name, entry)
-        left = None
-        if transaction is not None and transaction.state is State.OPEN:
-            left = max(transaction.deadline - engine.now(), 0.0)
+        ends = engine.coordinator.ends_by(entry.txn)
+        left = None if ends is None else max(ends - engine.now(), 0.0)
         return {
             "txn": str(entry.txn),
             "state": _state(transaction) if other_shard is None else f"as shard {other_shard} decides",

@@ -387,8 +387,9 @@ class RequestHandler:
             commits = self._admitted(connection, commits)
         elif commits and not self._topics.takes_records:
             connection.quota.ask(len(commits), 0)
-        self.expect_visible(name, commits)
-        coordinator.commit_many(name, commits, now)
+        if commits:
+            self.expect_visible(name, commits)
+            coordinator.commit_many(name, commits, now)
         for request, txn, topics in frame.aborts:
             written = (*topics, *self._sends.written.get(txn.least, ())) if self._sends.refusal(txn) is None else ()
             coordinator.abort(name, request, txn, written, now)
