@@ -246,7 +246,8 @@ class CursorFollower(Follower):
                     await asyncio.sleep(self.choose.uniform(0.0, 3.0))
                 if again := self.choose.random() < 0.05:
                     await stream.done()
-                    self.acknowledged[topic] = following.seqno
+                    if opened:  # else what an earlier process was shown last may not be acknowledged
+                        self.acknowledged[topic] = following.seqno
 
     def _check(self, topic: str, item: ChangeBatch) -> None:
         acknowledged = self.acknowledged.get(topic, 0)
