@@ -15,6 +15,8 @@ def encode_varint(number: int) -> bytes:
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return a number of at most 70 bits and the offset after it. Raises ValueError."""
+    if at < len(data) and data[at] < 0x80:  # most numbers in messages
+        return data[at], at + 1
     value = 0
     for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
         value |= (byte & 0x7F) << shift
