@@ -7,6 +7,7 @@ fault.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -121,11 +122,21 @@ def _check_rows(descriptor: Any, data: bytes) -> None:
                 continue  # memory for single numbers is part of the row that has them
             rows += 1
             if field.message_type is not None:
-                waiting.append((field.message_type, at, end))
+                if _may_have_rows(field.message_type):
+                    waiting.append((field.message_type, at, end))
             elif field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
                 rows += end - at  # a column of numbers
             if rows > MAX_ROWS:
                 raise _too_many_rows(data)
+
+
+@functools.cache
+def _may_have_rows(descriptor: Any) -> bool:
+    """Whether a message can have rows besides itself: not if all its fields are single numbers."""
+    return any(
+        field.is_repeated or field.message_type is not None or field.type in (field.TYPE_STRING, field.TYPE_BYTES)
+        for field in descriptor.fields
+    )
 
 
 def _too_many_rows(data: bytes) -> ValueError:
