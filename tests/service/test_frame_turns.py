@@ -20,9 +20,10 @@ from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, IdBlock, LeaseRequest, NamedRequest, Query, SessionHello
 from txnbuffer.rpc.session_encoding import PART_ROWS, client_frame_parts, encode_client_frame
 from txnbuffer.service.admin import ServiceAdmin
-from txnbuffer.service.connection import WAITING_ROWS, SessionConnection
+from txnbuffer.service.connection import FREE_MISTAKES, WAITING_ROWS, SessionConnection
 from txnbuffer.service.engine import TURN_ROWS, Engine
 from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.quotas import MAX_HOLD
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,13 +98,35 @@ async def test_a_connection_is_not_read_while_its_rows_wait() -> None:
 
 
 @on_a_loop
+async def test_a_client_is_read_less_for_what_it_should_not_have_asked() -> None:
+    async with engine_on(MemoryBroker()) as engine:
+        session = RawSession(InProcess(engine))
+        await session.hello()
+        connection = session.link.connection
+        for count, read in ((FREE_MISTAKES, True), (FREE_MISTAKES + 1, False)):
+            session.link.send(queries(count))
+            await session.until(lambda count=count: len(session.answers) == count)
+            session.answers.clear()
+            reading = asyncio.ensure_future(connection.room())
+            await asyncio.sleep(0)
+            assert reading.done() is read
+            await asyncio.wait_for(reading, 60)
+        for _ in range(3):
+            session.link.send(queries(TURN_ROWS))
+        await session.until(lambda: len(session.answers) == TURN_ROWS)
+        assert (
+            asyncio.get_running_loop().time() < connection._held_until <= asyncio.get_running_loop().time() + MAX_HOLD
+        )
+
+
+@on_a_loop
 async def test_a_large_frame_over_grpc_is_handled_in_parts_and_answered_whole() -> None:
     async with engine_on(MemoryBroker()) as engine, listening(engine) as server:
         session = RawSession(OverGrpc(server.port))
         await session.hello()
         turns = count_rows(engine)
-        session.link.send(queries(20_000))
-        await session.until(lambda: len(session.answers) == 20_000)
+        session.link.send(queries(3_000))
+        await session.until(lambda: len(session.answers) == 3_000)
         assert max(rows for turn in turns for _, rows in turn) <= PART_ROWS
         assert max(sum(rows for _, rows in turn) for turn in turns) <= TURN_ROWS
         await session.link.cut()

@@ -17,16 +17,34 @@ from dataclasses import dataclass
 from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.access.limits import NO_LIMITS, PrincipalLimits
 from txnbuffer.coordinator.messages import Result
-from txnbuffer.errors import Error, ForeignTransaction
+from txnbuffer.errors import (
+    Error,
+    ForeignTransaction,
+    InvalidRequest,
+    NotAuthorized,
+    OutcomeForgotten,
+    TooManyTransactions,
+    UnknownTransaction,
+    UnregisteredTopic,
+)
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
-from txnbuffer.service.quotas import SMALLEST_CREDIT, ClientQuota
+from txnbuffer.service.quotas import MAX_HOLD, SMALLEST_CREDIT, ClientQuota
 
 MIB = 1024 * 1024
 CELL_BYTES = 8
 """Maximum memory of a record in a property column, even if it lacks the property."""
 
+MISTAKES = (
+    ForeignTransaction, InvalidRequest, NotAuthorized, OutcomeForgotten, TooManyTransactions, UnknownTransaction,
+    UnregisteredTopic,
+)  # fmt: skip
+"""Answers to requests that a client should not have made."""
+FREE_MISTAKES = 32
+MISTAKE_SECONDS = 0.0005
+"""How long a client is not read for each of its mistakes if there are more than FREE_MISTAKES at once. It costs the
+service a small part of that."""
 WAITING_ROWS = 1024
 """Rows of a client that may wait for a turn of the engine before it is not read any more."""
 
@@ -95,6 +113,7 @@ class SessionConnection:
         self._allowed = 0
         self._draining = False
         self._held = False
+        self._held_until = 0.0
         self._closing_error: Error | None = None
         self._wakeup = asyncio.Event()
         self._room = asyncio.Event()
@@ -151,9 +170,13 @@ class SessionConnection:
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
         self._answers += answers
+        mistakes = 0
         for _, result in answers:
-            if type(result) is ForeignTransaction:
-                self.permissions.denied(result)
+            if isinstance(result, MISTAKES):
+                mistakes += 1
+                if type(result) is ForeignTransaction:
+                    self.permissions.denied(result)
+        self.mistaken(mistakes)
         self._wakeup.set()
 
     def settle(self, send: int, size: int) -> None:
@@ -197,12 +220,28 @@ class SessionConnection:
 
     def hold(self, seconds: float) -> None:
         """Do not read from the client for some time."""
+        if not self._held:
+            self._hold_until(asyncio.get_running_loop().time() + seconds)
+
+    def mistaken(self, requests: int) -> None:
+        """Read less from a client for requests that it should not have made: they cost as much as good ones."""
+        if requests > FREE_MISTAKES:
+            now = asyncio.get_running_loop().time()
+            until = max(self._held_until, now) + requests * MISTAKE_SECONDS
+            self._hold_until(min(until, now + MAX_HOLD))
+
+    def _hold_until(self, when: float) -> None:
+        self._held_until = when
         if not (self._held or self.closed):
             self._held = True
             self._room.clear()
-            asyncio.get_running_loop().call_later(seconds, self._release)
+            asyncio.get_running_loop().call_at(when, self._release)
 
     def _release(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._held_until and not self.closed:
+            loop.call_at(self._held_until, self._release)
+            return
         self._held = False
         self._room.set()  # the next turn clears it again if another limit is reached
 

@@ -84,7 +84,7 @@ def allowed(permissions: Permissions, frame: ClientFrame) -> tuple[ClientFrame, 
     """The part of a frame that its client is allowed, and the answers to the requests that it is not."""
     changes: dict[str, Any] = {}
     answers: list[tuple[int, Error]] = []
-    if frame.leases and not any(starmap(permissions.allows_any, OF_LEASES)):
+    if (frame.leases or frame.returned) and not any(starmap(permissions.allows_any, OF_LEASES)):
         refused = permissions.denied(
             NotAuthorized(
                 f"{permissions.principal!r} may not begin transactions, since it may write to no topic and join no "
@@ -92,7 +92,7 @@ def allowed(permissions: Permissions, frame: ClientFrame) -> tuple[ClientFrame, 
             )
         )
         answers += [(lease.request, refused) for lease in frame.leases]
-        changes["leases"] = ()
+        changes["leases"] = changes["returned"] = ()
     for name, needs in OF_FRAMES.items():
         rows = getattr(frame, name)
         if not rows or all(starmap(permissions.allows, needs(rows))):

@@ -359,9 +359,11 @@ class RequestHandler:
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
         if connection.permissions is not EVERYTHING_ALLOWED:
+            rows = frame.rows
             frame, refusals = allowed(connection.permissions, frame)
             if refusals:
                 connection.answer(refusals)
+            connection.mistaken(rows - frame.rows - len(refusals))
         for request, topic in frame.registers:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
