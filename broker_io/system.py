@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import contextvars
 import ipaddress
@@ -206,13 +207,30 @@ class SystemDisk:
 
 
 class ContextThread(threading.Thread):
-    """A thread that runs in a copy of the context of its starter."""
+    """A thread that runs in a copy of the context of its starter.
+
+    A third thread starts it: a signal handler that raises in `Thread.start` could leave a lock taken, or release one
+    that is not.
+    """
 
     _starter: contextvars.Context
 
     def start(self) -> None:
         self._starter = contextvars.copy_context()
-        super().start()
+        started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        _thread.start_new_thread(self._start, (super().start, started))
+        error = started.get()
+        if error is not None:
+            raise error
+
+    @staticmethod
+    def _start(start: Callable[[], None], started: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            start()
+        except Exception as error:
+            started.put(error)
+        else:
+            started.put(None)
 
     def run(self) -> None:
         self._starter.run(super().run)

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import tenacity
 
-from broker_io.environment import current
+from broker_io.environment import ThreadQueue, current
 from broker_io.errors import Error, ServiceUnavailable
 
 LONG_SECONDS = 3.0
 """Seconds after which a wait is shown."""
 KEPT_SECONDS = 30.0
 """Seconds for which a wait that ended with an error is still shown."""
+SIGNAL_SECONDS = 1.0
+"""A signal that comes just before a wait does not interrupt it; it is handled within this many seconds."""
 LOG = logging.getLogger("txnbuffer.waits")
 
 
@@ -120,6 +123,14 @@ def long_waits() -> list[LongWait]:
 
 
 T = TypeVar("T")
+
+
+def next_of(waiting: ThreadQueue[T]) -> T:
+    """Wait for the next item of a queue, so that Ctrl-C ends the wait at whatever time it comes."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return waiting.get(timeout=SIGNAL_SECONDS)
+
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 

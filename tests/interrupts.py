@@ -1,10 +1,14 @@
 """Transactions of the sync client that an interval timer interrupts: what the program is told, and what the log has.
 
     PYTHONPATH=tests python tests/interrupts.py --blocks 600 --seed 1
+    PYTHONPATH=tests python tests/interrupts.py --reads 600 --seed 1
 
 For each class of exception and each kind of log it runs as many `with` blocks, and raises one to three exceptions at
 random moments of each. It prints a line of counts for each, and ends with 1 if the log has what a program was told that
 it has not, or the reverse, or if a transaction is still open.
+
+With `--reads` it interrupts readers of a service instead, while they are opened, read and closed, and ends with 1 if
+one raises another exception or if threads of readers stay.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -121,6 +126,27 @@ def interrupted(
     return counts, wrong
 
 
+def interrupted_reads(address: str, reads: int, seed: int) -> list[str]:
+    """Interrupt readers of a service; return the names of their threads that stay."""
+    interrupter = Interrupter(Stop, random.Random(seed))
+    with connect(address) as client:
+        client.send("p", "v")
+        for _ in range(reads):
+            with suppress(Stop):
+                interrupter.arm()
+                with client.reader("p") as reader:
+                    reader.read(timeout=0.01)
+                interrupter.left = 0
+            interrupter.left = 0
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        until = time.monotonic() + ENDS_WITHIN
+        while (left := [one.name for one in threading.enumerate() if "answers" in one.name]) and (
+            time.monotonic() < until
+        ):
+            time.sleep(0.01)
+    return left
+
+
 @contextmanager
 def log(kind: str, directory: Path) -> Iterator[str]:
     """The address of a log."""
@@ -138,9 +164,15 @@ def log(kind: str, directory: Path) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=600)
+    parser.add_argument("--reads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", choices=("file", "service"), action="append")
     options = parser.parse_args()
+    if options.reads:
+        with tempfile.TemporaryDirectory() as directory, log("service", Path(directory)) as address:
+            left = interrupted_reads(address, options.reads, options.seed)
+        print(f"{options.reads} interrupted reads; threads that stay: {left}")
+        return bool(left)
     failed = False
     for place in options.log or ("file", "service"):
         with (

@@ -1,23 +1,54 @@
-"""The connection of a process to a log service: calls, and their failures as errors of the tree."""
+"""The connection of a process to a log service: calls, and their failures as errors of the tree.
+
+All work of gRPC is done in threads of the library, and its objects are dropped there. A signal handler runs in the main
+thread: if it raised while gRPC has one of its Python locks there, gRPC would wait for that lock forever. So the calling
+thread only waits for queues written in C.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 
+from broker_io.environment import ThreadQueue, current
 from broker_io.errors import Closed, Error, ServiceUnavailable
 from broker_io.remote.messages import SERVICE, parse
 from broker_io.rpc.channel import LOG_KEY, Endpoint, LogIdentity, Metadata, error_of
 from broker_io.rpc.log_pb2 import TopicRequest
-from broker_io.waits import RetryPolicy
+from broker_io.waits import RetryPolicy, next_of
 
 T = TypeVar("T")
 
 CALL_SECONDS = 60.0
 """Timeout of a request."""
+
+
+def taken(outcomes: ThreadQueue[T | BaseException]) -> T:
+    """Wait for what another thread puts into a queue: a result, or an error to raise."""
+    outcome = next_of(outcomes)
+    if isinstance(outcome, BaseException):
+        try:
+            raise outcome
+        finally:
+            del outcome  # a cycle through the traceback would keep the frames of the caller
+    return outcome
+
+
+def alone(error: BaseException) -> BaseException:
+    """Return an error without what refers to objects of gRPC, for another thread."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _put_outcome(work: Callable[[], object], outcomes: ThreadQueue[Any]) -> None:
+    try:
+        outcomes.put(work())
+    except BaseException as error:
+        outcomes.put(alone(error))
 
 
 class RemoteConnection:
@@ -49,18 +80,30 @@ class RemoteConnection:
     def ask(self, method: str, kind: type[T], topic: str = "", number: int = 0, *, slow: bool = False) -> T:
         """The reply, of this kind, to one request. Raises the error of the service, or ServiceUnavailable."""
         self.check()
+        request = TopicRequest(topic=topic, number=number).SerializeToString()
+        with self._leaving_unavailable():
+            return parse(kind, self.run(partial(self._answer, method, request, slow)))
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do work with gRPC in a thread of its own; return the result or raise the error."""
+        threads = current().threads
+        outcomes: ThreadQueue[T | BaseException] = threads.queue()
+        threads.thread(partial(_put_outcome, work, outcomes), name="call of a log", daemon=True).start()
+        return taken(outcomes)
+
+    # In a thread of the library
+
+    def _answer(self, method: str, request: bytes, slow: bool) -> bytes:
         used = self._used, method
         if used not in self._calls:
             self._calls[used] = self._targets[self._used][1].unary_unary(f"/{SERVICE}/{method}")
-        request = TopicRequest(topic=topic, number=number).SerializeToString()
         timeout, metadata = None if slow else CALL_SECONDS, self._metadata()
-        with self._leaving_unavailable():
-            try:
-                reply, call = self._calls[used].with_call(request, timeout=timeout, metadata=metadata)
-            except grpc.RpcError as error:
-                raise self.to_error(error) from None
-            self._check_log(call)
-        return parse(kind, reply)
+        try:
+            reply, call = self._calls[used].with_call(request, timeout=timeout, metadata=metadata)
+        except grpc.RpcError as error:
+            raise self.to_error(error) from None
+        self._check_log(call)
+        return bytes(reply)
 
     def stream(self, method: str, requests: Any) -> Any:
         """The answers of a stream; `cancel` ends it. Take the first one with `first`."""
@@ -80,6 +123,8 @@ class RemoteConnection:
         served = dict(call.initial_metadata() or ()).get(LOG_KEY)
         if served is not None:  # a broker that is served by another program may have no identity
             self._log.check(self.target, served)
+
+    # In any thread
 
     def retry(self, attempt: Callable[[], T]) -> T:
         def one() -> T:
@@ -101,12 +146,20 @@ class RemoteConnection:
             raise
 
     def to_error(self, error: Any) -> Error:
-        """The error of the tree for a failed call."""
+        """The error of the tree for a failed call.
+
+        The call itself is the error of gRPC, and refers to itself by the traceback: without that it ends in this
+        thread, and not in the one that collects garbage.
+        """
+        error.__traceback__ = None
         if self.closed:
             return Closed(f"the connection to {self.target} was closed in this process: open it again")
         return error_of(error, self.target)
 
     def close(self) -> None:
         self.closed = True
+        self.run(self._close_channels)
+
+    def _close_channels(self) -> None:
         for _, channel in self._targets:
             channel.close()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from queue import Empty
+from typing import Any
 
 import grpc
 
@@ -15,7 +16,7 @@ from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, Servi
 from broker_io.port import Resource, check_batch, settle
 from broker_io.position import Positions
 from broker_io.remote import messages
-from broker_io.remote.connection import RemoteConnection
+from broker_io.remote.connection import RemoteConnection, alone, taken
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
 """Bytes of appends without an answer; above this limit `append` blocks."""
@@ -38,20 +39,14 @@ class RemoteWriter(Resource):
         self._pending_bytes = self._pending_messages = 0
         self._dead: Error | None = None
         self._queue.put(messages.encode_open_writer(topic, exclusive))
-        self._answers = connection.stream("Append", self._frames())
+        opened: ThreadQueue[BaseException | None] = threads.queue()
+        self._thread = threads.thread(lambda: self._exchange(opened), name=f"answers {topic}", daemon=True)
         try:
-            messages.decode_appended(connection.first(self._answers), 0)
-        except grpc.RpcError as error:
+            self._thread.start()
+            taken(opened)
+        except BaseException:
             self._queue.put(None)
-            raise connection.to_error(error) from None
-        except StopIteration:
-            raise ServiceUnavailable(f"{connection.target} ended the stream of a writer") from None
-        except ServiceUnavailable:  # the service of another log
-            self._queue.put(None)
-            self._answers.cancel()
             raise
-        self._thread = threads.thread(self._take_answers, name=f"answers {topic}", daemon=True)
-        self._thread.start()
 
     def append(self, batch: Batch) -> Future[Positions]:
         max_message_bytes, max_append_bytes = self._limits
@@ -109,16 +104,34 @@ class RemoteWriter(Resource):
             if ended:
                 return
 
-    def _take_answers(self) -> None:
+    def _exchange(self, opened: ThreadQueue[BaseException | None]) -> None:
+        """Open the stream, say how that ended, and take the answers."""
+        answers: Any = None
         try:
-            for data in self._answers:
+            answers = self._connection.stream("Append", self._frames())
+            messages.decode_appended(self._connection.first(answers), 0)
+        except grpc.RpcError as error:
+            opened.put(alone(self._connection.to_error(error)))
+        except StopIteration:
+            opened.put(ServiceUnavailable(f"{self._connection.target} ended the stream of a writer"))
+        except BaseException as error:  # also the service of another log
+            if answers is not None:
+                answers.cancel()
+            opened.put(alone(error))
+        else:
+            opened.put(None)
+            self._take_answers(answers)
+
+    def _take_answers(self, answers: Any) -> None:
+        try:
+            for data in answers:
                 for outcome in messages.decode_appended(data, self._pending_messages):
                     self._settle(outcome)
             self._fail("the service ended the stream")
         except grpc.RpcError as error:
             self._fail(str(self._connection.to_error(error)))
         except Exception as error:
-            self._answers.cancel()
+            answers.cancel()
             self._fail(str(error))
 
     def _settle(self, outcome: messages.Outcome) -> None:

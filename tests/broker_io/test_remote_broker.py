@@ -33,6 +33,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
 from broker_io.position import LATEST
 from broker_io.remote.broker import RemoteBroker
+from broker_io.remote.reader import _Stream
 from broker_io.testing.contract.base import (
     WAIT_SECONDS,
     drain,
@@ -372,6 +373,24 @@ def test_failed_read_can_be_retried(place: Place, remote: RemoteBroker) -> None:
         place.broker.faults.fail_read(Damaged("x", 1, "torn"))
         with pytest.raises(Damaged, match="torn"):
             reader.read()
+        assert len(read_on(reader)) == 3
+
+
+def test_read_that_an_exception_interrupts_loses_no_message(
+    place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(stream: _Stream, limit: int, wait: float) -> None:
+        ask(stream, limit, wait)
+        raise KeyboardInterrupt
+
+    ask = _Stream.ask
+    with place.log.writer(TOPIC) as writer:
+        put(writer, numbered(3))
+    with remote.reader(TOPIC) as reader:
+        monkeypatch.setattr(_Stream, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(timeout=WAIT_SECONDS)
+        monkeypatch.setattr(_Stream, "ask", ask)
         assert len(read_on(reader)) == 3
 
 

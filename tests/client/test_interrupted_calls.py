@@ -16,8 +16,9 @@ from types import FrameType
 import pytest
 
 from txnbuffer import Outcome, connect
+from txnbuffer.client.portal import LoopCall
 from txnbuffer.client.session_core import SessionCore
-from txnbuffer.client.sync_transaction import without_check
+from txnbuffer.client.sync_transaction import EndingCall, without_check
 
 SECONDS = 120.0
 SCRIPT = Path(__file__).parents[1] / "interrupts.py"
@@ -31,6 +32,12 @@ class Stop(BaseException):
 def test_programs_are_told_what_became_of_interrupted_blocks(log: str) -> None:
     command = [sys.executable, str(SCRIPT), "--blocks", "60", "--seed", "7", "--log", log]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS * 2, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_interrupted_readers_of_a_service_do_not_hang() -> None:
+    command = [sys.executable, str(SCRIPT), "--reads", "100", "--seed", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -96,6 +103,27 @@ def test_interrupted_commit_that_was_not_sent_aborts() -> None:
         with pytest.raises(Stop) as raised:
             txn.commit()
         assert not hasattr(raised.value, "__notes__")
+        until = time.monotonic() + SECONDS
+        while (outcome := client.outcome(name)) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert outcome is Outcome.ABORT
+
+
+def test_interrupted_begin_of_a_named_transaction_does_not_say_that_it_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(call: EndingCall) -> None:
+        LoopCall.result(call)
+        signal.raise_signal(signal.SIGUSR1)
+
+    with handler(Stop), connect("memory:") as client:
+        txn = client.transaction(name="job", number=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(EndingCall, "result", interrupted)
+            with pytest.raises(Stop) as raised:
+                txn.begin()
+        assert not hasattr(raised.value, "__notes__")
+        name = str(txn.id)
         until = time.monotonic() + SECONDS
         while (outcome := client.outcome(name)) is None and time.monotonic() < until:
             time.sleep(0.01)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 
 from broker_io.environment import ThreadQueue, current
+from broker_io.waits import SIGNAL_SECONDS, next_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import Client
 from txnbuffer.client.session import CLOSED
@@ -34,8 +34,6 @@ STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
 CANCEL_TIMEOUT = 2.0
 """Seconds that an interrupted call waits until it has ended."""
-SIGNAL_SECONDS = 1.0
-"""A signal that comes just before a wait does not interrupt it; it is handled within this many seconds."""
 LEFT_INTERVAL = 0.5
 """Seconds between two looks for blocks that were left."""
 NESTED = 8
@@ -88,11 +86,11 @@ class LoopCall(Generic[Result]):
             return self._notes
         if self.error is not None:
             return [f"the interrupted call raised {type(self.error).__name__}: {self.error}"]
-        return [self.completion()]
+        return self.completion()
 
-    def completion(self) -> str:
-        """The note of an exception that came when the call had completed."""
-        return "the interrupted call had already completed"
+    def completion(self) -> Sequence[str]:
+        """The notes of an exception that came when the call had completed."""
+        return ["the interrupted call had already completed"]
 
     # On the loop
 
@@ -304,13 +302,6 @@ class LoopThread:
         self.loop.stop()
 
 
-def _next_of(waiting: ThreadQueue[Result]) -> Result:
-    """Wait for the next item of a queue, so that Ctrl-C ends the wait at whatever time it comes."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return waiting.get(timeout=SIGNAL_SECONDS)
-
-
 class SyncObject(Generic[Target]):
     """An object of the sync client; its methods wait for those of `_target`, an object of the asyncio client."""
 
@@ -449,7 +440,7 @@ class CallWithCallbacks(LoopCall[Result]):
         self._waiting = waiting
 
     def result(self) -> Result:
-        while (asked := _next_of(self._waiting)) is not None:
+        while (asked := next_of(self._waiting)) is not None:
             answer, function = asked
             if not answer.done():
                 call_soon(self._loop, partial(_answer, answer, _outcome(function)))

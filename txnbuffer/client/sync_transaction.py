@@ -97,9 +97,10 @@ class EndingCall(LoopCall[Any]):
         super().__init__(work, transaction._portal.loop.loop)
         self._transaction = transaction
 
-    def completion(self) -> str:
+    def completion(self) -> Sequence[str]:
+        """None after a begin or an abort, which made nothing visible."""
         ended = self._transaction._transaction
-        return f"transaction {ended.id} has committed" if ended.committed else super().completion()
+        return [f"transaction {ended.id} has committed"] if ended.committed else []
 
     def give_up(self, task: asyncio.Task[None]) -> None:
         if self._transaction._transaction.commit_sent:
