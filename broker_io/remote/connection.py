@@ -8,6 +8,8 @@ thread only waits for queues written in C.
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -44,11 +46,23 @@ def alone(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
-def _put_outcome(work: Callable[[], object], outcomes: ThreadQueue[Any]) -> None:
+def _run_calls(calls: ThreadQueue[Any], idle: deque[ThreadQueue[Any]], _: object) -> None:
+    """Make the calls of a queue, and put the queue among the idle ones after each. What is not a call ends this."""
+    while _run_call(calls.get(), calls, idle):
+        pass
+
+
+def _run_call(call: Any, calls: ThreadQueue[Any], idle: deque[ThreadQueue[Any]]) -> bool:
+    if not isinstance(call, tuple):
+        return False
+    work, outcomes = call
     try:
-        outcomes.put(work())
+        outcome = work()
     except BaseException as error:
-        outcomes.put(alone(error))
+        outcome = alone(error)
+    idle.append(calls)
+    outcomes.put(outcome)
+    return True
 
 
 class RemoteConnection:
@@ -67,6 +81,7 @@ class RemoteConnection:
         self._targets = [(address.target, address.channel()) for address in addresses]
         self._used = 0
         self._calls: dict[tuple[int, str], Any] = {}
+        self._idle: deque[ThreadQueue[Any]] = deque()
 
     @property
     def target(self) -> str:
@@ -85,11 +100,22 @@ class RemoteConnection:
             return parse(kind, self.run(partial(self._answer, method, request, slow)))
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do work with gRPC in a thread of its own; return the result or raise the error."""
-        threads = current().threads
-        outcomes: ThreadQueue[T | BaseException] = threads.queue()
-        threads.thread(partial(_put_outcome, work, outcomes), name="call of a log", daemon=True).start()
+        """Do work with gRPC in a thread of this connection; return the result or raise the error."""
+        outcomes: ThreadQueue[T | BaseException] = current().threads.queue()
+        try:
+            calls = self._idle.pop()
+        except IndexError:
+            calls = self._new_thread()
+        calls.put((work, outcomes))
         return taken(outcomes)
+
+    def _new_thread(self) -> ThreadQueue[Any]:
+        """The queue of a new thread for calls, which ends with this connection."""
+        threads = current().threads
+        calls: ThreadQueue[Any] = threads.queue()
+        end = weakref.ref(self, calls.put)
+        threads.thread(partial(_run_calls, calls, self._idle, end), name="calls of a log", daemon=True).start()
+        return calls
 
     # In a thread of the library
 
@@ -159,6 +185,9 @@ class RemoteConnection:
     def close(self) -> None:
         self.closed = True
         self.run(self._close_channels)
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().put(None)
 
     def _close_channels(self) -> None:
         for _, channel in self._targets:
