@@ -77,7 +77,7 @@ def unused_port() -> int:
      "txnbuf://host:65536", "txnbuf:host:1", "txnbuf://host:1/topic", "txnbuf://me@host:1", "txnbuf://::1:1"],
 )  # fmt: skip
 def test_invalid_address_is_quoted(address: str) -> None:
-    with pytest.raises(InvalidAddress, match=address.replace("?", r"\?")):
+    with pytest.raises(InvalidAddress, match=address.replace("me@", "…@")):  # who a user is may be a secret
         open_broker(address)
 
 
