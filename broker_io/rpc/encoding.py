@@ -76,6 +76,8 @@ LARGE_BYTES = 16 * 1024
 """From this size on, the blocks of a message are read where they are."""
 MAX_ROWS = 210_000
 """Rows and blocks of a message: each costs far more memory than its two or more bytes."""
+MAX_SINGLES = 64
+"""Fields of a row that are single numbers. More of them would be read without an end before the rows are counted."""
 
 BlockSlice = tuple[bytes, int, int]
 """Bytes, and where in them a block begins and ends."""
@@ -98,9 +100,16 @@ def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
         message: Any = parse(kind, data)
         return message, [(block, 0, len(block)) for block in message.blocks]
     blocks: list[BlockSlice] = []
-    rest, kept = [], 0
+    rest, kept, others, singles = [], 0, 0, 0
     for start, at, end, tag in _fields(data, 0, len(data)):
-        if tag == BLOCKS_TAG:
+        if tag & 7 != 2:
+            singles += 1
+            _check_singles(data, singles, 0)
+        elif tag != BLOCKS_TAG:
+            others += 1
+            if others > MAX_ROWS:
+                raise _too_many_rows(data)
+        else:
             if len(blocks) == MAX_ROWS:
                 raise _too_many_rows(data)
             blocks.append((data, at, end))
@@ -112,14 +121,16 @@ def split_blocks(kind: type[M], data: bytes) -> tuple[M, list[BlockSlice]]:
 
 def _check_rows(descriptor: Any, data: bytes) -> None:
     """Raises ValueError for a message with too many rows, before they are parsed."""
-    rows = 0
+    rows = singles = 0
     waiting = [(descriptor, 0, len(data))]
     while waiting:
         outer, begin, stop = waiting.pop()
         for _, at, end, tag in _fields(data, begin, stop):
             field = outer.fields_by_number.get(tag >> 3)
             if field is None or not (tag & 7 == 2 or field.is_repeated):
-                continue  # memory for single numbers is part of the row that has them
+                singles += 1  # their memory is part of the row that has them
+                _check_singles(data, singles, rows)
+                continue
             rows += 1
             if field.message_type is not None:
                 if _may_have_rows(field.message_type):
@@ -137,6 +148,12 @@ def _may_have_rows(descriptor: Any) -> bool:
         field.is_repeated or field.message_type is not None or field.type in (field.TYPE_STRING, field.TYPE_BYTES)
         for field in descriptor.fields
     )
+
+
+def _check_singles(data: bytes, singles: int, rows: int) -> None:
+    """Raises ValueError for more single numbers, or unknown fields, than so many rows can have."""
+    if singles > MAX_SINGLES * (rows + 1):
+        raise ValueError(f"these {len(data)} bytes repeat fields that a message has once")
 
 
 def _too_many_rows(data: bytes) -> ValueError:

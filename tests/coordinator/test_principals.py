@@ -121,7 +121,7 @@ def calls(work: Callable[[], None]) -> int:
     return count
 
 
-@pytest.mark.parametrize("what", ["return", "close", "expire"])
+@pytest.mark.parametrize("what", ["return", "return all again and again", "close", "expire"])
 def test_work_for_ids_that_were_leased_one_by_one_grows_with_their_number(what: str) -> None:
     """A frame that returned such ids stopped the service for the square of their number."""
 
@@ -133,6 +133,8 @@ def test_work_for_ids_that_were_leased_one_by_one_grows_with_their_number(what: 
         assert len(ids) == count
         if what == "return":
             return calls(lambda: coordinator.return_ids(S, 0, ids[::2], world.now))
+        if what == "return all again and again":
+            return calls(lambda: coordinator.return_ids(S, 0, [(1, 2**40)] * count, world.now))
         if what == "close":
             return calls(lambda: coordinator.close_session(S, 0, world.now))
         world.now += 61.0

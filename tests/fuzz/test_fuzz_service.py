@@ -168,5 +168,9 @@ def test_rows_of_two_bytes_are_refused_before_they_are_parsed(monkeypatch: pytes
             pytest.fail(what)
     with pytest.raises(MalformedFrame, match="rows"):
         decode_stream_client_frame(b"\x0a\x02\x2a\x00" * (most // 2 + 1))
+    for single in (b"\x70\x00", b"\x98\x06\x00"):  # a number that a frame has once, an unknown one
+        for decode in (decode_client_frame, decode_stream_client_frame):
+            with pytest.raises(MalformedFrame, match="repeat fields that a message has once"):
+                decode(single * (2 * most + 1))
     assert len(decode_client_frame(b"\x12\x00" * most).registers) == most
     assert len(decode_stream_client_frame(b"\x0a\x02\x2a\x00" * (most // 2))) == most // 2

@@ -256,11 +256,12 @@ async def test_open_health_calls_are_limited(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(grpc.aio.AioRpcError, match=r"5 health calls are open"):
                 await refused.read()
             assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.SERVING  # has a limit of its own
         await server.drain()
         for watch in watches:
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             watch.cancel()
-        await eventually(lambda: not server._health._open)
+        await eventually(lambda: not any(server._health._open.values()))
         unknown = stub.Watch(health_pb2.HealthCheckRequest(service="x"))
         assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         with pytest.raises(grpc.aio.AioRpcError) as missing:
@@ -277,7 +278,7 @@ async def test_health_calls_without_a_request_end(monkeypatch: pytest.MonkeyPatc
             assert await silent.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         wrong = channel.unary_unary(WATCH)(b"\xff")
         assert await wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert not server._health._open
+        assert not any(server._health._open.values())
 
 
 def test_limits_leave_half_of_the_descriptors_to_the_log() -> None:

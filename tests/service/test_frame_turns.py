@@ -24,6 +24,7 @@ from txnbuffer.service.connection import FREE_MISTAKES, WAITING_ROWS, SessionCon
 from txnbuffer.service.engine import TURN_ROWS, Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.quotas import MAX_HOLD
+from txnbuffer.service.requests import MAX_LEASES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -161,6 +162,16 @@ async def test_a_new_session_names_no_open_transactions_and_no_session_too_many(
         session = RawSession(InProcess(engine))
         with pytest.raises(EOFError, match=f"at most {MOST_OPEN_SESSION}"):
             await session.hello("0" * 32, [TxnId(0, 1)] * (MOST_OPEN_SESSION + 1))
+
+
+@on_a_loop
+async def test_many_leases_at_once_end_the_connection() -> None:
+    async with engine_on(MemoryBroker()) as engine:
+        session = RawSession(InProcess(engine))
+        await session.hello()
+        session.link.send(ClientFrame(leases=tuple(LeaseRequest(number, 1) for number in range(1, MAX_LEASES + 2))))
+        with pytest.raises(EOFError, match="leases were asked for at once"):
+            await session.until(lambda: session.answers)
 
 
 @on_a_loop

@@ -28,6 +28,7 @@ from txnbuffer.coordinator.transaction import (
     Waiter,
     is_local,
     principal_tag,
+    within,
 )
 from txnbuffer.coordinator.transaction import block as block_of
 from txnbuffer.errors import (
@@ -153,6 +154,7 @@ class Sessions:
         self.all_blocks.append(block)
         self._expiring.append(block)
         session.blocks.append(block)
+        session.ids.add_range(first, last + 1)
         session.outstanding += count
         self.outstanding_of[principal_tag(session.name)] += count
         return block
@@ -312,8 +314,7 @@ class Sessions:
         """A session returns ids, as first ids and sizes; the ones that it has used stay."""
         ids = BitMap64()
         for first, size in blocks:
-            for block in self._blocks_from(session, first, first + size - 1):
-                ids.add_range(max(first, block.first), min(first + size - 1, block.last) + 1)
+            ids |= within(session.ids, first - 1, first + size - 1)
         self._retire(session, ids)
 
     def _blocks_from(self, session: Session, first: int, last: int) -> Iterator[Block]:
@@ -335,7 +336,7 @@ class Sessions:
         A branch lives as long as its parent, and a finished participant until its number is committed.
         """
         kept = set(claimed)
-        ids = self._ids_of(session, up_to)
+        ids = within(session.ids, 0, up_to)
         for transaction in self._open_among(ids):
             if transaction.txn.least not in kept:
                 self._abort(transaction, reason)
@@ -378,6 +379,7 @@ class Sessions:
         core = self._core
         for session in self.by_name.values():
             session.blocks = self.blocks(session)
+            session.ids = self._unended(session.ids)
             if session.participants_until is not None and session.participants_until <= core.now:
                 session.participants_until = None
                 self._abort_participants(session)
@@ -400,16 +402,9 @@ class Sessions:
         return block.left == 0 and not keeps_owner
 
     def _abort_participants(self, session: Session) -> None:
-        for transaction in self._open_among(self._ids_of(session, self.highest_id)):
+        for transaction in self._open_among(session.ids):
             if transaction.participant_of is not None:
                 self._abort(transaction, f"its client was away for {PARTICIPANT_GRACE:g} s")
-
-    def _ids_of(self, session: Session, up_to: int) -> BitMap64:
-        """The ids that a session has leased, up to one, in blocks in which some have not ended."""
-        ids = BitMap64()
-        for block in itertools.takewhile(lambda block: block.first <= up_to, self.blocks(session)):
-            ids.add_range(block.first, block.last + 1)
-        return ids
 
     def _open_among(self, ids: BitMap64) -> Iterator[TransactionState]:
         """The open transactions that end with their session: no branches, and no finished participants."""

@@ -42,7 +42,7 @@ class Session:
 
     `recorded`: when its last sign of life was recorded in the log. `participants_until`: when its unfinished
     participants abort, because its connection has ended. `block`: its last lease, while it is connected; `blocks`: all
-    its leases in which ids may be left, ascending.
+    its leases in which ids may be left, ascending; `ids`: these ids, and perhaps some that have ended.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Session:
     recorded: float = 0.0
     block: Block | None = None
     blocks: list[Block] = field(default_factory=list)
+    ids: BitMap64 = field(default_factory=BitMap64)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ within REQUEST_SECONDS, and open calls beyond the limits, are refused.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +15,7 @@ from broker_io.errors import LimitExceeded
 from broker_io.rpc.channel import end_call
 
 CALLS = 1000
-"""Calls that are open at a time."""
+"""Calls of a method that are open at a time: watches, which stay open, leave room for checks."""
 CALLS_OF_ADDRESS = 100
 """Those of one address."""
 REQUEST_SECONDS = 10.0
@@ -29,7 +29,8 @@ class Health:
         self.serving = False
         self._names = frozenset(names)
         self._changed = asyncio.Event()
-        self._open: Counter[str] = Counter()
+        self._open: dict[str, Counter[str]] = defaultdict(Counter)
+        """Open calls, by method and address."""
 
     def set(self, *, serving: bool) -> None:
         """Change the status of all services, and tell those who watch."""
@@ -42,22 +43,24 @@ class Health:
         import grpc
 
         calls = {f"{PATH}Check": self._check, f"{PATH}Watch": self._watch}
-        return grpc.stream_stream_rpc_method_handler(self._counted(calls[method])) if method in calls else None
+        return grpc.stream_stream_rpc_method_handler(self._counted(method, calls[method])) if method in calls else None
 
-    def _counted(self, answer: Any) -> Any:
+    def _counted(self, method: str, answer: Any) -> Any:
+        open_ones = self._open[method]
+
         async def call(_: Any, context: Any) -> None:
             client = context.peer().rpartition(":")[0]
-            if self._open.total() >= CALLS or self._open[client] >= CALLS_OF_ADDRESS:
-                text = f"{self._open.total()} health calls are open, {self._open[client]} of them of this address"
+            if open_ones.total() >= CALLS or open_ones[client] >= CALLS_OF_ADDRESS:
+                text = f"{open_ones.total()} health calls are open, {open_ones[client]} of them of this address"
                 await end_call(context, LimitExceeded(f"{text}: end some, then call again", "health calls"))
                 return
-            self._open[client] += 1
+            open_ones[client] += 1
             try:
                 await answer(context)
             finally:
-                self._open[client] -= 1
-                if not self._open[client]:
-                    del self._open[client]
+                open_ones[client] -= 1
+                if not open_ones[client]:
+                    del open_ones[client]
 
         return call
 

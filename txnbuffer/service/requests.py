@@ -225,6 +225,8 @@ WRITE_TO_CLUSTER = (
     "this service runs in cluster mode and takes no records: connect the client to the cluster's address, so that it "
     "writes them to the cluster"
 )
+MAX_LEASES = 16
+"""Leases in one frame or part of it. A client asks for one at a time, and each is an entry of the decision log."""
 MAX_BACKLOG = 64
 """Frames that a client may send before it is welcomed."""
 
@@ -366,6 +368,8 @@ class RequestHandler:
             connection.mistaken(rows - frame.rows - len(refusals))
         for request, topic in frame.registers:
             self._register(connection, request, topic, now)
+        if len(frame.leases) > MAX_LEASES:
+            raise InvalidRequest(f"{len(frame.leases)} leases were asked for at once: ask for a larger one instead")
         for request, count in frame.leases:
             self._lease(connection, request, count, now)
         if frame.open_names or frame.delete_names or frame.joins or frame.members:
