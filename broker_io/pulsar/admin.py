@@ -6,10 +6,11 @@ than httpx2.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 from urllib3 import PoolManager
 from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError
@@ -36,17 +37,23 @@ MOST_KEPT = 1024
 """Connections that are kept, at most."""
 
 
+def _parts(url: str) -> SplitResult:
+    """The parts of the address of an admin interface. Raises InvalidAddress for another one."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        bare = parts.path in ("", "/") and not (parts.query or parts.fragment)
+        if parts.scheme in ("http", "https") and parts.hostname and bare and parts.port != 0:
+            return parts
+    raise InvalidAddress(f"{shown_address(url)!r} is not the address of an admin interface: write http://HOST:PORT")
+
+
 class AdminClient:
     """Requests to the interface at `url`; safe from any thread."""
 
     def __init__(self, url: str, credentials: Credentials, retry: RetryPolicy) -> None:
         if not isinstance(url, str):
             raise InvalidAddress(f"admin_url must be a text, got {url!r}: write http://HOST:PORT")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise InvalidAddress(
-                f"{shown_address(url)!r} is not the address of an admin interface: write http://HOST:PORT"
-            )
+        parts = _parts(url)
         if "@" in parts.netloc:
             raise InvalidAddress(f"{shown_address(url)!r} has a user or a password in it: give a token instead")
         credentials.check_sent_to(url)

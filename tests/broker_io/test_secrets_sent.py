@@ -146,3 +146,12 @@ def test_addresses_without_a_password_are_shown_as_they_are() -> None:
     for address in ("pulsar://a:1/tenant", "file:/data/a@b?c", "txnbuf://a:1,b:2", "a:1"):
         assert shown_address(address) == address
     assert shown_address("https://u:p@a:1/x?y=1") == "https://…@a:1/x?…"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:S3CRET@[h:8080", "http://h:8080/?token=S3CRET", "http://h:99999", "http://h:0"]
+)
+def test_addresses_that_no_admin_interface_has_are_refused_without_their_secrets(url: str) -> None:
+    with pytest.raises(InvalidAddress, match="is not the address of an admin interface") as refused:
+        AdminClient(url, Credentials(), RETRY)
+    assert "S3CRET" not in str(refused.value)
