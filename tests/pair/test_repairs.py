@@ -93,8 +93,9 @@ def test_open_ledger_is_repaired_while_it_grows(pair: BrokerPair, name: str) -> 
 
 
 def test_damage_on_both_is_named_and_never_served(pair: BrokerPair) -> None:
-    for member in (pair.a, pair.b):
+    for member in (pair.a, pair.b):  # both before either meets it, and is repaired
         damage(member, 0)
+    for member in (pair.a, pair.b):
         meet(member)
     for member in (pair.a, pair.b):
         until(lambda member=member: "damaged as well" in member.broker.status()["problem"])

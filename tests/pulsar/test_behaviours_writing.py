@@ -155,8 +155,8 @@ def test_a_writer_that_is_opened_while_its_broker_is_closed_fails_its_appends(
     closed: Any = opening()
     opened, writers = closed._cluster.opened, []
 
-    def closed_meanwhile(*arguments: Any) -> Any:
-        writers.append(opened(*arguments))
+    def closed_meanwhile(*arguments: Any, **options: Any) -> Any:
+        writers.append(opened(*arguments, **options))
         closed.close()
         return writers[-1]
 

@@ -106,10 +106,10 @@ def test_no_writer_of_a_topic_writes_to_its_later_partitions(
     broker.create_topic("orders")
     opened = pulsar_cluster.Cluster.opened
 
-    def replace_and_open(itself: Any, topic: str, what: str, make: Callable[[], Any]) -> Any:
+    def replace_and_open(itself: Any, *arguments: Any, **options: Any) -> Any:
         ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
         ask(cluster.admin, f"persistent/{namespace}/orders/partitions", "PUT", 2)
-        return opened(itself, topic, what, make)
+        return opened(itself, *arguments, **options)
 
     monkeypatch.setattr(pulsar_cluster.Cluster, "opened", replace_and_open)
     with pytest.raises(TopicPartitioned, match="name one of its partitions, such as 'orders-partition-0'"):

@@ -187,3 +187,15 @@ async def test_who_may_neither_write_nor_join_a_group_leases_no_ids(tmp_path: Pa
         assert {name for name, answer in answers.items() if isinstance(answer, NotAuthorized)} == {"reader", "operator"}
         assert "may not begin transactions" in str(answers["reader"])
         assert engine.coordinator.outstanding_of.total() == 16
+
+
+@on_a_loop
+async def test_a_connection_that_comes_while_the_engine_stops_ends() -> None:
+    """It would wait for its welcome for as long as its client waits for a service."""
+    engine = await Engine.start(MemoryBroker())
+    stopping = asyncio.ensure_future(engine.stop())
+    await asyncio.sleep(0)
+    session = RawSession(InProcess(engine))
+    with pytest.raises(EOFError, match="has stopped"):
+        await asyncio.wait_for(session.hello(), 60)
+    await stopping

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from snapshots.format import is_internal
+from txnbuffer.buffer.held_back import HeldBack
 from txnbuffer.checks import check_callable, check_flag
 from txnbuffer.client.async_reader import AsyncReader
 from txnbuffer.client.handling import LOG, PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
@@ -138,7 +139,10 @@ class _Process:
 
     async def _say_what_is_held_back(self) -> None:
         """Record and log what the assigned partitions have, but no transaction of the group could get yet."""
-        found = [one for reader in [*self.readers.values()] for one in await reader.held_back()]
+        found: list[HeldBack] = []
+        for reader in [*self.readers.values()]:
+            with suppress(InvalidRequest):  # closed meanwhile: its partition was reassigned
+                found += await reader.held_back()
         self.task.done.held_back = tuple(found)
         for one in found:
             LOG.warning("group %r: %s", self.source.group, one)

@@ -226,7 +226,7 @@ class Engine(Loop):
         # Each session may have an older connection that is not known to be lost.
         if (refusal := quota.check("sessions", (quota.usage.connections - 1) // 2)) is not None:
             connection.close(refusal)
-        elif self.ended.done():
+        elif self.ended.done() or not self._takes_frames:
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
         return connection
 
