@@ -144,7 +144,7 @@ class Scenario:
         self.logs = self.history.partitions.logs(*self.topics)
         """The logs of its topics: the partitions of those that are partitioned."""
         self.choose = world.random("services")
-        self.calls = Calls(world)
+        self.calls = Calls(world, on_cluster=self.on_cluster)
         world.enter(self.calls.recorded())
         world.enter(small_sizes(world.random("sizes"), world.log))
         self.services = self.make_services()
