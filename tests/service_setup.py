@@ -65,6 +65,20 @@ async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[
             await server.stop()
 
 
+@asynccontextmanager
+async def listening(engine: Engine, **options: Any) -> AsyncIterator[GrpcServer]:
+    """A gRPC server of an engine; the options are those of GrpcServer."""
+    server = GrpcServer(engine.limits, **options)
+    await server.start("127.0.0.1:0")
+    await server.serve(engine, ServiceAdmin(engine))
+    try:
+        yield server
+    finally:
+        for connection in engine.connections:
+            connection.close()
+        await server.stop()
+
+
 async def session_on(engine: Engine, *topics: str, ids: int = 100) -> tuple[RawSession, range]:
     """A session with registered topics, and its leased ids."""
     session = RawSession(InProcess(engine))

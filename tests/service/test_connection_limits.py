@@ -18,14 +18,13 @@ from certificates import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http_answers import ask
 from raw_session import OverGrpc, RawSession
-from service_setup import engine_on, eventually, on_a_loop
+from service_setup import engine_on, eventually, listening, on_a_loop
 
 from bench.floods import GOAWAY, HELLO, PING, TALK, WATCH, call, frame
 from broker_io.environment import current
 from broker_io.memory import MemoryBroker
 from broker_io.system import _shut_down, client_address
 from txnbuffer.service import connection_limits, grpc_server, health, http_server
-from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection_limits import NO_LIMITS, PortLimits, port_limits
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.http_server import HttpServer
@@ -37,16 +36,9 @@ ELSEWHERE = "127.0.0.2"
 
 @asynccontextmanager
 async def served(connections: PortLimits = NO_LIMITS) -> AsyncIterator[GrpcServer]:
-    async with engine_on(MemoryBroker()) as engine:
-        server = GrpcServer(engine.limits, max_clients=100, connections=connections)
-        await server.start("127.0.0.1:0")
-        await server.serve(engine, ServiceAdmin(engine))
-        try:
-            yield server
-        finally:
-            for connection in engine.connections:
-                connection.close()
-            await server.stop()
+    options = {"max_clients": 100, "connections": connections}
+    async with engine_on(MemoryBroker()) as engine, listening(engine, **options) as server:
+        yield server
 
 
 @asynccontextmanager

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from access_world import accessed
 from raw_session import InProcess, OverGrpc, RawSession
-from service_setup import engine_on, on_a_loop
+from service_setup import engine_on, listening, on_a_loop
 
 from broker_io.memory import MemoryBroker
 from broker_io.rpc.channel import VERSION_METADATA
@@ -19,15 +18,13 @@ from txnbuffer.errors import InvalidRequest, NotAuthorized
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import ClientFrame, IdBlock, LeaseRequest, NamedRequest, Query, SessionHello
 from txnbuffer.rpc.session_encoding import PART_ROWS, client_frame_parts, encode_client_frame
-from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import FREE_MISTAKES, WAITING_ROWS, SessionConnection
 from txnbuffer.service.engine import TURN_ROWS, Engine
-from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.quotas import MAX_HOLD
 from txnbuffer.service.requests import MAX_LEASES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    pass
 
 
 def queries(count: int, first: int = 1) -> ClientFrame:
@@ -50,19 +47,6 @@ def count_rows(engine: Engine) -> list[list[tuple[SessionConnection, int]]]:
     engine._turn = counted_turn  # type: ignore[method-assign]  # of this engine only
     engine.requests.handle = counted  # type: ignore[method-assign]  # likewise
     return turns
-
-
-@asynccontextmanager
-async def listening(engine: Engine) -> AsyncIterator[GrpcServer]:
-    server = GrpcServer(engine.limits, max_clients=10)
-    await server.start("127.0.0.1:0")
-    await server.serve(engine, ServiceAdmin(engine))
-    try:
-        yield server
-    finally:
-        for connection in engine.connections:
-            connection.close()
-        await server.stop()
 
 
 @on_a_loop
@@ -122,7 +106,7 @@ async def test_a_client_is_read_less_for_what_it_should_not_have_asked() -> None
 
 @on_a_loop
 async def test_a_large_frame_over_grpc_is_handled_in_parts_and_answered_whole() -> None:
-    async with engine_on(MemoryBroker()) as engine, listening(engine) as server:
+    async with engine_on(MemoryBroker()) as engine, listening(engine, max_clients=10) as server:
         session = RawSession(OverGrpc(server.port))
         await session.hello()
         turns = count_rows(engine)
