@@ -130,7 +130,7 @@ class Resource(Protocol):
         self.close()
 
 
-def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
+def settle(future: Future[T], outcome: T | Exception) -> None:
     """Resolve the future of an append unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
@@ -161,6 +161,36 @@ class ReservingWriter(Protocol):
 
     def append_reserved(self, batch: Batch) -> Future[Positions]:
         """As `Writer.append`, but it may use the reserve; it fails with DiskWatermark only when that is used up."""
+
+
+MAX_TOGETHER_BYTES = 16 * 1024 * 1024
+"""Approximate bytes of several appends in one operation, at most; a single append may be larger."""
+
+
+class TogetherAppend(NamedTuple):
+    """One of the appends of `AtomicBroker.append_together`. `reserved`: it may use the reserve of the storage."""
+
+    writer: Writer
+    batch: Batch
+    reserved: bool = False
+
+
+@runtime_checkable
+class AtomicBroker(Protocol):
+    """A broker that appends to several topics in one operation."""
+
+    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+        """Append to topics of this broker: after a crash all of it is there, or nothing. On disks it is one sync.
+
+        The future gives for each append its positions, or the error for which it alone was refused and nothing of it
+        was written: DiskWatermark, the same for all reserved ones, or TopicNotFound for a topic that was deleted. It
+        fails for all of them as that of `Writer.append` does: if a writer is fenced or closed nothing was written.
+        Appends are durable and become visible in the order of the calls of this and of `Writer.append`; those to the
+        same topic in their own order.
+
+        Raises MessageTooLarge, also for more than MAX_TOGETHER_BYTES in several appends, and InvalidMessage, before
+        anything is written.
+        """
 
 
 class Reader(Resource, Protocol):
@@ -486,6 +516,14 @@ def check_batch(batch: Batch, limit: int) -> int:
     if largest > limit:
         _check_sizes(batch, limit)
     return total
+
+
+def check_together(sizes: Sequence[int]) -> None:
+    """Check the sizes of appends in one operation, as `check_batch` returns them. Raises MessageTooLarge."""
+    if len(sizes) > 1 and (size := sum(sizes)) > MAX_TOGETHER_BYTES:
+        raise MessageTooLarge(
+            f"{len(sizes)} appends in one operation have {size} bytes: append at most {MAX_TOGETHER_BYTES} together"
+        )
 
 
 def _measure(blobs: Blobs) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Literal, overload
+from typing import Any, Literal, cast, overload
 
 from broker_io.batch import Batch
 from broker_io.compaction import (
@@ -32,13 +32,12 @@ from broker_io.errors import (
     Error,
     Fenced,
     StillHeld,
-    TopicNotFound,
     UnsupportedFormat,
     disk_error,
 )
 from broker_io.file import layout
 from broker_io.file.backup import write_backup
-from broker_io.file.commit import FileTopic
+from broker_io.file.commit import FileTopic, PendingBatch, PendingUnit
 from broker_io.file.compaction import Compaction, Compactor, ledgers_of
 from broker_io.file.compaction_tasks import LedgerTasks, adopted
 from broker_io.file.following import FollowingBroker
@@ -54,8 +53,11 @@ from broker_io.port import (
     BackupProgress,
     BackupReport,
     Resource,
+    TogetherAppend,
+    check_batch,
     check_compaction,
     check_data_topic,
+    check_together,
     check_topic_name,
 )
 from broker_io.position import Positions
@@ -106,11 +108,11 @@ class FileWriter(Resource):
     closed: bool = False
 
     def append(self, batch: Batch) -> Future[Positions]:
-        return self.broker._append(self, batch, reserved=False)
+        return self.broker._append([TogetherAppend(self, batch)], alone=True)
 
     def append_reserved(self, batch: Batch) -> Future[Positions]:
         """As `ReservingWriter` says."""
-        return self.broker._append(self, batch, reserved=True)
+        return self.broker._append([TogetherAppend(self, batch, reserved=True)], alone=True)
 
     def close(self) -> None:
         if not self.closed:
@@ -546,36 +548,47 @@ class FileBroker(ReadingBroker):
                     raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
-    def _append(self, writer: FileWriter, batch: Batch, *, reserved: bool) -> Future[Positions]:
-        outcome: Future[Positions] = Future()
+    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+        """As `AtomicBroker` says."""
+        return self._append(appends, alone=False)
+
+    def _append(self, appends: Sequence[TogetherAppend], *, alone: bool) -> Future[Any]:
+        unit = PendingUnit([self._pending(append) for append in appends], alone)
+        check_together([append.size for append in unit.appends])
         try:
             with self._queue:
-                self._check_writer(writer)
+                self._check_writers(appends)
                 while self._log.failure is None and self._log.pending_bytes > MAX_PENDING_BYTES:
                     self._queue.wait(CHECK_SECONDS)
-                    self._check_writer(writer)
-                if not len(batch):
-                    outcome.set_result(Positions.of([]))
-                    return outcome
-                future = self._log.submit(writer.topic, batch, reserved=reserved)
+                    self._check_writers(appends)
+                self._log.submit_unit(unit)
                 if self._idle:
                     self._queue.notify_all()
-        except (Closed, Fenced, TopicNotFound) as error:
-            outcome.set_exception(error)
-            return outcome
+        except (Closed, Fenced) as error:
+            unit.future.set_exception(error)
+            return unit.future
         if self._committer is None:
             with self._work:
                 self._flush()
             self._notify()
-        return future
+        return unit.future
+
+    def _pending(self, append: TogetherAppend) -> PendingBatch:
+        """Raises MessageTooLarge, InvalidMessage, and CallerError for a writer of another broker."""
+        writer, batch, reserved = append
+        if not isinstance(writer, FileWriter) or writer.broker is not self:
+            raise CallerError(f"{writer!r} is no writer of the log {self.directory}: open one with this broker")
+        return PendingBatch(writer.topic, batch, check_batch(batch, self.max_message_bytes), reserved)
+
+    def _check_writers(self, appends: Sequence[TogetherAppend]) -> None:
+        for append in appends:
+            self._check_writer(cast(FileWriter, append.writer))
 
     def _check_writer(self, writer: FileWriter) -> None:
         self.check()
         name = writer.topic.entry.name
         if writer.closed or self._closing:
             raise Closed(f"the writer of topic {name!r} was closed: open another")
-        if writer.topic.removed:
-            raise TopicNotFound(f"topic {name!r} was deleted: create it first")
         self._fences[writer.topic.entry.number].check(name, writer.ticket)
 
     def _leave(self, writer: FileWriter) -> None:

@@ -7,17 +7,17 @@ below half of it, so that transactions whose records were refused can still end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from broker_io.batch import Batch
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.environment import Environment
-from broker_io.errors import DiskWatermark
+from broker_io.errors import DiskWatermark, Error, TopicNotFound
 from broker_io.file.layout import MIB, LedgerEntry, TopicEntry
 from broker_io.file.operations import AppendBlocks
 from broker_io.file.segment import Segment
@@ -45,13 +45,59 @@ class FileTopic:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch to be written; `size` is about its bytes. `reserved`: it may use the reserve below the watermark."""
+    """A batch to be written; `size` is about its bytes. `reserved`: it may use the reserve below the watermark.
+
+    `outcome`: its positions, or why it alone is refused.
+    """
 
     topic: FileTopic
     batch: Batch
     size: int
-    future: Future[Positions]
     reserved: bool = False
+    outcome: Positions | Error | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.batch):
+            self.outcome = Positions.of([])
+
+
+@dataclass(slots=True, eq=False)
+class PendingUnit:
+    """Appends that one operation writes, all or nothing. `alone`: the future is that of its only append."""
+
+    appends: list[PendingBatch]
+    alone: bool = False
+    future: Future[Any] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()
+
+    @property
+    def size(self) -> int:
+        """About its bytes."""
+        return sum([append.size for append in self.appends])
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether nothing has to be written any more."""
+        return None not in [append.outcome for append in self.appends]
+
+    def complete(self) -> None:
+        """Resolve the future by the outcomes of all appends."""
+        outcomes = [append.outcome for append in self.appends]
+        if not self.alone:
+            self.future.set_result(outcomes)
+        elif isinstance(outcome := outcomes[0], Error):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+def fail_units(units: Iterable[PendingUnit], error: BaseException) -> None:
+    """Fail those units that are not completed."""
+    for unit in units:
+        if not unit.future.done():
+            unit.future.set_exception(error)
 
 
 BYTES_BETWEEN = 16 * MIB
@@ -97,6 +143,22 @@ class Watermark:
         )
 
 
+def admitted(units: Iterable[PendingUnit], watermark: Watermark) -> list[PendingUnit]:
+    """The units of which something is to be written; those whose appends are all refused are completed."""
+    left = []
+    for unit in units:
+        for append in unit.appends:
+            if append.topic.removed:
+                append.outcome = TopicNotFound(f"topic {append.topic.entry.name!r} was deleted: create it first")
+            elif append.outcome is None:
+                append.outcome = watermark.refusal(append)
+        if unit.is_decided:
+            unit.complete()
+        else:
+            left.append(unit)
+    return left
+
+
 class Replicator(Protocol):
     """The pair, as the engine of its live sees it: changes are records that are committed before they are applied.
 
@@ -132,6 +194,30 @@ class LedgerCommit(NamedTuple):
         chunks = [chunk for block in self.blocks for chunk in block.chunks]
         body = AppendBlocks(ledger.ledger, ledger.generation, ledger.bytes, self.after.bytes - ledger.bytes, chunks)
         return NumberedOperation(Change.APPEND, entry.number, entry.operations + 1, 0, body)
+
+
+def plan_commits(
+    units: Iterable[PendingUnit], now_ms: int, seed: int, compress: bool
+) -> tuple[list[PendingUnit], list[LedgerCommit]]:
+    """The units that can be written, and the commits of their topics; the others fail as a whole."""
+    units = [*units]
+    while True:
+        commits: list[LedgerCommit] = []
+        by_topic: dict[int, list[PendingBatch]] = {}
+        for unit in units:
+            for append in unit.appends:
+                if append.outcome is None:
+                    by_topic.setdefault(append.topic.entry.number, []).append(append)
+        for number, group in by_topic.items():
+            try:
+                commits.append(build_commit(group[0].topic, group, now_ms, seed, compress))
+            except Exception as error:  # an inconsistent batch must not leave a future pending
+                touched = [unit for unit in units if any(each.topic.entry.number == number for each in unit.appends)]
+                fail_units(touched, error)
+                units = [unit for unit in units if unit not in touched]
+                break
+        else:
+            return units, commits
 
 
 def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, seed: int, compress: bool) -> LedgerCommit:

@@ -36,7 +36,17 @@ from broker_io.errors import (
     out_of_files,
 )
 from broker_io.file import layout
-from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, Replicator, Watermark, build_commit
+from broker_io.file.commit import (
+    FileTopic,
+    LedgerCommit,
+    PendingBatch,
+    PendingUnit,
+    Replicator,
+    Watermark,
+    admitted,
+    fail_units,
+    plan_commits,
+)
 from broker_io.file.damage import DamageRecord
 from broker_io.file.journal import FILE_HEAD_BYTES
 from broker_io.file.journal_chain import Journal, record_damage
@@ -98,7 +108,7 @@ class FileLog:
         lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
-        self.pending: deque[PendingBatch] = deque()
+        self.pending: deque[PendingUnit] = deque()
         self.pending_bytes = 0
         self.journal = journal
         self.applied = manifest.mark
@@ -448,25 +458,30 @@ class FileLog:
     # --- appends ---
 
     def submit(self, topic: FileTopic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
-        """Queue a batch of at least one message for the next flush. Raises MessageTooLarge or InvalidMessage."""
-        future: Future[Positions] = Future()
-        future.set_running_or_notify_cancel()
-        append = PendingBatch(topic, batch, check_batch(batch, self._options.max_message_bytes), future, reserved)
-        if self.failure is not None:
-            future.set_exception(self.failure)
-        else:
-            self.pending.append(append)
-            self.pending_bytes += append.size + APPEND_BYTES
-        return future
+        """Queue a batch for the next flush. Raises MessageTooLarge or InvalidMessage."""
+        append = PendingBatch(topic, batch, check_batch(batch, self._options.max_message_bytes), reserved)
+        return self.submit_unit(PendingUnit([append], alone=True))
 
-    def take(self) -> list[PendingBatch]:
-        """Take the appends of the next flush, oldest first."""
-        taken: list[PendingBatch] = []
-        size = 0
+    def submit_unit(self, unit: PendingUnit) -> Future[Any]:
+        """Queue a unit, whose batches are checked, for the next flush."""
+        if unit.is_decided:
+            unit.complete()
+        elif self.failure is not None:
+            unit.future.set_exception(self.failure)
+        else:
+            self.pending.append(unit)
+            self.pending_bytes += unit.size + APPEND_BYTES * len(unit.appends)
+        return unit.future
+
+    def take(self) -> list[PendingUnit]:
+        """Take the units of the next flush, oldest first."""
+        taken: list[PendingUnit] = []
+        size = count = 0
         while self.pending and (not taken or size + self.pending[0].size <= FLUSH_BYTES):
             taken.append(self.pending.popleft())
             size += taken[-1].size
-        self.pending_bytes -= size + APPEND_BYTES * len(taken)
+            count += len(taken[-1].appends)
+        self.pending_bytes -= size + APPEND_BYTES * count
         return taken
 
     def flush(self) -> None:
@@ -474,26 +489,22 @@ class FileLog:
         while taken := self.take():
             self.commit(taken)
 
-    def commit(self, taken: list[PendingBatch]) -> None:
-        """Write appends durably and acknowledge them; every future is done when this returns or raises."""
+    def commit(self, taken: list[PendingUnit]) -> None:
+        """Write units durably and acknowledge them; every future is done when this returns or raises."""
         try:
             self._commit(taken)
         except BaseException as error:
             failure = DiskFailed(f"{self._directory}: the commit failed ({error!r}): {_STOPPED}")
             self.stop(failure)
-            _fail([append for append in taken if not append.future.done()], failure)
+            fail_units(taken, failure)
             raise
 
-    def _commit(self, taken: list[PendingBatch]) -> None:
-        live = [append for append in taken if not append.topic.removed]
-        if len(live) < len(taken):
-            gone = [append for append in taken if append.topic.removed]
-            _fail(gone, TopicNotFound(f"topic {gone[0].topic.entry.name!r} was deleted: create it first"))
+    def _commit(self, taken: list[PendingUnit]) -> None:
         try:
             self.check()
             with self.guard(self._directory):
                 self._watermark.check()
-            commits = self._plan(live)
+            units, commits = self._plan(taken)
             if not commits:
                 return
             mark = self._record_appends(commits)
@@ -501,32 +512,21 @@ class FileLog:
                 self._write(commits)
                 unknown = self._answer(mark)
         except _REFUSALS as error:
-            _fail([append for append in live if not append.future.done()], error)
+            fail_units(taken, error)
             return
-        for commit in commits:
-            for append, positions in commit.answers:
-                if unknown is None:
-                    append.future.set_result(positions)
-                else:
-                    append.future.set_exception(unknown)
+        if unknown is not None:
+            fail_units(units, unknown)
+        else:
+            for commit in commits:
+                for append, positions in commit.answers:
+                    append.outcome = positions
+            for unit in units:
+                unit.complete()
         self._after(commits)
 
-    def _plan(self, live: list[PendingBatch]) -> list[LedgerCommit]:
-        by_topic: dict[int, list[PendingBatch]] = {}
-        for append in live:
-            if (refusal := self._watermark.refusal(append)) is not None:
-                append.future.set_exception(refusal)
-                continue
-            by_topic.setdefault(append.topic.entry.number, []).append(append)
-        now = self._clock.now_ms()
-        compress = self._options.compress
-        commits: list[LedgerCommit] = []
-        for group in by_topic.values():
-            try:
-                commits.append(build_commit(group[0].topic, group, now, self.seed, compress))
-            except Exception as error:  # an inconsistent batch must not leave a future pending
-                _fail(group, error)
-        return commits
+    def _plan(self, taken: list[PendingUnit]) -> tuple[list[PendingUnit], list[LedgerCommit]]:
+        units = admitted(taken, self._watermark)
+        return plan_commits(units, self._clock.now_ms(), self.seed, self._options.compress)
 
     def _record_appends(self, commits: list[LedgerCommit]) -> Mark:
         """Return once a record with appends is durable, or committed by a pair; its mark."""
@@ -679,8 +679,3 @@ class FileLog:
             self._closed = True
             self.journal.close()
             self._close_segments()
-
-
-def _fail(appends: list[PendingBatch], error: Exception) -> None:
-    for append in appends:
-        append.future.set_exception(error)

@@ -8,14 +8,24 @@ trimming of the raw ledgers below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.environment import Clock, current
-from broker_io.errors import Closed, Fenced, PositionTrimmed, StillHeld, TopicNotFound
+from broker_io.errors import (
+    CallerError,
+    Closed,
+    DiskWatermark,
+    Error,
+    Fenced,
+    PositionTrimmed,
+    StillHeld,
+    TopicNotFound,
+)
 from broker_io.memory.faults import AppendFault, Faults, Held
 from broker_io.memory.topic import TopicLog
 from broker_io.partitions import Hashing, partition_name, partitioned
@@ -24,10 +34,11 @@ from broker_io.port import (
     OWN_PREFIX,
     Ledger,
     Resource,
+    TogetherAppend,
     check_batch,
     check_compaction,
+    check_together,
     check_topic_name,
-    settle,
 )
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 
@@ -96,6 +107,55 @@ class MemoryConnection:
     faults: Faults
     closed: bool = False
 
+    def append(self, appends: Sequence[tuple[MemoryWriter, Batch]], *, alone: bool) -> Future[Any]:
+        """Append in one operation; the future has the outcomes, or is that of the only append."""
+        with self.log.changed:
+            check_together([check_batch(batch, self.log.max_message_bytes) for _, batch in appends])
+            unit = Held(appends, self.faults, alone)
+            outcome = self._outcome(unit, [writer for writer, _ in appends])
+        if outcome is not None:
+            unit.settle(outcome)
+        return unit.future
+
+    def _outcome(self, unit: Held, writers: Sequence[MemoryWriter]) -> list[Positions | Error] | Exception | None:
+        """Append and return the outcome, or None if the acknowledgement is held back."""
+        for writer in writers:
+            if writer.dead is not None:
+                return writer.dead
+        faults = [None if writer.deleted else self.faults.take_append(writer.topic) for writer in writers]
+        if any(faults):
+            return self._append_badly(unit, faults)
+        held = [written for writer in writers if (written := self.faults.holding(writer.topic)) is not None]
+        if not held or all(writer.deleted for writer in writers):
+            return unit.put()
+        if all(held):
+            unit.put()
+        self.faults.held.append(unit)
+        return None
+
+    def _append_badly(self, unit: Held, faults: Sequence[AppendFault | None]) -> list[Positions | Error] | Exception:
+        outcomes: list[Positions | Error] = []
+        for (writer, batch), fault in zip(unit.appends, faults, strict=True):
+            if fault is None or fault.error is None:
+                continue
+            if unit.alone:
+                for _ in range(fault.copies):
+                    writer.put(batch if fault.written is None else batch.take(slice(0, fault.written)))
+            elif isinstance(fault.error, DiskWatermark):
+                continue
+            elif fault.written is None:
+                unit.put()
+            writer.fail(fault.error)
+            return fault.error
+        for (writer, batch), fault in zip(unit.appends, faults, strict=True):
+            if fault is not None and isinstance(fault.error, Error):
+                outcomes.append(fault.error)
+                continue
+            for _ in range(fault.copies if fault is not None else 1):
+                outcome = writer.put(batch)
+            outcomes.append(outcome)
+        return outcomes
+
 
 @dataclass(eq=False)
 class MemoryReader(Resource):
@@ -159,77 +219,42 @@ class MemoryWriter(Resource):
         self.topic = topic
         self.exclusive = exclusive
         self._log = log
-        self._dead: Exception | None = None
+        self.dead: Exception | None = None
+        """The error of later appends."""
+
+    @property
+    def deleted(self) -> bool:
+        """Whether its topic was deleted."""
+        return self._log.deleted
 
     def append(self, batch: Batch) -> Future[Positions]:
-        future: Future[Positions] = Future()
-        with self.connection.log.changed:
-            check_batch(batch, self.connection.log.max_message_bytes)
-            outcome = self._append(batch, future)
-        if outcome is not None:
-            settle(future, outcome)
-        return future
+        return self.connection.append([(self, batch)], alone=True)
 
-    def write(self, held: Held) -> None:
-        with self.connection.log.changed:
-            if held.positions is None and not held.future.done():
-                mine = [other for other in self.connection.faults.held if other.writer is self]
-                waiting = [other for other in mine if other.positions is None]
-                if waiting[0] is not held:
-                    raise ValueError("an earlier append of this writer is not written yet: write that first")
-                held.positions = self._write(held.batch)
-
-    def settle(self, held: Held, outcome: Positions | Exception) -> None:
-        with self.connection.log.changed:
-            self.connection.faults.held.remove(held)
-            if isinstance(outcome, Exception):
-                self._fail(outcome)
-        settle(held.future, outcome)
-
-    def fence(self, error: Fenced) -> None:
-        """Fail all held and later appends: another exclusive writer was opened."""
-        with self.connection.log.changed:
-            self._dead = error
-            self._leave()
-            for held in [held for held in self.connection.faults.held if held.writer is self]:
-                self.settle(held, error)
-
-    def close(self) -> None:
-        with self.connection.log.changed:
-            self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
-            self._leave()
-
-    def _append(self, batch: Batch, future: Future[Positions]) -> Positions | Exception | None:
-        """Append and return the outcome, or None if the acknowledgement is held back."""
-        if self._dead is not None:
-            return self._dead
-        if self._log.deleted:
+    def put(self, batch: Batch) -> Positions | Error:
+        """Append to the log; the caller holds the lock."""
+        if self.deleted:
             return TopicNotFound(f"topic {self.topic!r} was deleted: open a writer of the new one")
-        faults = self.connection.faults
-        if (fault := faults.take_append(self.topic)) is not None:
-            return self._append_badly(batch, fault)
-        if (written := faults.holding(self.topic)) is not None:
-            faults.held.append(Held(self, batch, future, self._write(batch) if written else None))
-            return None
-        return self._write(batch)
-
-    def _append_badly(self, batch: Batch, fault: AppendFault) -> Positions | Exception:
-        written = batch if fault.written is None else batch.take(slice(0, fault.written))
-        for _ in range(fault.copies):
-            positions = self._write(written)
-        if fault.error is None:
-            return positions
-        self._fail(fault.error)
-        return fault.error
-
-    def _write(self, batch: Batch) -> Positions:
         positions = self._log.append(batch, self.connection.log.clock.now_ms())
         self.connection.log.changed.notify_all()
         return positions
 
-    def _fail(self, error: Exception) -> None:
+    def fence(self, error: Fenced) -> None:
+        """Fail all held and later appends: another exclusive writer was opened."""
+        with self.connection.log.changed:
+            self.dead = error
+            self._leave()
+            for held in [held for held in self.connection.faults.held if self in held.writers]:
+                held.end(error)
+
+    def close(self) -> None:
+        with self.connection.log.changed:
+            self.dead = self.dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
+            self._leave()
+
+    def fail(self, error: Exception) -> None:
+        """Fail all later appends, unless the error is retryable; the caller holds the lock."""
         if not getattr(error, "retryable", False):
-            self._dead = self._dead or error
+            self.dead = self.dead or error
             if isinstance(error, Fenced):
                 self._leave()
 
@@ -329,6 +354,15 @@ class MemoryBroker(Resource):
             writer = MemoryWriter(self._connection, topic, log, exclusive=exclusive)
             writers.append(writer)
             return writer
+
+    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+        """As `AtomicBroker` says."""
+        ours = []
+        for writer, batch, _ in appends:
+            if not isinstance(writer, MemoryWriter) or writer.connection is not self._connection:
+                raise CallerError(f"{writer!r} is no writer of this broker: open one with it")
+            ours.append((writer, batch))
+        return self._connection.append(ours, alone=False)
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False

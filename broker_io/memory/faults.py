@@ -2,17 +2,20 @@
 
 Each fault hits the next matching append (or read) of this broker handle, once, in the order of the requests. As on
 Pulsar, a failed append ends its writer: later appends fail with the same error, unless the error is retryable.
+Of several appends in one operation all or nothing is written, whatever fault hits one of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker_io.batch import Batch
 from broker_io.environment import Condition
-from broker_io.errors import DiskFailed, Fenced
+from broker_io.errors import DiskFailed, Error, Fenced
+from broker_io.port import settle
 from broker_io.position import Positions
 
 REQUESTED = "a test requested this fault: reopen the topic"
@@ -42,38 +45,68 @@ class Holder(Protocol):
     @property
     def topic(self) -> str: ...
 
-    def write(self, held: Held) -> None: ...
+    def put(self, batch: Batch) -> Positions | Error: ...
 
-    def settle(self, held: Held, outcome: Positions | Exception) -> None: ...
+    def fail(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An append whose acknowledgement is held back. `positions` is None until it is in the log."""
+    """Appends in one operation whose acknowledgement is held back. `outcomes` is None until they are in the log.
 
-    writer: Holder
-    batch: Batch
-    future: Future[Positions]
-    positions: Positions | None = None
+    `alone`: the future is that of the only append.
+    """
+
+    appends: Sequence[tuple[Holder, Batch]]
+    faults: Faults
+    alone: bool
+    future: Future[Any] = field(default_factory=Future)
+    outcomes: list[Positions | Error] | None = None
 
     @property
     def topic(self) -> str:
-        return self.writer.topic
+        return self.appends[0][0].topic
+
+    @property
+    def writers(self) -> list[Holder]:
+        return [writer for writer, _ in self.appends]
+
+    def put(self) -> list[Positions | Error]:
+        """Append to the log; the caller holds the lock."""
+        self.outcomes = [writer.put(batch) for writer, batch in self.appends]
+        return self.outcomes
 
     def write(self) -> None:
-        """Write it to the log without an acknowledgement. Appends of one writer must be written in their order."""
-        self.writer.write(self)
+        """Write them to the log without an acknowledgement. Appends of one writer must be written in their order."""
+        with self.faults.lock:
+            if self.outcomes is None and not self.future.done():
+                waiting = [held for held in self.faults.held if held.outcomes is None]
+                if any({*held.writers} & {*self.writers} for held in waiting[: waiting.index(self)]):
+                    raise ValueError("an earlier append of this writer is not written yet: write that first")
+                self.put()
 
     def acknowledge(self) -> None:
-        """Acknowledge it, and write it first if it is not in the log."""
-        if self.positions is None:
+        """Acknowledge them, and write them first if they are not in the log."""
+        if self.outcomes is None:
             self.write()
-        if self.positions is not None and not self.future.done():  # otherwise fencing has failed it
-            self.writer.settle(self, self.positions)
+        if self.outcomes is not None and not self.future.done():  # otherwise fencing has failed it
+            self.end(self.outcomes)
 
     def fail(self, error: Exception) -> None:
-        """Fail it, whether or not it is in the log: the writer can't know."""
-        self.writer.settle(self, error)
+        """Fail them, whether or not they are in the log: the writer can't know."""
+        with self.faults.lock:
+            for writer in self.writers:
+                writer.fail(error)
+        self.end(error)
+
+    def end(self, outcome: list[Positions | Error] | Exception) -> None:
+        with self.faults.lock:
+            self.faults.held.remove(self)
+        self.settle(outcome)
+
+    def settle(self, outcome: list[Positions | Error] | Exception) -> None:
+        """Resolve the future."""
+        settle(self.future, outcome[0] if self.alone and not isinstance(outcome, Exception) else outcome)
 
 
 @dataclass(slots=True)

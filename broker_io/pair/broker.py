@@ -27,7 +27,7 @@ from broker_io.errors import (
     TopicNotFound,
 )
 from broker_io.file.broker import CHECK_SECONDS, FileBroker, FileWriter
-from broker_io.file.commit import FileTopic
+from broker_io.file.commit import FileTopic, fail_units
 from broker_io.file.compaction import Compaction, ledgers_of
 from broker_io.file.layout import MIB, Options, TopicEntry, TopicFiles, segment_path
 from broker_io.file.log import FileLog
@@ -274,8 +274,7 @@ class PairBroker(FileBroker):
             self._use(self._log)
             self._fences.clear()
             while taken := old.take():
-                for append in taken:
-                    append.future.set_exception(Fenced(f"{self.directory} was replaced by a copy: nothing was written"))
+                fail_units(taken, Fenced(f"{self.directory} was replaced by a copy: nothing was written"))
             self._queue.notify_all()
         self._notify()
 

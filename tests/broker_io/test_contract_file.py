@@ -1,6 +1,7 @@
 """The contract for the embedded log in its forms, and for a process that follows the log of another one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -8,14 +9,15 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from broker_io.environment import Environment
+from broker_io.errors import Error
 from broker_io.file.broker import FileBroker
-from broker_io.port import Broker, Ledger, Reader, Writer
-from broker_io.position import EARLIEST, Position
+from broker_io.port import Broker, Ledger, Reader, TogetherAppend, Writer
+from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SimulatedDisk
-from broker_io.testing.contract import BrokerContract
+from broker_io.testing.contract import AtomicContract, BrokerContract
 
 
-class FileContract(BrokerContract):
+class FileContract(BrokerContract, AtomicContract):
     """`options` open the log."""
 
     destructive_compaction = True
@@ -39,6 +41,9 @@ class FileContract(BrokerContract):
         self.environment_in_use = environment
 
     def open(self, directory: str) -> Broker:
+        return self.opened(directory)
+
+    def opened(self, directory: str) -> FileBroker:
         self.directory_in_use = directory
         return FileBroker.open(
             directory, self.environment_in_use, watermark_bytes=0, compacted_prefix="contract-", **self.options
@@ -76,7 +81,7 @@ class TestFileCompressed(InMemory):
 class OwnerAndFollower:
     """Writes go to the owner of a log, queries to another broker that opened it read-only."""
 
-    def __init__(self, owner: Broker, follower: Broker) -> None:
+    def __init__(self, owner: FileBroker, follower: Broker) -> None:
         self.owner = owner
         self.follower = follower
         self.max_message_bytes = owner.max_message_bytes
@@ -97,6 +102,9 @@ class OwnerAndFollower:
         self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> Writer:
         return self.owner.writer(topic, exclusive=exclusive, wait=wait)
+
+    def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
+        return self.owner.append_together(appends)
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
@@ -139,7 +147,7 @@ class OwnerAndFollower:
 
 class TestFileFollowed(FileContract):
     def open(self, directory: str) -> Broker:
-        owner = super().open(directory)
+        owner = self.opened(directory)
         return OwnerAndFollower(owner, FileBroker.open(directory, self.environment_in_use, read_only=True))
 
 

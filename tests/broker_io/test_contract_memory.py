@@ -9,11 +9,11 @@ import pytest
 
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
-from broker_io.testing.contract import BrokerContract
+from broker_io.testing.contract import AtomicContract, BrokerContract
 from broker_io.testing.contract.base import fill, numbered
 
 
-class TestMemory(BrokerContract):
+class TestMemory(BrokerContract, AtomicContract):
     @pytest.fixture
     def broker(self) -> Iterator[Broker]:
         with MemoryBroker(compacted_prefix="contract-") as broker:

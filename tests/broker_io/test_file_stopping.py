@@ -13,7 +13,7 @@ from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull
 from broker_io.file import FileBroker
 from broker_io.file import broker as broker_module
-from broker_io.file.commit import PendingBatch
+from broker_io.file.commit import PendingUnit
 from broker_io.testing import SimulatedDisk
 
 
@@ -71,10 +71,10 @@ def test_append_during_the_stop_is_completed() -> None:
     writer, log = broker.writer("t"), broker._log
     batch = Batch.of([Message()])
 
-    class Late(deque[PendingBatch]):
-        def append(self, append: PendingBatch) -> None:
+    class Late(deque[PendingUnit]):
+        def append(self, unit: PendingUnit) -> None:
             log.stop(DiskFull("no space left"))
-            super().append(append)
+            super().append(unit)
 
     log.pending = Late()
     assert isinstance(writer.append(batch).exception(30), DiskFull)

@@ -1,12 +1,14 @@
 """Faults on demand: each hits once, and leaves a log that a broker could leave."""
 
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import Closed, Damaged, DiskFailed, DiskWatermark, Fenced
-from broker_io.memory import MemoryBroker, open_memory
+from broker_io.errors import Closed, Damaged, DiskFailed, DiskWatermark, Error, Fenced
+from broker_io.memory import MemoryBroker, MemoryWriter, open_memory
+from broker_io.port import TogetherAppend
 from broker_io.position import Positions
 from broker_io.testing import SimulatedClock
 
@@ -31,7 +33,7 @@ def content(broker: MemoryBroker, topic: str = "t") -> str:
     return text
 
 
-def failed(future: Future[Positions]) -> type[BaseException]:
+def failed(future: Future[Any]) -> type[BaseException]:
     return type(future.exception(0))
 
 
@@ -263,3 +265,58 @@ def test_appends_during_a_release_follow_the_held_ones(broker: MemoryBroker) -> 
     broker.faults.release()
     assert content(broker) == "abc"
     assert all(future.done() for future in futures)
+
+
+def together(broker: MemoryBroker, text: str, *writers: MemoryWriter) -> Future[list[Positions | Error]]:
+    return broker.append_together([TogetherAppend(writer, batch(text)) for writer in writers])
+
+
+@pytest.mark.parametrize("topic", ["t", "other"])
+def test_a_fault_of_one_append_hits_all_of_its_operation(broker: MemoryBroker, topic: str) -> None:
+    writers = [broker.writer("t"), broker.writer("other")]
+    broker.faults.fail_append(written=1, topic=topic)
+    assert failed(together(broker, "abc", *writers)) is DiskFailed
+    assert content(broker) == content(broker, "other") == ""
+    writers = [broker.writer("t"), broker.writer("other")]
+    broker.faults.lose_acknowledgement(topic=topic)
+    assert failed(together(broker, "abc", *writers)) is DiskFailed
+    assert content(broker) == content(broker, "other") == "abc"
+
+
+def test_one_append_of_an_operation_is_refused_or_doubled(broker: MemoryBroker) -> None:
+    writers = [broker.writer("t"), broker.writer("other")]
+    broker.faults.fail_append(DiskWatermark("no room"), topic="t")
+    refused, written = together(broker, "ab", *writers).result(0)
+    assert (type(refused), type(written)) == (DiskWatermark, Positions)
+    assert (content(broker), content(broker, "other")) == ("", "ab")
+    broker.faults.duplicate_append(topic="t")
+    together(broker, "cd", *writers).result(0)
+    assert (content(broker), content(broker, "other")) == ("cdcd", "abcd")
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_appends_of_an_operation_are_held_together(broker: MemoryBroker, written: bool) -> None:
+    one, two = broker.writer("t"), broker.writer("other")
+    broker.faults.hold(topic="other", written=written)
+    first, second, third = together(broker, "ab", one, two), two.append(batch("c")), one.append(batch("d"))
+    assert (first.done(), second.done(), third.done()) == (False, False, True)
+    assert content(broker, "other") == ("abc" if written else "")
+    if not written:
+        with pytest.raises(ValueError, match="write that first"):
+            broker.faults.held[1].write()
+    broker.faults.release()
+    assert len(first.result(0)) == 2
+    assert content(broker, "other") == "abc"
+    assert sorted(content(broker)) == [*"abd"]
+
+
+def test_fencing_one_writer_fails_what_it_holds_with_others(broker: MemoryBroker) -> None:
+    writers = [broker.writer("t"), broker.writer("other")]
+    broker.faults.hold(written=False)
+    future = together(broker, "ab", *writers)
+    broker.connect().writer("t", exclusive=True)
+    assert failed(future) is Fenced
+    assert broker.faults.held == []
+    broker.faults.release()
+    writers[1].append(batch("c")).result(0)
+    assert (content(broker), content(broker, "other")) == ("", "c")

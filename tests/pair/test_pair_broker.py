@@ -22,13 +22,13 @@ from broker_io.errors import (
     StillHeld,
     TopicNotFound,
 )
-from broker_io.file.operations import AppendBlocks, DeleteTopic
+from broker_io.file.operations import AppendBlocks, DeleteTopic, decode_operations
 from broker_io.pair import broker as pair_broker
 from broker_io.pair import store as pair_store
 from broker_io.pair.broker import PairOptions
 from broker_io.pair.store import DirectoryStore
-from broker_io.port import ReplicatedBroker
-from broker_io.position import EARLIEST
+from broker_io.port import AtomicBroker, ReplicatedBroker, TogetherAppend
+from broker_io.position import EARLIEST, Positions
 from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.testing.contract.base import eventually as until
 
@@ -69,6 +69,27 @@ def test_backup_has_what_was_appended_and_takes_over(pair: BrokerPair) -> None:
     a = pair.a.start()
     until(pair.same)
     assert contents(a, "orders")[-2:] == ["x49", "y"]
+
+
+def test_appends_to_several_topics_are_one_record_of_both_members(pair: BrokerPair) -> None:
+    pair.begin()
+    a, b = pair.a.broker, pair.b.broker
+    assert isinstance(a, AtomicBroker)
+    a.create_topics(["orders", "stock"])
+    writers = [a.writer(topic, exclusive=True) for topic in ("orders", "stock")]
+    until(pair.same)
+    end = a.log.journal.end.lsn
+    for outcome in a.append_together(
+        [TogetherAppend(writer, Batch.of([Message(None, b"x")])) for writer in writers]
+    ).result(60):
+        assert isinstance(outcome, Positions)
+    until(pair.same)
+    (record,) = b.log.journal.read(end, b.log.journal.end.lsn)
+    assert [operation.change for operation in decode_operations(record.content)] == [Change.APPEND] * 2
+    assert contents(b, "orders") == contents(b, "stock") == ["x"]
+    a.switch()
+    with pytest.raises(Fenced):
+        a.append_together([TogetherAppend(writer, Batch.of([Message()])) for writer in writers]).result(60)
 
 
 def test_backup_refuses_changes(pair: BrokerPair) -> None:

@@ -8,15 +8,18 @@ A backend runs them with a subclass:
             with MyBroker() as broker:
                 yield broker
 
+A backend that implements `AtomicBroker` has a subclass of `BrokerContract` and `AtomicContract`.
+
 The class attributes of `Base` describe the backend where the port leaves a choice.
 """
 
 from broker_io.testing.contract.base import Base
 from broker_io.testing.contract.ledgers import CompactingContract, LedgersContract, TrimmingContract
 from broker_io.testing.contract.messages import ContentsContract, FollowingContract, ReadingContract
+from broker_io.testing.contract.together import AtomicContract
 from broker_io.testing.contract.topics import OwningContract, TopicsContract
 
-__all__ = ["BrokerContract", "DataTopicsContract"]
+__all__ = ["AtomicContract", "BrokerContract", "DataTopicsContract"]
 
 
 class DataTopicsContract(

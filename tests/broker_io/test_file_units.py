@@ -1,0 +1,219 @@
+"""Appends to several topics of the embedded log in one operation: all of it, or nothing, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from log_history import STRIDE, check_answers, content_of, open_log
+
+from broker_io.batch import Batch, Labels, Message
+from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error
+from broker_io.file import log as log_module
+from broker_io.file.broker import FileBroker, FileWriter
+from broker_io.file.layout import journal_path
+from broker_io.file.operations import decode_operations
+from broker_io.port import TogetherAppend
+from broker_io.position import Positions
+from broker_io.testing import Crash, SimulatedClock, SimulatedDisk, Unsynced
+
+TOPICS = ["a", "b", "c"]
+Contents = dict[str, list[bytes | None]]
+
+
+def batch(*texts: str) -> Batch:
+    return Batch.of([Message(b"k", text.encode(), {"n": text}) for text in texts])
+
+
+def begun(disk: SimulatedDisk, clock: SimulatedClock | None = None, **options: Any) -> FileBroker:
+    broker = open_log(disk, clock=clock, **options)
+    for topic in TOPICS:
+        broker.create_topic(topic)
+    return broker
+
+
+def writers(broker: FileBroker) -> list[FileWriter]:
+    return [broker.writer(topic, exclusive=True) for topic in TOPICS]
+
+
+def together(broker: FileBroker, text: str) -> Future[list[Positions | Error]]:
+    """Append to all topics."""
+    return broker.append_together([TogetherAppend(writer, batch(text, text)) for writer in writers(broker)])
+
+
+def values(broker: FileBroker) -> Contents:
+    found = content_of(broker)
+    for topic, content in found.items():
+        check_answers(broker, topic, content)
+    return {topic: [message.value for _, message in content.rows] for topic, content in found.items()}
+
+
+def all_with(*texts: str) -> Contents:
+    return {topic: [text.encode() for text in texts for _ in range(2)] for topic in TOPICS}
+
+
+def test_appends_together_are_one_record_and_one_sync() -> None:
+    disk = SimulatedDisk()
+    broker = begun(disk, committer=False)
+    together(broker, "x").result(0)
+    before, end = len(disk.history), broker._log.journal.end.lsn
+    together(broker, "y").result(0)
+    assert [operation.path for operation in disk.history[before:] if operation.kind == "sync"] == ["/log/journal-1"]
+    (record,) = broker._log.journal.read(end, end + 1)
+    assert [operation.topic for operation in decode_operations(record.content)] == [1, 2, 3]
+
+
+def test_a_journal_cut_at_every_byte_has_all_of_a_unit_or_nothing() -> None:
+    disk = SimulatedDisk()
+    broker = begun(disk)
+    together(broker, "x").result(0)
+    path = journal_path("/log", broker._log.journal.number)
+    start = disk.files()[path]
+    together(broker, "y").result(0)
+    end = disk.files()[path]
+    content, ended = disk.content(path), disk.crash(Unsynced.LOST)  # no segment is synced
+    for size in range(start, end + 1):
+        cut, found = ended.copy(), all_with("x", "y") if size == end else all_with("x")
+        cut.put(path, content[:size])
+        if size % 10 == 0 or size == end:
+            with open_log(cut, read_only=True) as reader:
+                assert values(reader) == found
+        with open_log(cut) as again:
+            assert len(content_of(again)["a"].rows) == len(content_of(again)["c"].rows) == len(found["a"])
+            if size % 50 == 0 or size == end:
+                assert values(again) == found, size
+                together(again, "z").result(0)
+                assert values(again) == {topic: [*found[topic], b"z", b"z"] for topic in TOPICS}
+
+
+def test_a_crash_at_any_operation_leaves_all_of_a_unit_or_nothing() -> None:
+    disk = SimulatedDisk()
+    broker = begun(disk)
+    together(broker, "x").result(0)
+    start, texts = len(disk.history), "yzu"
+    for text in texts:  # with rolls and checkpoints
+        together(broker, text * 200).result(0)
+    operations = disk.history[start:]
+    assert {operation.kind for operation in operations} >= {"write", "sync", "create", "rename"}
+    for number, operation in enumerate(operations, 1):
+        if "journal" not in operation.path and number % STRIDE:
+            continue
+        for written in {0, operation.size // 2, operation.size} if operation.kind == "write" else {0}:
+            disk = SimulatedDisk()
+            broker = begun(disk)
+            together(broker, "x").result(0)
+            disk.stop_at(number, written=written)
+            acknowledged = 0
+            with pytest.raises(Crash):
+                for text in texts:
+                    together(broker, text * 200).result(0)
+                    acknowledged += 1
+            for found in (disk.kill(), disk.crash(Unsynced.LOST), disk.crash(Unsynced.SECTORS, number)):
+                with open_log(found) as again:
+                    known = [all_with("x", *[text * 200 for text in texts[:n]]) for n in range(4)]
+                    assert values(again) in known[acknowledged : acknowledged + 2]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_failed_write_or_sync_fails_the_unit_and_leaves_all_or_nothing(error: int) -> None:
+    for operation in (1, 2, 3, 5):  # the write and the sync of the journal, and segments
+        disk = SimulatedDisk()
+        broker = begun(disk)
+        together(broker, "x").result(0)
+        opened = writers(broker)
+        disk.fail_at(operation, error, written=100)
+        future = broker.append_together([TogetherAppend(writer, batch("y", "y")) for writer in opened])
+        assert type(future.exception(0)) is (DiskFull if error == errno.ENOSPC else DiskFailed)
+        assert isinstance(together(broker, "z").exception(0), DiskFailed)
+        with open_log(disk.kill()) as again:
+            assert values(again) in (all_with("x"), all_with("x", "y"))
+
+
+def test_a_flush_never_takes_a_part_of_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FLUSH_BYTES", 1)
+    broker = begun(SimulatedDisk(), journal_bytes=1_000_000, segment_bytes=1_000_000)
+    log, opened = broker._log, writers(broker)
+    futures = []
+    for number in range(5):
+        unit = [broker._pending(TogetherAppend(writer, batch(str(number)))) for writer in opened]
+        futures.append(log.submit_unit(log_module.PendingUnit(unit)))
+        futures.append(log.submit(opened[0].topic, batch("alone")))
+    taken = [[len(unit.appends) for unit in log.take()] for _ in range(4)]
+    assert taken == [[3], [1], [3], [1]]
+    assert log.pending_bytes > 0
+    end = log.journal.end.lsn
+    log.flush()
+    assert log.pending_bytes == 0
+    records = [decode_operations(record.content) for record in log.journal.read(end, log.journal.end.lsn)]
+    assert [len(operations) for operations in records] == [3, 1] * 3
+    assert [future.done() for future in futures] == [False] * 4 + [True] * 6
+
+
+def test_units_up_to_the_limit_share_a_flush() -> None:
+    broker = begun(SimulatedDisk())
+    log, opened = broker._log, writers(broker)
+    for number in range(5):
+        log.submit_unit(
+            log_module.PendingUnit([broker._pending(TogetherAppend(each, batch(str(number)))) for each in opened])
+        )
+    end = log.journal.end.lsn
+    log.flush()
+    assert log.journal.end.lsn == end + 1
+    assert values(broker) == {topic: [b"%d" % number for number in range(5)] for topic in TOPICS}
+
+
+def test_below_the_watermark_only_reserved_appends_of_a_unit_are_written() -> None:
+    disk, clock = SimulatedDisk(capacity=1_000_000), SimulatedClock()
+    broker = begun(disk, clock, watermark_bytes=50_000)
+    opened = writers(broker)
+
+    def outcomes() -> list[Positions | Error]:
+        appends = [TogetherAppend(opened[0], batch("row")), TogetherAppend(opened[1], batch("end"), reserved=True)]
+        return broker.append_together([*appends, TogetherAppend(opened[2], batch("too"), reserved=True)]).result(0)
+
+    disk.capacity = 1_000_000 - disk.free_bytes("/") + 40_000
+    clock.advance(2.0)
+    row, end, too = outcomes()
+    assert isinstance(row, DiskWatermark)
+    assert (isinstance(end, Positions), isinstance(too, Positions)) == (True, True)
+    assert values(broker) == {"a": [], "b": [b"end"], "c": [b"too"]}
+    disk.capacity -= 20_000
+    clock.advance(2.0)
+    assert all(isinstance(outcome, DiskWatermark) for outcome in outcomes())
+    assert values(broker) == {"a": [], "b": [b"end"], "c": [b"too"]}
+    disk.capacity += 900_000
+    clock.advance(2.0)
+    assert all(isinstance(outcome, Positions) for outcome in outcomes())
+
+
+def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
+    broker = begun(SimulatedDisk())
+    log, opened = broker._log, writers(broker)
+    column = Labels(np.array([0], np.int32), ("\ud800",))
+    broken = Batch(batch("y").keys, batch("y").values, {"n": column})
+    whole = [broker._pending(TogetherAppend(writer, batch("x"))) for writer in opened]
+    first = log.submit_unit(log_module.PendingUnit(whole[:1]))
+    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1)]
+    second = log.submit_unit(log_module.PendingUnit(unit))
+    third = log.submit(opened[1].topic, batch("z"))
+    log.flush()
+    assert isinstance(second.exception(0), UnicodeEncodeError)
+    assert len(first.result(0)) == len(third.result(0)) == 1
+    assert values(broker) == {"a": [b"x"], "b": [b"z"], "c": []}
+    broker.close()
+
+
+def test_units_of_many_threads_stay_whole() -> None:
+    with begun(SimulatedDisk(), committer=True) as broker:
+        opened = writers(broker)
+        futures = [
+            broker.append_together([TogetherAppend(writer, batch(f"{number:03}")) for writer in opened])
+            for number in range(200)
+        ]
+        for future in futures:
+            assert all(isinstance(outcome, Positions) for outcome in future.result(60))
+        wanted: list[bytes | None] = [b"%03d" % number for number in range(200)]
+        assert values(broker) == dict.fromkeys(TOPICS, wanted)
