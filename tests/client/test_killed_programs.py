@@ -69,6 +69,22 @@ with connect("file:log") as client:
     print(client.process("orders", "invoicing", invoice, idle_timeout=0.2).records, flush=True)
 """
 
+DELETION = """
+import sys
+from txnbuffer import connect
+
+with connect("file:log") as client:
+    with client.transaction() as txn:
+        txn.send("temporary", "first")
+        txn.send("orders", "first")
+    client.delete_topic("temporary")
+    with client.transaction() as txn:
+        txn.send("orders", "aborted")
+        client.send("orders", "beside")
+        print("inside", flush=True)
+        sys.stdin.read()
+"""
+
 
 def start(directory: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -137,3 +153,9 @@ def test_an_enrichment_that_is_killed_in_its_handler_hides_nothing(tmp_path: Pat
     done, _ = start(tmp_path, ENRICHMENT, "end").communicate(timeout=120)
     assert done.splitlines()[-1] == str(KILLS + 1)
     assert read(tmp_path, "invoices").count(b"order") == KILLS + 1
+
+
+def test_a_program_that_is_killed_after_it_deleted_a_topic_hides_nothing(tmp_path: Path) -> None:
+    """Its decisions name the topic, which needs no markers any more."""
+    kill_when_inside(start(tmp_path, DELETION))
+    assert read(tmp_path, "orders") == [b"first", b"beside"]

@@ -531,7 +531,10 @@ class EmbeddedTopics(Topics):
         report()
 
     def look_up(self, name: str) -> None:
-        """A missing topic was deleted, and stays missing until it is registered again: nobody else creates topics."""
+        """A missing topic was deleted, since nobody else creates topics: older decisions about it are complete."""
+        topic = self.get(name)
+        if topic is None or topic.missing:
+            self._coordinator.topic_deleted(name, self._loop.now())
 
     def turn(self) -> None:
         """Acknowledged appends were applied already."""
