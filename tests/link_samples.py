@@ -19,6 +19,7 @@ SAMPLES: dict[str, Frame] = {
     "commit": m.Records(4, STORE, (), 8),
     "durable": m.Durable(4, STORE, END, 6, True),
     "rewrite-done": m.RewriteDone(4, STORE, (m.RewriteFinished(1, 2, b"d1"), m.RewriteFinished(3, 4, b"d2"))),
+    "damaged-topics": m.DamagedTopics(4, STORE, ("orders", "überweisungen")),
     "copy-chunk": CopyChunk("topics/7-1", 2**33, b"bytes", 2**32 - 1),
     "copy-end": CopyEnd(),
 }

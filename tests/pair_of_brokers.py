@@ -12,7 +12,8 @@ from broker_io.memory.broker import MemoryWriter
 
 
 class Pair:
-    """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything.
+    """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything; `damage`: why it
+    may not become live although it has.
 
     `strict`: nothing can be written unless it has. `slow`: seconds without a live after a switch or a promotion.
     """
@@ -21,10 +22,15 @@ class Pair:
         self.log = MemoryBroker()
         self.in_sync = True
         self.strict = False
+        self.damage = ""
         self.slow = 0.0
         self.live: int | None = None
         self.terms = 0
         self.members = [Member(self, 0), Member(self, 1)]
+
+    @property
+    def missing(self) -> str:
+        return "" if self.in_sync else "the backup is not in sync: wait until it is, then switch"
 
     def move(self, to: int | None) -> None:
         """Make a member live, or none; what the former one has under way may be in the log or not."""
@@ -107,6 +113,7 @@ class Member(MemoryBroker):
             "linked": self._pair.in_sync and self._pair.live is not None,
             "waits_for": "" if self.live else "nobody is live yet" if self._pair.live is None else "the other is live",
             "waits_for_backup": self.lacks_backup,
+            "cannot_switch": "" if not self.live else self._pair.damage or self._pair.missing,
             "lag_records": 0 if self._pair.in_sync else 5,
             "lag_operations": 0 if self._pair.in_sync else 7,
             "lag_bytes": 0,
@@ -127,8 +134,8 @@ class Member(MemoryBroker):
             raise self.refusals.pop(0)
         if not self.live:
             raise NotLive("this member is not live")
-        if not self._pair.in_sync:
-            raise NotInSync("the backup is not in sync")
+        if why := self._pair.damage or self._pair.missing:
+            raise NotInSync(why)
         self._pair.move_slowly(1 - self._number)
 
     def promote(self) -> None:

@@ -277,6 +277,7 @@ class PairBroker(FileBroker):
                 fail_units(taken, Fenced(f"{self.directory} was replaced by a copy: nothing was written"))
             self._queue.notify_all()
         self._notify()
+        self._repairer.wake()  # the damage of the former log is gone
 
     def _role_changed(self, live: bool) -> None:
         del live

@@ -17,7 +17,7 @@ from typing import Any
 
 from broker_io.environment import Environment, ThreadQueue
 from broker_io.errors import Error
-from broker_io.pair.link_frames import CopyEnd, decode_frame, encode_frames, size_of
+from broker_io.pair.link_frames import LATER, CopyEnd, decode_frame, encode_frames, size_of
 from broker_io.pair.port import CopyChunk, LinkEvents, PairLink, StoreCopy
 from broker_io.replication.messages import CopyBegin, Message
 
@@ -39,6 +39,8 @@ class GrpcLink(PairLink):
     def __init__(self, number: int, idle_timeout: float, environment: Environment) -> None:
         threads = environment.threads
         self.cancel: Callable[[], object] = lambda: None
+        self.takes: frozenset[str] = frozenset()
+        """Which messages of `LATER` the other member takes; no others of them are sent."""
         self.reason = ""
         """Why it ended; empty while it is there, and after `close`."""
         self._number = number
@@ -59,6 +61,8 @@ class GrpcLink(PairLink):
         return self._number
 
     def send(self, message: Message) -> None:
+        if (later := LATER.get(type(message))) is not None and later not in self.takes:
+            return
         with self._mutex:
             self._waiting_bytes += size_of(message)
             full = self._waiting_bytes > OUTBOX_BYTES

@@ -5,7 +5,9 @@ all bytes after them, little-endian. So what changes on the way is noticed, also
 that are sent together become frames of about `FRAME_BYTES` each; a receiver holds no more than that, or one large
 record.
 
-A field that this release does not know is an error, so a new field needs another version of the protocol.
+A field that this release does not know is an error, so a new field needs another version of the protocol. A new kind
+of message does not: `LATER` has those that 0.2.0 does not know, and the transport sends them only to a member that says
+it takes them. `damaged_topics` names the topics with a damaged file at its sender, which has none unless it says so.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from broker_io.replication.messages import (
     CatchUp,
     CopyBegin,
     CopyRequest,
+    DamagedTopics,
     Durable,
     Follow,
     Hello,
@@ -44,6 +47,9 @@ class CopyEnd(NamedTuple):
 
 
 Frame: TypeAlias = Message | CopyChunk | CopyEnd | None
+
+LATER: dict[type, str] = {DamagedTopics: "damaged-topics"}
+"""The messages that are not in each release of this version, and what a member that takes them says."""
 
 CHECKSUM_TAG = 14 << 3 | 1
 _CHECKSUM = struct.Struct("<BQ")
@@ -94,11 +100,15 @@ def _batches(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
     yield records[first:]
 
 
-def _head(frame: Hello | Follow | Rejoin | CopyRequest | CopyBegin | Durable | RewriteDone | CopyEnd | None) -> Any:
+def _head(
+    frame: Hello | Follow | Rejoin | CopyRequest | CopyBegin | Durable | RewriteDone | DamagedTopics | CopyEnd | None,
+) -> Any:
     if frame is None:
         return LinkFrame()
     if isinstance(frame, CopyEnd):
         return LinkFrame(copy_end={})
+    if isinstance(frame, DamagedTopics):
+        return LinkFrame(damaged_topics={"epoch": frame.epoch, "store": frame.store, "topics": frame.topics})
     if isinstance(frame, RewriteDone):
         numbers, lengths, digests = zip(*frame.results, strict=True) if frame.results else ((), (), ())
         fields = {
@@ -227,6 +237,11 @@ def _decode_rewrite_done(found: Any, blocks: list[BlockSlice]) -> RewriteDone:
     return RewriteDone(found.epoch, found.store, results)
 
 
+def _decode_damaged_topics(found: Any, blocks: list[BlockSlice]) -> DamagedTopics:
+    _expect(blocks, 0)
+    return DamagedTopics(found.epoch, found.store, tuple(found.topics))
+
+
 def _decode_copy_chunk(found: Any, blocks: list[BlockSlice]) -> CopyChunk:
     _expect(blocks, 1)
     return CopyChunk(found.name, found.offset, _bytes_of(blocks[0]), found.crc)
@@ -246,6 +261,7 @@ _DECODE: dict[str, Callable[[Any, list[BlockSlice]], Frame]] = {
     "records": _decode_records,
     "durable": _decode_durable,
     "rewrite_done": _decode_rewrite_done,
+    "damaged_topics": _decode_damaged_topics,
     "copy_chunk": _decode_copy_chunk,
     "copy_end": _decode_copy_end,
 }

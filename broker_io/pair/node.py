@@ -574,8 +574,8 @@ class PairNode:
         with self._mutex:
             return self._member.link if is_compared(self._member) else None
 
-    def note_damage(self, damaged: bool) -> None:
-        self._post(m.DamageNoted(damaged))
+    def note_damage(self, topics: tuple[str, ...]) -> None:
+        self._post(m.DamageNoted(topics))
 
     def reads(self) -> Gate:
         """Whether the answer to a read, which was evaluated before this call, may be sent."""
@@ -619,7 +619,9 @@ class PairNode:
             self._roles.wait_for(lambda: self._shown_role is not Role.SWITCHING or self._closed)
         self.check()
         if self._shown_role is Role.LIVE:
-            raise NotInSync("the backup was lost during the switch: wait until it is in sync, then switch again")
+            raise NotInSync(
+                "the backup was lost or damaged during the switch: see the status of both, then switch again"
+            )
         seconds = self._settings.terms.ttl / 1e9
         if not self._wait_for_other(seconds):
             raise LockUnavailable(

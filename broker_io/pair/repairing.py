@@ -25,7 +25,7 @@ class Repairer:
     """Repairs files in a thread, which exists only while some are damaged.
 
     `fetch` returns bytes of a file of the peer. `compared` gives a number that changes with the link, and None while
-    the logs were not compared. `noted` learns whether anything is damaged. `problem`: why the last repair failed.
+    the logs were not compared. `noted` learns which topics are damaged. `problem`: why the last repair failed.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Repairer:
         store: DirectoryStore,
         fetch: Callable[[str, int, int], bytes],
         compared: Callable[[], int | None],
-        noted: Callable[[bool], object],
+        noted: Callable[[tuple[str, ...]], object],
     ) -> None:
         self.problem = ""
         self._disk = environment.disk
@@ -60,7 +60,7 @@ class Repairer:
             with self._changed:
                 self._news = False
             damaged = [] if self._closed else self._damaged()
-            self._noted(bool(damaged))
+            self._noted(tuple(sorted({segment.topic.name for segment in damaged})))
             problems = [why for segment in damaged if (why := self._try(segment))]
             self.problem, failed = "".join(problems[:1]), bool(problems)
             failures = failures + 1 if failed and self._compared() is not None else 0

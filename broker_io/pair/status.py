@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from broker_io.replication.lock import RECORD_LOST, ineligible
 from broker_io.replication.member import PairMember, PeerStage, Role
 from broker_io.replication.records import LogRecord
-from broker_io.replication.serving import lacks_backup
+from broker_io.replication.serving import lacks_backup, switch_refusal
 
 MOST_LATE_RECORDS = 4096
 SECOND = 1_000_000_000
@@ -122,7 +122,8 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
     Stores are hexadecimal digits, records are lsns, times are in seconds. `live` and `in_sync` are what the lock has
     shown last, `epoch` is the greatest that this node knows of. `lag_*` is what the backup has not applied yet, as a
     live knows, or of itself if this is a backup; `window_used` are bytes of `window` that are sent and not
-    applied. `lease_left` is 0 for a node that is not live. `waits_for` is empty for a node that serves.
+    applied. `lease_left` is 0 for a node that is not live. `waits_for` is empty for a node that serves,
+    `cannot_switch` unless it would refuse a planned switch now.
     """
     log, peer, settings = member.log, member.peer, member.settings
     serving = member.serves
@@ -154,6 +155,7 @@ def status_of(member: PairMember, lag: BackupLag, now: int) -> dict[str, Any]:
         "linked": member.link is not None,
         "waits_for": waits_for(member),
         "waits_for_backup": lacks_backup(member),
+        "cannot_switch": switch_refusal(member) if serving else "",
         "lag_records": max(end - applied, 0),
         "lag_operations": lag.operations,
         "lag_bytes": lag_bytes,

@@ -6,6 +6,9 @@ FAILED_PRECONDITION; the answer's initial metadata have the version if the call 
 
     txnbuffer-pair-version   the version of the protocol, 1
     txnbuffer-pair-bin       the name of the pair, UTF-8
+    txnbuffer-pair-takes     the messages that the sender takes besides those of 0.2.0: `damaged-topics`
+
+The last one is in the initial metadata too, and separates its words by spaces; 0.2.0 neither sends nor reads it.
 
 Off loopback the link needs TLS with certificates of both nodes, signed by one authority. They are read again for each
 connection. The certificate of each has the name by which the other one knows it, as a subject alternative name: gRPC
@@ -35,6 +38,7 @@ from broker_io.errors import (
     VersionMismatch,
 )
 from broker_io.pair.link import GrpcLink
+from broker_io.pair.link_frames import LATER
 from broker_io.pair.port import LinkEvents, Transport
 from broker_io.rpc.channel import ERROR_KEY, error_of, obstacle
 from broker_io.rpc.credential_files import ClientCertificate, CredentialFile, TlsFiles
@@ -44,6 +48,7 @@ from broker_io.rpc.replication_pb2 import LinkFetch, LinkFetched
 VERSION = 1
 VERSION_KEY = "txnbuffer-pair-version"
 PAIR_KEY = "txnbuffer-pair-bin"
+TAKES_KEY = "txnbuffer-pair-takes"
 SERVICE = "txnbuffer.v1.Replication"
 FOLLOW, FETCH = f"/{SERVICE}/Follow", f"/{SERVICE}/Fetch"
 
@@ -147,6 +152,7 @@ class GrpcTransport(Transport):
         self.problem = "the other member has not connected yet"
         self.port = 0
         self._settings = settings
+        self._takes = " ".join(LATER.values())
         self._mutex = environment.threads.lock()
         self._wake = environment.threads.event()
         self._numbers = itertools.count(1)
@@ -289,10 +295,10 @@ class GrpcTransport(Transport):
         if not self._may_accept():
             _refuse(context, NotLive("this member of the pair is not live"))
         link = self._new_link()
-        link.cancel = context.cancel
+        link.cancel, link.takes = context.cancel, _taken(context.invocation_metadata())
         if not context.add_callback(lambda: link.fail("the connection was lost")):
             return iter(())
-        context.send_initial_metadata(((VERSION_KEY, str(VERSION)),))
+        context.send_initial_metadata(((VERSION_KEY, str(VERSION)), (TAKES_KEY, self._takes)))
         self._begin(link, frames)
         return link.frames()
 
@@ -361,8 +367,9 @@ class GrpcTransport(Transport):
             link.cancel = call.cancel
             timer = self._environment.threads.timer(self._settings.idle_timeout, call.cancel)
             timer.start()
-            accepted = VERSION_KEY in dict(call.initial_metadata())
+            answer = call.initial_metadata()
             timer.cancel()
+            accepted, link.takes = VERSION_KEY in dict(answer), _taken(answer)
             if not accepted:
                 call.code()  # waits for the end of the call
                 raise error_of(call, target)
@@ -384,7 +391,12 @@ class GrpcTransport(Transport):
         return grpc.secure_channel(target, grpc.ssl_channel_credentials(*self._settings.files.read()), options)
 
     def _metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        return (VERSION_KEY, str(VERSION)), (PAIR_KEY, self._settings.pair.encode())
+        return (VERSION_KEY, str(VERSION)), (PAIR_KEY, self._settings.pair.encode()), (TAKES_KEY, self._takes)
+
+
+def _taken(metadata: Any) -> frozenset[str]:
+    """The messages of `LATER` that the other member takes, as its metadata say."""
+    return frozenset(dict(metadata).get(TAKES_KEY, "").split())
 
 
 def name_fits(pattern: str, name: str) -> bool:

@@ -12,6 +12,7 @@ not follow is a defect; a new link begins with a new comparison.
 from __future__ import annotations
 
 from broker_io.errors import StorageError
+from broker_io.replication import damage
 from broker_io.replication.member import Followed, PairMember, Role
 from broker_io.replication.messages import (
     Applied,
@@ -73,6 +74,7 @@ def on_follow(member: PairMember, message: Follow) -> None:
     member.followed = Followed(message.epoch, message.store, message.after.lsn, message.commit)
     report(member)
     report_rewrites(member)
+    damage.on_compared(member)
     _apply(member)
 
 

@@ -172,7 +172,8 @@ class PairMember:
       since `read_since`; `informed`: the lock was read since the session began.
     - `record_lost`: the lock has shown a record to this process, and has none any more.
     - `busy`: the store is being marked, cut, copied or replaced; nothing else may begin.
-    - `damaged`: files of the store are; since `yields_since` it lets the other one become live first.
+    - `damaged`: the topics with damaged files in this store; `damaged_there`: those of the other one, as it said last.
+      `yields_since`: since then it lets the other one become live first.
     - `lacking`: what is to be applied needs a file that can't be had any more.
     - `force_until`: how long the request of a forced promotion is valid. `deferred_until`: after a switch the other one
       may claim first; that is over once it is live.
@@ -196,7 +197,8 @@ class PairMember:
     busy: bool = False
     full: bool = False
     lacking: bool = False
-    damaged: bool = False
+    damaged: tuple[str, ...] = ()
+    damaged_there: tuple[str, ...] = ()
     yields_since: int | None = None
     force_until: int = 0
     deferred_until: int = 0

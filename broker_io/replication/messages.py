@@ -104,7 +104,15 @@ class RewriteDone(NamedTuple):
     results: tuple[RewriteFinished, ...]
 
 
-Message: TypeAlias = Hello | Follow | Rejoin | CopyRequest | CopyBegin | Records | Durable | RewriteDone
+class DamagedTopics(NamedTuple):
+    """Either → the other: the topics that have a damaged file at the sender."""
+
+    epoch: int
+    store: Store
+    topics: tuple[str, ...]
+
+
+Message: TypeAlias = Hello | Follow | Rejoin | CopyRequest | CopyBegin | Records | Durable | RewriteDone | DamagedTopics
 
 
 class Start(NamedTuple):
@@ -224,9 +232,9 @@ class DiskSpace(NamedTuple):
 
 
 class DamageNoted(NamedTuple):
-    """Whether files of this store are damaged, as far as is known."""
+    """The topics of which files of this store are damaged, as far as is known, in the order of their names."""
 
-    damaged: bool
+    topics: tuple[str, ...]
 
 
 class Checkpointed(NamedTuple):

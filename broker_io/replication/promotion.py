@@ -16,7 +16,7 @@ leads to the same cut and the same kind of epoch record.
 from __future__ import annotations
 
 from broker_io.errors import NotPromotable
-from broker_io.replication import following, joining
+from broker_io.replication import damage, following, joining
 from broker_io.replication.lock import LockRecord, LockView, PairMembership, Swap, dissolved_by, foreign, ineligible
 from broker_io.replication.member import Claim, Leading, PairMember, Role
 from broker_io.replication.messages import (
@@ -84,8 +84,11 @@ def on_lock_read(member: PairMember, event: LockRead) -> None:
 
 
 def _yields(member: PairMember, record: LockRecord, *, ended: bool) -> bool:
-    """Whether a store with damaged files lets the other one, if that is in sync, become live first: for one lease."""
-    if not (ended and member.damaged and len(record.in_sync) > 1):
+    """Whether a store lets the other one, if that is in sync, become live first: for one lease.
+
+    It does if it has damage that the other one does not have.
+    """
+    if not (ended and damage.only_here(member) and len(record.in_sync) > 1):
         member.yields_since = None
         return False
     if member.yields_since is None:

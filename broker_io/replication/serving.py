@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 
 from broker_io.errors import DiskWatermark, Error, NotInSync, NotLive
-from broker_io.replication import following
+from broker_io.replication import damage, following
 from broker_io.replication.lock import RECORD_LOST
 from broker_io.replication.member import PairMember, Peer, PeerStage, Role
 from broker_io.replication.messages import (
@@ -36,6 +36,9 @@ from broker_io.replication.messages import (
     WriteRecords,
 )
 from broker_io.replication.records import Store, make_record
+
+MOST_NAMES = 3
+"""Of topics in an error."""
 
 
 class Gate(enum.Enum):
@@ -162,6 +165,7 @@ def on_hello(member: PairMember, message: Hello) -> None:
     if plan is CatchUp.TAIL:
         leading.heard = member.now
         member.send(Follow(leading.epoch, member.store, message.end, member.log.commit))
+        damage.on_compared(member)
     else:
         peer.stage = PeerStage.LEAVING
         peer.sent = message.commit.lsn if plan is CatchUp.CUT else member.log.index.end.lsn
@@ -233,19 +237,33 @@ def beat(member: PairMember) -> None:
 
 
 def on_switch(member: PairMember, _event: SwitchRequested) -> None:
-    """Take no more appends, until the backup has everything. Raises NotInSync if it is not in sync."""
-    peer, membership = member.peer, member.leading.membership
-    if member.record_lost:
-        raise NotInSync(RECORD_LOST)
-    if peer is None or peer.durable is None or peer.store not in membership.record.in_sync or membership.pending:
-        raise NotInSync("the backup is not in sync: wait until it is, then switch")
+    """Take no more appends, until the backup has everything. Raises NotInSync if it is not in sync, or damaged."""
+    if why := switch_refusal(member):
+        raise NotInSync(why)
     member.role = Role.SWITCHING
 
 
+def switch_refusal(member: PairMember) -> str:
+    """Why a live does not switch to its backup now; empty if it does."""
+    peer, membership = member.peer, member.leading.membership
+    if member.record_lost:
+        return RECORD_LOST
+    if peer is None or peer.durable is None or peer.store not in membership.record.in_sync or membership.pending:
+        return "the backup is not in sync: wait until it is, then switch"
+    if not (topics := damage.only_there(member)):
+        return ""
+    more = f" and {len(topics) - MOST_NAMES} more" if len(topics) > MOST_NAMES else ""
+    return (
+        f"the backup has damaged files of topics {', '.join(map(repr, topics[:MOST_NAMES]))}{more}, which are whole "
+        "here: wait until they are repaired from this machine, then switch; `problem` of the backup in `txnbuf "
+        "replication status` says what prevents the repair"
+    )
+
+
 def finish_switch(member: PairMember) -> None:
-    """End the lease once everything is committed and answered; stay live if the backup is lost meanwhile."""
+    """End the lease once everything is committed and answered; stay live if the backup is lost or damaged meanwhile."""
     log, leading, peer = member.log, member.leading, member.peer
-    if peer is None or peer.store not in leading.membership.record.in_sync:
+    if peer is None or peer.store not in leading.membership.record.in_sync or damage.only_there(member):
         member.role = Role.LIVE
     elif log.commit == log.index.end.lsn and leading.answered == log.commit:
         member.deferred_until = member.now + member.settings.terms.ttl

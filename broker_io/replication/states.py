@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker_io.errors import NotLive
-from broker_io.replication import following, joining, membership, promotion, retention, serving
+from broker_io.replication import damage, following, joining, membership, promotion, retention, serving
 from broker_io.replication.member import PairMember, Role
 from broker_io.replication.messages import (
     AppendRequested,
@@ -19,6 +19,7 @@ from broker_io.replication.messages import (
     Copied,
     CopyBegin,
     CopyRequest,
+    DamagedTopics,
     DamageNoted,
     DiskSpace,
     Durable,
@@ -84,10 +85,6 @@ def _on_disk_space(member: PairMember, event: DiskSpace) -> None:
     member.full = event.full
 
 
-def _on_damage(member: PairMember, event: DamageNoted) -> None:
-    member.damaged = event.damaged
-
-
 def _ignore(member: PairMember, event: object) -> None:
     """A message that comes too early or too late."""
 
@@ -101,7 +98,8 @@ _ALL: Table = {
     LockRead: _see,
     SyncFailed: _on_sync_failed,
     DiskSpace: _on_disk_space,
-    DamageNoted: _on_damage,
+    DamageNoted: damage.on_noted,
+    DamagedTopics: damage.on_reported,
     Synced: following.on_synced,
     Applied: following.on_applied,
     PartialSynced: joining.on_partial_synced,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from broker_io.rpc import log_pb2 as broker__io_dot_rpc_dot_log__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62roker_io/rpc/replication.proto\x12\x0ctxnbuffer.v1\x1a\x17\x62roker_io/rpc/log.proto\"\x93\x04\n\tLinkFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.txnbuffer.v1.LinkHelloH\x00\x12*\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x18.txnbuffer.v1.LinkFollowH\x00\x12*\n\x06rejoin\x18\x03 \x01(\x0b\x32\x18.txnbuffer.v1.LinkRejoinH\x00\x12\x35\n\x0c\x63opy_request\x18\x04 \x01(\x0b\x32\x1d.txnbuffer.v1.LinkCopyRequestH\x00\x12\x31\n\ncopy_begin\x18\x05 \x01(\x0b\x32\x1b.txnbuffer.v1.LinkCopyBeginH\x00\x12,\n\x07records\x18\x06 \x01(\x0b\x32\x19.txnbuffer.v1.LinkRecordsH\x00\x12,\n\x07\x64urable\x18\x07 \x01(\x0b\x32\x19.txnbuffer.v1.LinkDurableH\x00\x12\x35\n\x0crewrite_done\x18\x08 \x01(\x0b\x32\x1d.txnbuffer.v1.LinkRewriteDoneH\x00\x12\x31\n\ncopy_chunk\x18\t \x01(\x0b\x32\x1b.txnbuffer.v1.LinkCopyChunkH\x00\x12\'\n\x08\x63opy_end\x18\n \x01(\x0b\x32\x13.txnbuffer.v1.EmptyH\x00\x12\x10\n\x08\x63hecksum\x18\x0e \x01(\x06\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\x42\t\n\x07\x63ontent\"5\n\x08LinkMark\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03lsn\x18\x02 \x01(\x04\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\"A\n\x08LinkFork\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\"\x87\x01\n\tLinkHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12&\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0f\n\x07partial\x18\x05 \x01(\x08\"a\n\nLinkFollow\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12%\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x04\"_\n\nLinkRejoin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0c\n\x04plan\x18\x03 \x01(\t\x12%\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\"/\n\x0fLinkCopyRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\"x\n\rLinkCopyBegin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\"\n\x02\x61t\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12%\n\x05\x66orks\x18\x04 \x03(\x0b\x32\x16.txnbuffer.v1.LinkFork\"\x89\x01\n\x0bLinkRecords\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\x04\x12\x0c\n\x04lsns\x18\x05 \x03(\x04\x12\x0e\n\x06\x63hains\x18\x06 \x03(\x06\x12\x0f\n\x07\x63ommits\x18\x07 \x03(\x04\x12\r\n\x05kinds\x18\x08 \x03(\r\"p\n\x0bLinkDurable\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12$\n\x04mark\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\"b\n\x0fLinkRewriteDone\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0f\n\x07numbers\x18\x03 \x03(\x04\x12\x0f\n\x07lengths\x18\x04 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x0c\":\n\rLinkCopyChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0b\n\x03\x63rc\x18\x03 \x01(\x07\"7\n\tLinkFetch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\"(\n\x0bLinkFetched\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\x07\x32\x8a\x01\n\x0bReplication\x12>\n\x06\x46ollow\x12\x17.txnbuffer.v1.LinkFrame\x1a\x17.txnbuffer.v1.LinkFrame(\x01\x30\x01\x12;\n\x05\x46\x65tch\x12\x17.txnbuffer.v1.LinkFetch\x1a\x19.txnbuffer.v1.LinkFetchedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62roker_io/rpc/replication.proto\x12\x0ctxnbuffer.v1\x1a\x17\x62roker_io/rpc/log.proto\"\xce\x04\n\tLinkFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.txnbuffer.v1.LinkHelloH\x00\x12*\n\x06\x66ollow\x18\x02 \x01(\x0b\x32\x18.txnbuffer.v1.LinkFollowH\x00\x12*\n\x06rejoin\x18\x03 \x01(\x0b\x32\x18.txnbuffer.v1.LinkRejoinH\x00\x12\x35\n\x0c\x63opy_request\x18\x04 \x01(\x0b\x32\x1d.txnbuffer.v1.LinkCopyRequestH\x00\x12\x31\n\ncopy_begin\x18\x05 \x01(\x0b\x32\x1b.txnbuffer.v1.LinkCopyBeginH\x00\x12,\n\x07records\x18\x06 \x01(\x0b\x32\x19.txnbuffer.v1.LinkRecordsH\x00\x12,\n\x07\x64urable\x18\x07 \x01(\x0b\x32\x19.txnbuffer.v1.LinkDurableH\x00\x12\x35\n\x0crewrite_done\x18\x08 \x01(\x0b\x32\x1d.txnbuffer.v1.LinkRewriteDoneH\x00\x12\x31\n\ncopy_chunk\x18\t \x01(\x0b\x32\x1b.txnbuffer.v1.LinkCopyChunkH\x00\x12\'\n\x08\x63opy_end\x18\n \x01(\x0b\x32\x13.txnbuffer.v1.EmptyH\x00\x12\x39\n\x0e\x64\x61maged_topics\x18\x0b \x01(\x0b\x32\x1f.txnbuffer.v1.LinkDamagedTopicsH\x00\x12\x10\n\x08\x63hecksum\x18\x0e \x01(\x06\x12\x0e\n\x06\x62locks\x18\x0f \x03(\x0c\x42\t\n\x07\x63ontent\"5\n\x08LinkMark\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0b\n\x03lsn\x18\x02 \x01(\x04\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\"A\n\x08LinkFork\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\"\x87\x01\n\tLinkHello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12#\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12&\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0f\n\x07partial\x18\x05 \x01(\x08\"a\n\nLinkFollow\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12%\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x04\"_\n\nLinkRejoin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0c\n\x04plan\x18\x03 \x01(\t\x12%\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\"/\n\x0fLinkCopyRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\"x\n\rLinkCopyBegin\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\"\n\x02\x61t\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12%\n\x05\x66orks\x18\x04 \x03(\x0b\x32\x16.txnbuffer.v1.LinkFork\"\x89\x01\n\x0bLinkRecords\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\x04\x12\x0c\n\x04lsns\x18\x05 \x03(\x04\x12\x0e\n\x06\x63hains\x18\x06 \x03(\x06\x12\x0f\n\x07\x63ommits\x18\x07 \x03(\x04\x12\r\n\x05kinds\x18\x08 \x03(\r\"p\n\x0bLinkDurable\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12$\n\x04mark\x18\x03 \x01(\x0b\x32\x16.txnbuffer.v1.LinkMark\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\"b\n\x0fLinkRewriteDone\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0f\n\x07numbers\x18\x03 \x03(\x04\x12\x0f\n\x07lengths\x18\x04 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x0c\"A\n\x11LinkDamagedTopics\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06topics\x18\x03 \x03(\t\":\n\rLinkCopyChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0b\n\x03\x63rc\x18\x03 \x01(\x07\"7\n\tLinkFetch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04size\x18\x03 \x01(\x04\"(\n\x0bLinkFetched\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x02 \x01(\x07\x32\x8a\x01\n\x0bReplication\x12>\n\x06\x46ollow\x12\x17.txnbuffer.v1.LinkFrame\x1a\x17.txnbuffer.v1.LinkFrame(\x01\x30\x01\x12;\n\x05\x46\x65tch\x12\x17.txnbuffer.v1.LinkFetch\x1a\x19.txnbuffer.v1.LinkFetchedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'broker_io.rpc.replication_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKFRAME']._serialized_start=75
-  _globals['_LINKFRAME']._serialized_end=606
-  _globals['_LINKMARK']._serialized_start=608
-  _globals['_LINKMARK']._serialized_end=661
-  _globals['_LINKFORK']._serialized_start=663
-  _globals['_LINKFORK']._serialized_end=728
-  _globals['_LINKHELLO']._serialized_start=731
-  _globals['_LINKHELLO']._serialized_end=866
-  _globals['_LINKFOLLOW']._serialized_start=868
-  _globals['_LINKFOLLOW']._serialized_end=965
-  _globals['_LINKREJOIN']._serialized_start=967
-  _globals['_LINKREJOIN']._serialized_end=1062
-  _globals['_LINKCOPYREQUEST']._serialized_start=1064
-  _globals['_LINKCOPYREQUEST']._serialized_end=1111
-  _globals['_LINKCOPYBEGIN']._serialized_start=1113
-  _globals['_LINKCOPYBEGIN']._serialized_end=1233
-  _globals['_LINKRECORDS']._serialized_start=1236
-  _globals['_LINKRECORDS']._serialized_end=1373
-  _globals['_LINKDURABLE']._serialized_start=1375
-  _globals['_LINKDURABLE']._serialized_end=1487
-  _globals['_LINKREWRITEDONE']._serialized_start=1489
-  _globals['_LINKREWRITEDONE']._serialized_end=1587
-  _globals['_LINKCOPYCHUNK']._serialized_start=1589
-  _globals['_LINKCOPYCHUNK']._serialized_end=1647
-  _globals['_LINKFETCH']._serialized_start=1649
-  _globals['_LINKFETCH']._serialized_end=1704
-  _globals['_LINKFETCHED']._serialized_start=1706
-  _globals['_LINKFETCHED']._serialized_end=1746
-  _globals['_REPLICATION']._serialized_start=1749
-  _globals['_REPLICATION']._serialized_end=1887
+  _globals['_LINKFRAME']._serialized_end=665
+  _globals['_LINKMARK']._serialized_start=667
+  _globals['_LINKMARK']._serialized_end=720
+  _globals['_LINKFORK']._serialized_start=722
+  _globals['_LINKFORK']._serialized_end=787
+  _globals['_LINKHELLO']._serialized_start=790
+  _globals['_LINKHELLO']._serialized_end=925
+  _globals['_LINKFOLLOW']._serialized_start=927
+  _globals['_LINKFOLLOW']._serialized_end=1024
+  _globals['_LINKREJOIN']._serialized_start=1026
+  _globals['_LINKREJOIN']._serialized_end=1121
+  _globals['_LINKCOPYREQUEST']._serialized_start=1123
+  _globals['_LINKCOPYREQUEST']._serialized_end=1170
+  _globals['_LINKCOPYBEGIN']._serialized_start=1172
+  _globals['_LINKCOPYBEGIN']._serialized_end=1292
+  _globals['_LINKRECORDS']._serialized_start=1295
+  _globals['_LINKRECORDS']._serialized_end=1432
+  _globals['_LINKDURABLE']._serialized_start=1434
+  _globals['_LINKDURABLE']._serialized_end=1546
+  _globals['_LINKREWRITEDONE']._serialized_start=1548
+  _globals['_LINKREWRITEDONE']._serialized_end=1646
+  _globals['_LINKDAMAGEDTOPICS']._serialized_start=1648
+  _globals['_LINKDAMAGEDTOPICS']._serialized_end=1713
+  _globals['_LINKCOPYCHUNK']._serialized_start=1715
+  _globals['_LINKCOPYCHUNK']._serialized_end=1773
+  _globals['_LINKFETCH']._serialized_start=1775
+  _globals['_LINKFETCH']._serialized_end=1830
+  _globals['_LINKFETCHED']._serialized_start=1832
+  _globals['_LINKFETCHED']._serialized_end=1872
+  _globals['_REPLICATION']._serialized_start=1875
+  _globals['_REPLICATION']._serialized_end=2013
 # @@protoc_insertion_point(module_scope)

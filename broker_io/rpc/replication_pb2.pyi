@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LinkFrame(_message.Message):
-    __slots__ = ("hello", "follow", "rejoin", "copy_request", "copy_begin", "records", "durable", "rewrite_done", "copy_chunk", "copy_end", "checksum", "blocks")
+    __slots__ = ("hello", "follow", "rejoin", "copy_request", "copy_begin", "records", "durable", "rewrite_done", "copy_chunk", "copy_end", "damaged_topics", "checksum", "blocks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     REJOIN_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class LinkFrame(_message.Message):
     REWRITE_DONE_FIELD_NUMBER: _ClassVar[int]
     COPY_CHUNK_FIELD_NUMBER: _ClassVar[int]
     COPY_END_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_TOPICS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
@@ -31,9 +32,10 @@ class LinkFrame(_message.Message):
     rewrite_done: LinkRewriteDone
     copy_chunk: LinkCopyChunk
     copy_end: _log_pb2.Empty
+    damaged_topics: LinkDamagedTopics
     checksum: int
     blocks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., follow: _Optional[_Union[LinkFollow, _Mapping]] = ..., rejoin: _Optional[_Union[LinkRejoin, _Mapping]] = ..., copy_request: _Optional[_Union[LinkCopyRequest, _Mapping]] = ..., copy_begin: _Optional[_Union[LinkCopyBegin, _Mapping]] = ..., records: _Optional[_Union[LinkRecords, _Mapping]] = ..., durable: _Optional[_Union[LinkDurable, _Mapping]] = ..., rewrite_done: _Optional[_Union[LinkRewriteDone, _Mapping]] = ..., copy_chunk: _Optional[_Union[LinkCopyChunk, _Mapping]] = ..., copy_end: _Optional[_Union[_log_pb2.Empty, _Mapping]] = ..., checksum: _Optional[int] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., follow: _Optional[_Union[LinkFollow, _Mapping]] = ..., rejoin: _Optional[_Union[LinkRejoin, _Mapping]] = ..., copy_request: _Optional[_Union[LinkCopyRequest, _Mapping]] = ..., copy_begin: _Optional[_Union[LinkCopyBegin, _Mapping]] = ..., records: _Optional[_Union[LinkRecords, _Mapping]] = ..., durable: _Optional[_Union[LinkDurable, _Mapping]] = ..., rewrite_done: _Optional[_Union[LinkRewriteDone, _Mapping]] = ..., copy_chunk: _Optional[_Union[LinkCopyChunk, _Mapping]] = ..., copy_end: _Optional[_Union[_log_pb2.Empty, _Mapping]] = ..., damaged_topics: _Optional[_Union[LinkDamagedTopics, _Mapping]] = ..., checksum: _Optional[int] = ..., blocks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LinkMark(_message.Message):
     __slots__ = ("epoch", "lsn", "chain")
@@ -158,6 +160,16 @@ class LinkRewriteDone(_message.Message):
     lengths: _containers.RepeatedScalarFieldContainer[int]
     digests: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, epoch: _Optional[int] = ..., store: _Optional[bytes] = ..., numbers: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LinkDamagedTopics(_message.Message):
+    __slots__ = ("epoch", "store", "topics")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    store: bytes
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., store: _Optional[bytes] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkCopyChunk(_message.Message):
     __slots__ = ("name", "offset", "crc")

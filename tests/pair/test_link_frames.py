@@ -28,6 +28,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.CopyBegin, NUMBERS, STORES, MARKS, st.lists(st.builds(Fork, NUMBERS, MARKS), max_size=3).map(tuple)),
     st.builds(m.Records, NUMBERS, STORES, st.lists(RECORDS, max_size=5).map(tuple), NUMBERS),
     st.builds(m.Durable, NUMBERS, STORES, MARKS, NUMBERS, st.booleans()),
+    st.builds(m.DamagedTopics, NUMBERS, STORES, st.lists(st.text(max_size=10), max_size=3).map(tuple)),
     st.builds(m.RewriteDone, NUMBERS, STORES, st.lists(RESULTS, max_size=3).map(tuple)),
 )
 FRAMES: st.SearchStrategy[Frame] = st.one_of(

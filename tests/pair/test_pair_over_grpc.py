@@ -33,10 +33,14 @@ class Member:
         idle = SETTINGS.member_timeout / 1e9
         self._link = LinkSettings("orders", f"127.0.0.1:{listen}", peer.address, idle_timeout=idle)
         self.running = False
+        self.old = False
+        """Whether it takes only the messages that 0.2.0 knows."""
 
     def start(self) -> None:
         self.store = MemoryStore(self.disk)
         transport, lock = GrpcTransport(self._link), open_lock(self._lock)
+        if self.old:
+            transport._takes = ""
         self.node = node_of(self._settings, self.store, lock, transport, lambda _: None)  # type: ignore[arg-type]  # has all of it
         self.engine = Engine(self.node, self.store)
         self.node.start()
@@ -102,6 +106,22 @@ def test_backup_follows_and_takes_over(pair: Pair) -> None:
     assert pair.a.node.wait_live(WAIT)
     pair.a.engine.append(b"z")
     until(lambda: pair.follows(pair.a, pair.b))
+
+
+@pytest.mark.parametrize("name", ["a", "b"], ids=["live", "backup"])
+def test_old_member_gets_no_message_that_it_does_not_know(pair: Pair, name: str) -> None:
+    """It would end the link. It says nothing of damage, and counts as undamaged."""
+    old: Member = getattr(pair, name)
+    new = pair.b if old is pair.a else pair.a
+    old.old = True
+    pair.begin()
+    new.node.note_damage(("orders",))
+    old.node.note_damage(("t",))
+    until(lambda: new.node._member.damaged_there == ("t",))
+    pair.a.engine.append(b"x")
+    until(lambda: pair.follows(pair.a, pair.b))
+    assert old.node._member.damaged_there == ()
+    assert ("'t'" in pair.a.node.status()["cannot_switch"]) == (old is pair.b)
 
 
 def test_copy_goes_over_the_link(pair: Pair) -> None:

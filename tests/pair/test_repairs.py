@@ -11,7 +11,7 @@ import pytest
 from file_logs import World, append, numbered
 from file_pairs import BrokerMember, BrokerPair, contents, put, segments
 
-from broker_io.errors import Damaged
+from broker_io.errors import Damaged, NotInSync
 from broker_io.file import FileBroker
 from broker_io.file import repair as module
 from broker_io.file.damage import DamagedSegment
@@ -113,6 +113,58 @@ def test_damage_without_a_link_is_repaired_once_there_is_one(pair: BrokerPair) -
     until(lambda: "not connected" in pair.a.broker.status()["problem"])
     pair.net.cut = False
     until(lambda: whole(pair))
+
+
+def test_switch_to_a_damaged_backup_is_refused_until_it_is_repaired(
+    pair: BrokerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair.a.broker, pair.b.broker
+    with monkeypatch.context() as broken:
+        broken.setattr(b._repairer, "_compared", lambda: None)
+        damage(pair.b, 0)
+        meet(pair.b)
+        until(lambda: "'t'" in a.status()["cannot_switch"])
+        with pytest.raises(NotInSync, match=r"topics 't', .*wait until they are repaired"):
+            a.switch()
+        put(a, "t", "after")
+        assert (a.live, len(a.status()["in_sync"])) == (True, 2)
+    until(lambda: not a.status()["cannot_switch"])
+    assert whole(pair)
+    a.switch()
+    pair.b.live()
+    assert contents(b, "t")[-1] == "after"
+
+
+def test_switch_does_not_wait_for_damage_on_both(pair: BrokerPair) -> None:
+    for member in (pair.a, pair.b):  # both before either meets it, and is repaired
+        damage(member, 0)
+    for member in (pair.a, pair.b):
+        meet(member)
+    a, b = pair.a.broker, pair.b.broker
+    until(lambda: b._node._member.damaged_there == a._node._member.damaged_there == ("t",))
+    a.switch()
+    assert pair.b.live().status()["role"] == "live"
+
+
+def test_damaged_backup_that_is_left_alone_serves_all_but_that_topic(pair: BrokerPair) -> None:
+    """It refuses that one until the other member is back, and repairs it then."""
+    a, b = pair.a.broker, pair.b.broker
+    a.create_topic("other")
+    put(a, "other", "x")
+    until(pair.same)
+    pair.net.cut = True
+    damage(pair.b, 0)
+    pair.net.break_links()
+    pair.a.stop()
+    meet(pair.b)
+    pair.b.live()
+    assert contents(b, "other") == ["x"]
+    assert [*b.damaged_topics()] == ["t"]
+    meet(pair.b)
+    pair.net.cut = False
+    pair.a.start()
+    until(lambda: whole(pair))
+    assert contents(b, "t")[:2] == ["0", "1"]
 
 
 def test_bytes_that_come_over_a_link_that_has_ended_do_not_count(

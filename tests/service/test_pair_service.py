@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 from unittest import mock
@@ -302,6 +303,30 @@ def test_a_machine_that_stops_waits_for_a_backup_that_is_missing_for_a_moment() 
     on_a_pair(test)
 
 
+def test_a_machine_that_stops_waits_for_the_repair_of_its_backup() -> None:
+    """It serves meanwhile. After a while it ends, and the other machine is not made live: it is not preferred."""
+
+    async def test(both: RunningPair) -> None:
+        first = both.services[0]
+        await eventually(lambda: first.service._replication._in_sync_at > 0)
+        both.pair.damage = "files of topic 'a' are damaged there"
+        stopping = asyncio.ensure_future(first.stop())
+        async with connect(both.address) as client:
+            await client.send("b", b"1")
+            assert first.count("draining") == 0
+            both.pair.damage = ""
+            assert await stopping is None
+            assert (both.pair.live, first.member.switches) == (1, 1)
+            await client.send("b", b"2")
+        second = await both.serving(1)
+        both.pair.damage = "files of topic 'a' are damaged there"
+        second.service._replication._in_sync_at = -math.inf
+        assert await second.stop() is None
+        assert (both.pair.live, second.member.switches) == (1, 0)
+
+    on_a_pair(test)
+
+
 def test_a_machine_that_stops_before_it_serves_makes_the_other_one_live() -> None:
     async def test(both: RunningPair) -> None:
         first = both.services[0]
@@ -469,6 +494,9 @@ def test_a_switch_is_refused_before_anything_ends() -> None:
             await both.services[1].ask("SwitchOver")
         both.pair.in_sync = False
         with pytest.raises(NotInSync, match="wait until it is"):
+            await both.services[0].ask("SwitchOver")
+        both.pair.in_sync, both.pair.damage = True, "files of topic 'a' are damaged there"
+        with pytest.raises(NotInSync, match="topic 'a'"):
             await both.services[0].ask("SwitchOver")
         assert both.services[0].count("draining") == 0
 

@@ -32,7 +32,6 @@ STEP_DOWN = 1.0
 """Seconds after the end of an engine in which the broker may still notice that it is no longer live."""
 OPENING_SECONDS = 10.0
 """Seconds that a request of an operator waits for a log that is being opened."""
-BOTH = 2
 LEAST_LEASE = 1.0
 BACKUP_MISSING = (
     "the backup of this pair is not in sync, and pair.min_in_sync is 2, so nothing can be written: start the backup or "
@@ -98,8 +97,8 @@ class Replication:
 
     @property
     def can_switch(self) -> bool:
-        """Whether this machine is live and the other one has everything."""
-        return self.live and len(self.facts()["in_sync"]) == BOTH
+        """Whether this machine is live and the other one has everything, without damage."""
+        return self.live and not self.facts()["cannot_switch"]
 
     @property
     def lacks_backup(self) -> bool:
@@ -200,9 +199,8 @@ class Replication:
         broker = await self._broker_of(request)
         if not broker.live:
             raise NotLive("this machine is not live: ask the other one to switch")
-        why = f" ({problem})" if (problem := self.problem) else ""
-        if not self.can_switch:
-            raise NotInSync(f"the backup is not in sync: wait until it is, then switch{why}")
+        if refusal := self.facts()["cannot_switch"]:
+            raise NotInSync(f"{refusal} ({problem})" if (problem := self.problem) else refusal)
         self._requested = requested = self._requested or asyncio.get_running_loop().create_future()
         self.switch_requested.set()
         if (error := await asyncio.shield(requested)) is not None:
