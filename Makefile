@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist releases lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ sim: $(STAMP) ## simulate the whole system; SEEDS=1000 or SECONDS=600, KIND=clus
 
 sim-planted: $(STAMP) ## plant bugs and check that the simulator finds each; ONLY=text, SECONDS=600 for each, LIST=1 for the results
 	$(BIN)/python tests/sim/planted.py $(if $(ONLY),"$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(MISSING),--missing) $(if $(LIST),--list)
+
+power: $(STAMP) ## cut the power of a program on an embedded log; CUTS=1000 SEED=1
+	PYTHONPATH=tests $(BIN)/python tests/power/cuts.py $(if $(CUTS),--cuts $(CUTS)) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(STAMP) ## fuzz the decoders and the wire protocol; SECONDS=600 in all, ONLY=text for some targets
 	$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP) -r requirements/fuzz.txt >&2
