@@ -116,8 +116,8 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full 
 stress: $(STAMP) ## check real processes: read-only disk, 2,000 clients, 500 streams, retention, clocks; ONLY=clock_jumps
 	$(BIN)/python tests/stress/stress_run.py $(ONLY)
 
-bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some
-	$(BIN)/python -m bench $(ONLY)
+bench: $(STAMP) ## measure the figures, one JSON object per line; ONLY=prefix for some, ARGS=--accept to accept calls
+	$(BIN)/python -m bench $(ONLY) $(ARGS)
 
 compare: $(STAMP) ## compare the figures with another tree; OTHER=DIR, ONLY=prefix for some
 	$(BIN)/python -m bench.compare $(OTHER) $(ONLY)

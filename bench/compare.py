@@ -17,12 +17,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.calls_table import UNITS
 from bench.harness import Figure, figures
 
 RUNS = 5
 LEAST_RATIO = 0.95
 TIMEOUT_SECONDS = 1800
-LESS_IS_BETTER = ("s", "ms", "us", "ns", "bytes", "times", "threads")
+LESS_IS_BETTER = ("s", "ms", "us", "ns", "bytes", "times", "threads", *UNITS.values())
 THIS = Path(__file__).resolve().parent.parent
 
 _MEASURE = """

@@ -20,7 +20,7 @@ import pkgutil
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
@@ -52,6 +52,7 @@ class Figure:
 
 _registry: dict[str, Figure] = {}
 _if_it_fails: dict[Callable[[TextIO], None], None] = {}
+_accepting: dict[str, Callable[[Mapping[str, float]], None]] = {}
 
 
 def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = None) -> Callable[[Measure], Measure]:
@@ -76,6 +77,11 @@ def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = 
 def if_it_fails(explain: Callable[[TextIO], None]) -> None:
     """Call `explain` with stderr if the current figure fails, after its traceback."""
     _if_it_fails[explain] = None
+
+
+def accepting(prefix: str, write: Callable[[Mapping[str, float]], None]) -> None:
+    """Let `--accept` call `write` with the values of measured figures with a name prefix, to which tests hold them."""
+    _accepting[prefix] = write
 
 
 def figures(only: str = "") -> list[Figure]:
@@ -122,10 +128,20 @@ def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
     }
 
 
-def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None, err: TextIO | None = None) -> bool:
-    """Measure and print figures, and whether each reaches its goal; return whether all could be measured."""
+def run(
+    chosen: Iterable[Figure],
+    *,
+    runs: int = RUNS,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+    accept: bool = False,
+) -> bool:
+    """Measure and print figures, and whether each reaches its goal; return whether all could be measured.
+
+    `accept`: the values become those that tests hold the figures to.
+    """
     out, err = out or sys.stdout, err or sys.stderr
-    complete = True
+    complete, values = True, dict[str, float]()
     for one in chosen:
         print(f"{one.name}  (a synced write takes {synced_write_ms():.2f} ms here now)", file=err, flush=True)
         _if_it_fails.clear()
@@ -141,7 +157,10 @@ def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None
             to_peer = one.goal.endswith(TO_PEER)
             outcome = "reached" if reaches(float(str(line["ratio" if to_peer else "value"])), one.goal) else "MISSED"
             print(f"  goal {one.goal}{'' if to_peer else ' ' + one.unit}: {outcome}", file=err, flush=True)
+        values[one.name] = float(str(line["value"]))
         print(json.dumps(line), file=out, flush=True)
+    for prefix, write in _accepting.items() if accept else ():
+        write({name: value for name, value in values.items() if name.startswith(prefix)})
     return complete
 
 
@@ -159,6 +178,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("prefix", metavar="PREFIX", nargs="*", help="measure only figures with this name prefix")
     parser.add_argument("--list", action="store_true", help="list names, units and goals, and measure nothing")
+    parser.add_argument("--accept", action="store_true", help="let tests hold the figures `calls.` to what is measured")
     options = parser.parse_args(arguments)
     try:
         chosen = {one.name: one for prefix in options.prefix or [""] for one in figures(prefix)}
@@ -169,4 +189,4 @@ def main(arguments: list[str]) -> int:
         for one in chosen.values():
             print(f"{one.name}  {one.unit}  {one.goal or '-'}")
         return 0
-    return 0 if run(chosen.values()) else 1
+    return 0 if run(chosen.values(), accept=options.accept) else 1

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
 
 @contextmanager
-def service(*flags: str) -> Iterator[str]:
-    """The address of a `txnbuf serve` process on a new log; `flags` are added to the command."""
+def service(*flags: str, program: Sequence[str] = ("-m", "txnbuffer")) -> Iterator[str]:
+    """The address of a `txnbuf serve` process on a new log; `flags` are added to the command.
+
+    `program` are the arguments of the interpreter that start `txnbuf`.
+    """
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}/log"]
+        command = [sys.executable, *program, "serve", f"file:{directory}/log"]
         command += ["--listen", "127.0.0.1:0", "--http", "", *flags]
         with started(command) as (_, facts):
             yield str(facts["address"])
