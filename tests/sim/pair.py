@@ -223,8 +223,8 @@ class PairScenario(Scenario):
 
         def is_whole() -> bool:
             """Whether the file is as it was; it may have grown, or be gone."""
-            data = self._segments(service.host).get(path, found[path])
-            return data.startswith(found[path])
+            disk = service.host.disk
+            return not disk.exists(path) or disk.content(path).startswith(found[path])
 
         if not self.world.run(REPAIR_SECONDS, is_whole):
             raise Finding(f"bit {bit} of {path} of {service.host.name} was not repaired from {other.host.name}")
