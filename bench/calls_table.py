@@ -60,7 +60,7 @@ def problems(work: str, found: Row, row: Row, in_flight: int = 1, spread: float 
                 f"{name} is {figure:.4g}, which is {share} above the accepted {allowed:.4g}: make the path shorter "
                 f"again, or accept it with {ACCEPT}, and say in the commit why it is worth that"
             )
-        elif -more > max(slack, GAIN * allowed):
+        elif -more > max(1.5 * slack, GAIN * allowed):
             yield (
                 f"{name} is {figure:.4g}, which is {share} below the accepted {allowed:.4g}: accept it with {ACCEPT}, "
                 "so that the gain cannot be lost unnoticed"

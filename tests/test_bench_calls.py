@@ -53,7 +53,7 @@ def test_a_longer_path_is_refused_with_figure_and_remedy() -> None:
 def test_a_gain_must_be_accepted() -> None:
     (text,) = problems(python=800.0)
     assert text.startswith("calls.transaction.python is 800, which is 20% below the accepted 1000: accept it")
-    assert len(problems(syncs=1.0)) == len(problems(iterations=2.0)) == 1
+    assert len(problems(syncs=1.0)) == len(problems(iterations=1.0)) == 1
 
 
 def test_a_figure_that_was_never_accepted_is_refused() -> None:
