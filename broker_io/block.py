@@ -51,8 +51,9 @@ length. So the columns of many blocks are concatenated as bytes and then decoded
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, wraps
 from operator import attrgetter
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -82,6 +83,10 @@ _CRC = struct.Struct("<I")
 PAIR = struct.Struct("<II")
 _SECTION = struct.Struct("<HHI")
 _PADDING = tuple(bytes(size) for size in range(8))
+_NO, _YES = b"\0", b"\1"
+_DIGITS = bytes.maketrans(_NO + _YES, b"01")
+FEW_ROWS = 256
+"""Rows up to which a bitmap is made faster without numpy."""
 
 Layout: TypeAlias = tuple[dict[int, slice], tuple[tuple[int, slice], ...]]
 """The location of each section of a keys part by its tag, and of each property section with its tag."""
@@ -132,15 +137,13 @@ class RawBlock(NamedTuple):
 
 def hash_keys(keys: Blobs, seed: int) -> bytes:
     """16 bytes per key: XXH3-128 seeded with a 64-bit secret, zeros for an absent key."""
-    digest = xxhash.xxh3_128_digest
+    data, bounds, digest = bytes(keys.data), keys.offsets.tolist(), xxhash.xxh3_128_digest
     if keys.absent is None:
-        return b"".join([digest(key or b"", seed) for key in keys.to_list()])
-    data, present = bytes(keys.data), ~keys.absent  # few keys may be left
-    starts, ends = keys.offsets[:-1][present].tolist(), keys.offsets[1:][present].tolist()
-    hashes = b"".join([digest(data[start:end], seed) for start, end in zip(starts, ends, strict=True)])
-    found = np.zeros(len(keys), "V16")
-    found[present] = np.frombuffer(hashes, "V16")
-    return found.tobytes()
+        return b"".join([digest(data[start:end], seed) for start, end in itertools.pairwise(bounds)])
+    hashes = [bytes(16)] * (len(bounds) - 1)
+    for row in (~keys.absent).nonzero()[0].tolist():  # few keys may be left
+        hashes[row] = digest(data[bounds[row] : bounds[row + 1]], seed)
+    return b"".join(hashes)
 
 
 # --- encoding ---
@@ -165,13 +168,15 @@ def encode_block(
     `publish_times` (int64[n]) for messages that were published at different times. `hashed` adds key hashes.
     `compress_keys` compresses the keys part, `compress` both parts.
     """
-    count = len(batch)
+    column = batch.values.packed()
+    count = len(column.offsets) - 1
     span = count if entries is None else int(entries[-1]) - first_entry + 1
-    sections = _sections(batch, seed if hashed else None, None if span == count else entries, publish_times)
-    pieces = [_SECTION.pack(tag, 0, len(content)) for tag, content in sections]
-    for _, content in sections:
+    sections = _sections(batch, column, seed if hashed else None, None if span == count else entries, publish_times)
+    table, pieces = list[bytes](), list[bytes]()
+    for tag, content in sections:
+        table.append(_SECTION.pack(tag, 0, len(content)))
         pieces += (content, _PADDING[-len(content) % 8])
-    part, values = b"".join(pieces), bytes(batch.values.packed().data)
+    part, values = b"".join(table + pieces), bytes(column.data)
     flags, keys_raw, values_raw = 0, len(part), len(values)
     if compress or compress_keys:
         part, flags = _compressed(part, KEYS_ZSTD)
@@ -194,20 +199,26 @@ def _compressed(part: bytes, flag: int) -> tuple[bytes, int]:
     return (small, flag) if len(small) < len(part) else (part, 0)
 
 
-def _sections(batch: Batch, seed: int | None, entries: Int64s | None, times: Int64s | None) -> list[tuple[int, bytes]]:
+def _sections(
+    batch: Batch, values: Blobs, seed: int | None, entries: Int64s | None, times: Int64s | None
+) -> list[tuple[int, bytes]]:
+    """Most blocks have few messages, so this calls no function of numpy that is written in Python."""
     sections: list[tuple[int, bytes]] = []
-    keys, values = batch.keys.packed(), batch.values.packed()
-    if keys.absent is None or not keys.absent.all():
+    keys = batch.keys.packed()
+    without_key = b"" if keys.absent is None else keys.absent.tobytes()
+    if not without_key or _NO in without_key:
         if seed is not None:
             sections.append((HASHES, hash_keys(keys, seed)))
-        _add_mask(sections, KEY_ABSENT, keys.absent)
+        if _YES in without_key:
+            sections.append((KEY_ABSENT, _bitmap(without_key)))
         sections.append((KEY_OFFSETS, keys.offsets.astype("<i4", copy=False).tobytes()))
         sections.append((KEYS, bytes(keys.data)))
-    _add_mask(sections, VALUE_ABSENT, values.absent)
+    if values.absent is not None and _YES in (without_value := values.absent.tobytes()):
+        sections.append((VALUE_ABSENT, _bitmap(without_value)))
     sections.append((VALUE_OFFSETS, values.offsets.astype("<i4", copy=False).tobytes()))
     if batch.event_times is not None and batch.event_times.any():
         sections.append((EVENT_TIMES, batch.event_times.astype("<i8", copy=False).tobytes()))
-    sections += [_property_section(name, column) for name, column in batch.properties.items()]
+    _add_properties(sections, batch.properties)
     if entries is not None:
         sections.append((ENTRIES, (entries - entries[0]).astype("<u4").tobytes()))
     if times is not None:
@@ -215,21 +226,27 @@ def _sections(batch: Batch, seed: int | None, entries: Int64s | None, times: Int
     return sections
 
 
-def _add_mask(sections: list[tuple[int, bytes]], tag: int, absent: NDArray[np.bool_] | None) -> None:
-    if absent is not None and absent.any():
-        sections.append((tag, np.packbits(absent, bitorder="little").tobytes()))
+def _add_properties(sections: list[tuple[int, bytes]], properties: Mapping[str, PropertyColumn]) -> None:
+    for name, column in properties.items():
+        encoded = name.encode()
+        if isinstance(column, Numbers):
+            mask = b"" if column.present is None else _bitmap(column.present.tobytes())
+            head = PAIR.pack(len(encoded), 0 if column.present is None else 1)
+            numbers = column.values.astype("<i8", copy=False).tobytes()
+            sections.append((NUMBERS, b"".join((head, numbers, mask, encoded))))
+        else:
+            texts = [*map(str.encode, column.values)]
+            head = struct.pack(f"<{2 + len(texts)}I", len(encoded), len(texts), *map(len, texts))
+            codes = column.codes.astype("<i4", copy=False).tobytes()
+            sections.append((LABELS, b"".join((head, codes, encoded, *texts))))
 
 
-def _property_section(name: str, column: PropertyColumn) -> tuple[int, bytes]:
-    encoded = name.encode()
-    if isinstance(column, Numbers):
-        mask = b"" if column.present is None else np.packbits(column.present, bitorder="little").tobytes()
-        head = PAIR.pack(len(encoded), 0 if column.present is None else 1)
-        return NUMBERS, b"".join([head, column.values.astype("<i8", copy=False).tobytes(), mask, encoded])
-    texts = [text.encode() for text in column.values]
-    lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
-    codes = column.codes.astype("<i4", copy=False).tobytes()
-    return LABELS, b"".join([PAIR.pack(len(encoded), len(texts)), lengths, codes, encoded, *texts])
+def _bitmap(flags: bytes) -> bytes:
+    """A bit for each of the bytes 0 and 1, the first one in the lowest bit."""
+    count = len(flags)
+    if count > FEW_ROWS:
+        return np.packbits(np.frombuffer(flags, np.bool_), bitorder="little").tobytes()
+    return int(flags[::-1].translate(_DIGITS), 2).to_bytes((count + 7) // 8, "little")
 
 
 # --- decoding ---

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_
 
 import numpy as np
 
-from broker_io.batch import Batch, Blobs, Labels, PlacedBatch, PropertyColumn
+from broker_io.batch import Batch, Blobs, Labels, PlacedBatch
 from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, NotSupported, TopicNotFound
 from broker_io.partitions import Hashing
 from broker_io.position import EARLIEST, NO_INDEX, Position, Positions
@@ -494,35 +494,43 @@ def check_batch(batch: Batch, limit: int) -> int:
 
     Raises MessageTooLarge or InvalidMessage.
     """
-    count = len(batch)
-    lengths = {len(batch.keys), *map(len, batch.properties.values())}
+    count = len(batch.values.offsets) - 1
+    lengths = {count, len(batch.keys.offsets) - 1}
     if batch.event_times is not None:
         lengths.add(len(batch.event_times))
-    if lengths != {count}:
-        raise InvalidMessage(
-            f"the columns of the batch have different lengths ({sorted(lengths | {count})}): make them equal"
-        )
     if len(batch.properties) > MAX_PROPERTIES:
         raise InvalidMessage(f"the batch has {len(batch.properties)} distinct properties: use at most {MAX_PROPERTIES}")
-    largest, total = 0, 0
+    largest, total = 0, 8 * count
     for name, column in batch.properties.items():
-        longest, size = _measure_property(name, column, count)
-        largest += longest
-        total += size
+        labels = column.values if isinstance(column, Labels) else ()
+        lengths.add(len(column.codes if isinstance(column, Labels) else column.values))
+        try:
+            sizes = [*map(len, map(str.encode, labels))]
+            named = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"property {name!r} is not valid Unicode ({error.reason}): correct it") from None
+        if isinstance(column, Labels):
+            largest += named + max(sizes, default=0)
+            total += named + sum(sizes) + 4 * count
+        else:
+            largest += named + NUMBER_DIGITS
+            total += named + 8 * count
+    if lengths != {count}:
+        raise InvalidMessage(f"the columns of the batch have different lengths ({sorted(lengths)}): make them equal")
     for blobs in (batch.keys, batch.values):
         longest, size = _measure(blobs)
         largest += longest
-        total += size + 4 * count
+        total += size
     if largest > limit:
         _check_sizes(batch, limit)
     return total
 
 
-def check_together(sizes: Sequence[int]) -> None:
-    """Check the sizes of appends in one operation, as `check_batch` returns them. Raises MessageTooLarge."""
-    if len(sizes) > 1 and (size := sum(sizes)) > MAX_TOGETHER_BYTES:
+def check_together(size: int) -> None:
+    """Check the bytes of several appends in one operation, as `check_batch` counts them. Raises MessageTooLarge."""
+    if size > MAX_TOGETHER_BYTES:
         raise MessageTooLarge(
-            f"{len(sizes)} appends in one operation have {size} bytes: append at most {MAX_TOGETHER_BYTES} together"
+            f"appends in one operation have {size} bytes: append at most {MAX_TOGETHER_BYTES} together"
         )
 
 
@@ -533,26 +541,10 @@ def _measure(blobs: Blobs) -> tuple[int, int]:
     shortest = longest = last - first
     if len(offsets) > 2:
         lengths = offsets[1:] - offsets[:-1]
-        shortest, longest = int(lengths.min()), int(lengths.max())
+        shortest, longest = int(np.minimum.reduce(lengths)), int(np.maximum.reduce(lengths))
     if first < 0 or shortest < 0 or last > len(blobs.data):
         raise InvalidMessage("the offsets of the batch do not fit its bytes: make them ascend from 0 to the length")
     return longest, last - first
-
-
-def _measure_property(name: str, column: PropertyColumn, count: int) -> tuple[int, int]:
-    """At least the bytes of the longest name with text, and roughly those of all.
-
-    Raises InvalidMessage for text that is not valid Unicode.
-    """
-    labels = column.values if isinstance(column, Labels) else ()
-    try:
-        sizes = [*map(len, map(str.encode, labels))]
-        named = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidMessage(f"property {name!r} is not valid Unicode ({error.reason}): correct it") from None
-    if isinstance(column, Labels):
-        return named + max(sizes, default=0), named + sum(sizes) + 4 * count
-    return named + NUMBER_DIGITS, named + 8 * count
 
 
 def _check_sizes(batch: Batch, limit: int) -> None:

@@ -74,12 +74,10 @@ class Positions:
     @classmethod
     def consecutive(cls, ledger: int, first_entry: int, count: int, published: int = 0) -> Positions:
         """`count` consecutive single messages of one ledger."""
-        return cls(
-            np.full(count, ledger, np.int64),
-            np.arange(first_entry, first_entry + count, dtype=np.int64),
-            np.full(count, NO_INDEX, np.int64),
-            published,
-        )
+        ledgers, indexes = np.empty((2, count), np.int64)
+        ledgers.fill(ledger)
+        indexes.fill(NO_INDEX)
+        return cls(ledgers, np.arange(first_entry, first_entry + count, dtype=np.int64), indexes, published)
 
     @classmethod
     def entry(cls, ledger: int, entry: int, count: int) -> Positions:

@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import contextvars
 import ipaddress
+import operator
 import os
 import queue
 import random
@@ -283,8 +284,8 @@ class SystemCondition(threading.Condition):
     """A condition whose block takes and releases the lock in C, so that a signal handler cannot raise in between."""
 
     if not TYPE_CHECKING:
-        __enter__ = property(lambda self: self._lock.__enter__)
-        __exit__ = property(lambda self: self._lock.__exit__)
+        __enter__ = property(operator.attrgetter("_lock.__enter__"))
+        __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
 
 class SystemThreads:

@@ -54,7 +54,6 @@ from broker_io.port import (
     BackupReport,
     Resource,
     TogetherAppend,
-    check_batch,
     check_compaction,
     check_data_topic,
     check_together,
@@ -147,6 +146,7 @@ class FileBroker(ReadingBroker):
         self._options = options
         threads = environment.threads
         self._grew = threads.condition()
+        self._waiting = 0
         self._work = threads.reentrant_lock()
         self._queue = threads.condition()
         self._compacting: defaultdict[str, Mutex] = defaultdict(threads.lock)
@@ -240,14 +240,19 @@ class FileBroker(ReadingBroker):
             super().wait(seen, pause, remaining)
             return
         with self._grew:
-            self._grew.wait_for(
-                lambda: self.closed or self.current(seen.number) is not seen, min(remaining, LONGEST_WAIT)
-            )
+            self._waiting += 1
+            try:
+                self._grew.wait_for(
+                    lambda: self.closed or self.current(seen.number) is not seen, min(remaining, LONGEST_WAIT)
+                )
+            finally:
+                self._waiting -= 1
 
     def _notify(self) -> None:
-        """Wake waiting readers."""
-        with self._grew:
-            self._grew.notify_all()
+        """Wake waiting readers; one that begins to wait now sees what has changed."""
+        if self._waiting:
+            with self._grew:
+                self._grew.notify_all()
 
     # --- structure ---
 
@@ -553,8 +558,9 @@ class FileBroker(ReadingBroker):
         return self._append(appends, alone=False)
 
     def _append(self, appends: Sequence[TogetherAppend], *, alone: bool) -> Future[Any]:
-        unit = PendingUnit([self._pending(append) for append in appends], alone)
-        check_together([append.size for append in unit.appends])
+        unit = PendingUnit([*map(self._pending, appends)], alone=alone)
+        if len(unit.appends) > 1:
+            check_together(unit.size)
         try:
             with self._queue:
                 self._check_writers(appends)
@@ -578,7 +584,7 @@ class FileBroker(ReadingBroker):
         writer, batch, reserved = append
         if not isinstance(writer, FileWriter) or writer.broker is not self:
             raise CallerError(f"{writer!r} is no writer of the log {self.directory}: open one with this broker")
-        return PendingBatch(writer.topic, batch, check_batch(batch, self.max_message_bytes), reserved)
+        return PendingBatch.checked(writer.topic, batch, self.max_message_bytes, reserved=reserved)
 
     def _check_writers(self, appends: Sequence[TogetherAppend]) -> None:
         for append in appends:
@@ -601,17 +607,17 @@ class FileBroker(ReadingBroker):
 
     def _flush(self) -> None:
         """Write all pending appends; the caller holds the work lock."""
-        while self._flush_once():
-            pass
+        while self._log.pending:
+            self._flush_once()
 
-    def _flush_once(self) -> bool:
+    def _flush_once(self) -> None:
         with self._queue:
+            full = self._log.pending_bytes > MAX_PENDING_BYTES
             taken = self._log.take()
-            if taken:
+            if full:
                 self._queue.notify_all()
         if taken:
             self._log.commit(taken)
-        return bool(taken)
 
     def _commit_loop(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from broker_io.errors import DiskWatermark, Error, TopicNotFound
 from broker_io.file.layout import MIB, LedgerEntry, TopicEntry
 from broker_io.file.operations import AppendBlocks
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_PROPERTIES, OWN_PREFIX
+from broker_io.port import MAX_PROPERTIES, OWN_PREFIX, check_batch
 from broker_io.position import Positions
 from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.replication.records import Mark
@@ -45,49 +45,44 @@ class FileTopic:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch to be written; `size` is about its bytes. `reserved`: it may use the reserve below the watermark.
+    """A batch of `rows` messages to be written; `size` is about its bytes.
 
-    `outcome`: its positions, or why it alone is refused.
+    `reserved`: it may use the reserve below the watermark. `outcome`: its positions, or why it alone is refused.
     """
 
     topic: FileTopic
     batch: Batch
+    rows: int
     size: int
-    reserved: bool = False
-    outcome: Positions | Error | None = None
+    reserved: bool
+    outcome: Positions | Error | None
 
-    def __post_init__(self) -> None:
-        if not len(self.batch):
-            self.outcome = Positions.of([])
+    @classmethod
+    def checked(cls, topic: FileTopic, batch: Batch, limit: int, *, reserved: bool = False) -> PendingBatch:
+        """Raises MessageTooLarge or InvalidMessage."""
+        rows = len(batch.values.offsets) - 1
+        return cls(topic, batch, rows, check_batch(batch, limit), reserved, None if rows else Positions.of([]))
 
 
-@dataclass(slots=True, eq=False)
 class PendingUnit:
     """Appends that one operation writes, all or nothing. `alone`: the future is that of its only append."""
 
-    appends: list[PendingBatch]
-    alone: bool = False
-    future: Future[Any] = field(default_factory=Future)
+    __slots__ = ("alone", "appends", "future", "size")
 
-    def __post_init__(self) -> None:
+    def __init__(self, appends: Sequence[PendingBatch], *, alone: bool = False) -> None:
+        self.appends = appends
+        self.alone = alone
+        self.size = 0
+        for append in appends:
+            self.size += append.size
+        self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
-
-    @property
-    def size(self) -> int:
-        """About its bytes."""
-        return sum([append.size for append in self.appends])
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether nothing has to be written any more."""
-        return None not in [append.outcome for append in self.appends]
 
     def complete(self) -> None:
         """Resolve the future by the outcomes of all appends."""
-        outcomes = [append.outcome for append in self.appends]
         if not self.alone:
-            self.future.set_result(outcomes)
-        elif isinstance(outcome := outcomes[0], Error):
+            self.future.set_result([append.outcome for append in self.appends])
+        elif isinstance(outcome := self.appends[0].outcome, Error):
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
@@ -115,26 +110,22 @@ class Watermark:
         self.unseen = BYTES_BETWEEN
         """Bytes that were written since the last check."""
         self._seen_at = 0.0
-        self._low = False
-        self._free = watermark_bytes
-
-    @property
-    def is_crossed(self) -> bool:
+        self.is_crossed = False
         """Whether there was less free space at the last check."""
-        return self._low
+        self._free = watermark_bytes
 
     def check(self) -> None:
         """Measure the free space if it may have changed. Raises OSError."""
         now = self._clock.monotonic()
-        if self._low or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
+        if self.is_crossed or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
             self._free = self._disk.free_bytes(self._directory)
             self.unseen, self._seen_at = 0, now
-            self._low = self._free < self._watermark_bytes
+            self.is_crossed = self._free < self._watermark_bytes
 
     def refusal(self, append: PendingBatch) -> DiskWatermark | None:
         """The error for an append that may not be written, by the last check, or None."""
         reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
-        if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
+        if not self.is_crossed or (reserved and 2 * self._free >= self._watermark_bytes):
             return None
         limit = "half of the watermark" if reserved else "the watermark"
         return DiskWatermark(
@@ -147,12 +138,14 @@ def admitted(units: Iterable[PendingUnit], watermark: Watermark) -> list[Pending
     """The units of which something is to be written; those whose appends are all refused are completed."""
     left = []
     for unit in units:
+        decided = True
         for append in unit.appends:
             if append.topic.removed:
                 append.outcome = TopicNotFound(f"topic {append.topic.entry.name!r} was deleted: create it first")
-            elif append.outcome is None:
+            elif watermark.is_crossed and append.outcome is None:
                 append.outcome = watermark.refusal(append)
-        if unit.is_decided:
+            decided = decided and append.outcome is not None
+        if decided:
             unit.complete()
         else:
             left.append(unit)
@@ -179,21 +172,18 @@ class Replicator(Protocol):
 
 
 class LedgerCommit(NamedTuple):
-    """The commit of one topic in a flush: blocks for the end of the open ledger, the ledger after it, positions."""
+    """The commit of one topic in a flush.
+
+    `operation`, with its body, is the append to the topic as it is; `blocks` are those of the body with their offsets,
+    and `after` is the open ledger with them.
+    """
 
     topic: FileTopic
-    blocks: list[EncodedBlock]
+    operation: NumberedOperation
+    body: AppendBlocks
+    blocks: list[tuple[int, EncodedBlock]]
     after: LedgerEntry
     answers: list[tuple[PendingBatch, Positions]]
-
-    @property
-    def operation(self) -> NumberedOperation:
-        """The append as an operation on the topic as it is."""
-        entry = self.topic.entry
-        ledger = entry.ledgers[-1]
-        chunks = [chunk for block in self.blocks for chunk in block.chunks]
-        body = AppendBlocks(ledger.ledger, ledger.generation, ledger.bytes, self.after.bytes - ledger.bytes, chunks)
-        return NumberedOperation(Change.APPEND, entry.number, entry.operations + 1, 0, body)
 
 
 def plan_commits(
@@ -222,32 +212,34 @@ def plan_commits(
 
 def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, seed: int, compress: bool) -> LedgerCommit:
     """The blocks for all pending appends of one topic."""
-    ledger = topic.entry.ledgers[-1]
-    time_ms = max(now_ms, ledger.last_time)
-    blocks: list[EncodedBlock] = []
-    count, size, place = 0, 0, topic.entry.place(ledger)
-    for batch in _in_block_sizes(appends):
-        first = ledger.entries + count
-        blocks.append(
-            encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, place=place, compress=compress)
-        )
-        count += len(batch)
-        size += blocks[-1].length
-    positions = Positions.consecutive(ledger.ledger, ledger.entries, count, time_ms)
+    entry = topic.entry
+    ledger = entry.ledgers[-1]
+    time_ms, place = max(now_ms, ledger.last_time), entry.place(ledger)
+    blocks, chunks = list[tuple[int, EncodedBlock]](), list[bytes]()
+    first, offset = ledger.entries, ledger.bytes
+    small = len(appends) == 1 and appends[0].size <= BLOCK_BYTES
+    for batch in [appends[0].batch] if small else _in_block_sizes(appends):
+        block = encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, place=place, compress=compress)
+        blocks.append((offset, block))
+        chunks += block.chunks
+        first += block.rows
+        offset += block.length
     answers: list[tuple[PendingBatch, Positions]] = []
-    start = 0
+    start = ledger.entries
     for append in appends:
-        stop = start + len(append.batch)
-        answers.append((append, positions.take(slice(start, stop))))
-        start = stop
-    return LedgerCommit(topic, blocks, ledger.grown(count, size, time_ms, time_ms), answers)
+        answers.append((append, Positions.consecutive(ledger.ledger, start, append.rows, time_ms)))
+        start += append.rows
+    body = AppendBlocks(ledger.ledger, ledger.generation, ledger.bytes, offset - ledger.bytes, chunks)
+    operation = NumberedOperation(Change.APPEND, entry.number, entry.operations + 1, 0, body)
+    after = ledger.grown(first - ledger.entries, body.length, time_ms, time_ms)
+    return LedgerCommit(topic, operation, body, blocks, after, answers)
 
 
 def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:
     group: list[Batch] = []
     size, rows, names = 0, 0, set[str]()
     for append in appends:
-        count = len(append.batch)
+        count = append.rows
         named = names.union(append.batch.properties)
         if group:
             # Earlier batches get cells for properties that only this one has, and this one for those it lacks.

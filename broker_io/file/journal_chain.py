@@ -243,8 +243,8 @@ class Journal:
 
     # --- writing ---
 
-    def append(self, content: Sequence[bytes | memoryview]) -> None:
-        """Write one record of a log without a pair, in chunks, and return once it is durable."""
+    def append(self, content: Sequence[bytes | memoryview]) -> Mark:
+        """Write one record of a log without a pair, in chunks, and return its mark once it is durable."""
         with self._mutex:
             file = self._files[-1]
             lsn = file.end.lsn + 1
@@ -254,6 +254,7 @@ class Journal:
             self._file.write(file.size, [head, *content])
             self._file.sync()
             file.add(mark, file.size + HEAD_BYTES + size)
+            return mark
 
     def write(self, records: Sequence[LogRecord], synced: int) -> None:
         """Write records of a pair and return once they are durable; `synced` is the lsn up to which all is."""

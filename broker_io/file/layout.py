@@ -310,9 +310,8 @@ class LedgerEntry(NamedTuple):
     def grown(self, entries: int, size: int, first_time: int, last_time: int) -> LedgerEntry:
         """This ledger with `entries` messages in `size` bytes more, published between two times."""
         first = self.first_time if self.entries else first_time
-        return self._replace(
-            entries=self.entries + entries, bytes=self.bytes + size, first_time=first, last_time=last_time
-        )
+        number, generation, before, stored, *_, digest = self
+        return LedgerEntry(number, generation, before + entries, stored + size, first, last_time, digest)
 
 
 class TopicEntry(NamedTuple):
@@ -366,7 +365,9 @@ class TopicEntry(NamedTuple):
 
     def appended(self, entry: LedgerEntry) -> TopicEntry:
         """The topic after an append, with its open ledger."""
-        return self._replace(ledgers=(*self.ledgers[:-1], entry), operations=self.operations + 1)
+        number, name, incarnation, floor, ledgers, compaction, operations = self
+        ledgers = (*ledgers[:-1], entry)
+        return TopicEntry(number, name, incarnation, floor, ledgers, compaction, operations + 1)
 
 
 class TopicFiles(NamedTuple):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from broker_io.batch import Batch
@@ -75,7 +76,6 @@ from broker_io.file.operations import (
 )
 from broker_io.file.redo import StructurePlan, planned
 from broker_io.file.segment import Segment
-from broker_io.port import check_batch
 from broker_io.position import Positions
 from broker_io.replication.numbers import Change, NumberedOperation, ObjectNumbers
 from broker_io.replication.records import FOUNDED_EMPTY, START, Mark, Store
@@ -87,6 +87,7 @@ APPEND_BYTES = 1024
 OPEN_SEGMENTS = 256
 """Segment files that are kept open."""
 
+_OPERATION = attrgetter("operation")
 _REFUSALS = (DiskFailed, TooManyFiles, DiskWatermark, NotLive, AppendUnknown)
 """Why appends and changes are not done, or not known to be; all else is a defect."""
 _STOPPED = "the log has stopped; nothing acknowledged is lost: repair the disk or free space, then open the log again"
@@ -289,7 +290,7 @@ class FileLog:
             ledger, headers = grown_ledger(topic.entry, body)
         self._dirty[operation.topic] = topic
         with self.guard(topic.segment.path, midway=True):
-            write = partial(topic.segment.write_stored, body.offset, body.chunks, headers)
+            write = partial(topic.segment.write, body.offset, body.chunks, headers)
             if self._manifest.pair is None:
                 self._retry_without_descriptors(write)
             else:
@@ -459,14 +460,12 @@ class FileLog:
 
     def submit(self, topic: FileTopic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
         """Queue a batch for the next flush. Raises MessageTooLarge or InvalidMessage."""
-        append = PendingBatch(topic, batch, check_batch(batch, self._options.max_message_bytes), reserved)
+        append = PendingBatch.checked(topic, batch, self._options.max_message_bytes, reserved=reserved)
         return self.submit_unit(PendingUnit([append], alone=True))
 
     def submit_unit(self, unit: PendingUnit) -> Future[Any]:
         """Queue a unit, whose batches are checked, for the next flush."""
-        if unit.is_decided:
-            unit.complete()
-        elif self.failure is not None:
+        if self.failure is not None:
             unit.future.set_exception(self.failure)
         else:
             self.pending.append(unit)
@@ -486,8 +485,8 @@ class FileLog:
 
     def flush(self) -> None:
         """Write and acknowledge all pending appends."""
-        while taken := self.take():
-            self.commit(taken)
+        while self.pending:
+            self.commit(self.take())
 
     def commit(self, taken: list[PendingUnit]) -> None:
         """Write units durably and acknowledge them; every future is done when this returns or raises."""
@@ -502,9 +501,12 @@ class FileLog:
     def _commit(self, taken: list[PendingUnit]) -> None:
         try:
             self.check()
-            with self.guard(self._directory):
+            try:
                 self._watermark.check()
-            units, commits = self._plan(taken)
+            except OSError as error:
+                raise self.failed(error, self._directory) from error
+            units = admitted(taken, self._watermark)
+            units, commits = plan_commits(units, self._clock.now_ms(), self.seed, self._options.compress)
             if not commits:
                 return
             mark = self._record_appends(commits)
@@ -524,48 +526,46 @@ class FileLog:
                 unit.complete()
         self._after(commits)
 
-    def _plan(self, taken: list[PendingUnit]) -> tuple[list[PendingUnit], list[LedgerCommit]]:
-        units = admitted(taken, self._watermark)
-        return plan_commits(units, self._clock.now_ms(), self.seed, self._options.compress)
-
     def _record_appends(self, commits: list[LedgerCommit]) -> Mark:
         """Return once a record with appends is durable, or committed by a pair; its mark."""
-        with self.guard(commits[0].topic.segment.path):
+        topic = commits[0].topic
+        try:
             # Once the journal is written the commit can't be undone, so one descriptor has to be open before.
-            commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
-        operations = [commit.operation for commit in commits]
+            topic.segment.open(topic.entry.ledgers[-1].bytes)
+        except OSError as error:
+            raise self.failed(error, topic.segment.path) from error
+        operations = [*map(_OPERATION, commits)]
         if self._manifest.pair is not None:
             return self._committed(operations)
-        with self.guard(self.journal.path, midway=True):
-            try:
-                self.journal.append(encode_operations(operations))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self.journal.undo()
-                raise
-        return self.journal.end
+        try:
+            return self.journal.append(encode_operations(operations))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.journal.undo()
+            raise self.failed(error, self.journal.path, midway=True) from error
 
     def _write(self, commits: list[LedgerCommit]) -> None:
         """Write the appends of a record to their segments."""
-        for commit in commits:
-            topic = commit.topic
-            start = topic.entry.ledgers[-1].bytes
-            self._watermark.unseen += commit.after.bytes - start
+        for topic, _, body, blocks, _, _ in commits:
+            self._watermark.unseen += body.length
             self._dirty[topic.entry.number] = topic
-            with self.guard(topic.segment.path, midway=True):
-                self._retry_without_descriptors(partial(topic.segment.write, start, commit.blocks))
+            try:
+                self._retry_without_descriptors(partial(topic.segment.write, body.offset, body.chunks, blocks))
                 if len(self._dirty) > OPEN_SEGMENTS:
                     topic.segment.close()
+            except OSError as error:
+                raise self.failed(error, topic.segment.path, midway=True) from error
         for commit in commits:
             commit.topic.entry = commit.topic.entry.appended(commit.after)
 
     def _after(self, commits: list[LedgerCommit]) -> None:
         """Roll and checkpoint where it is due; a failure stops the log, but the appends stay acknowledged."""
-        with contextlib.suppress(*_REFUSALS):
-            for commit in commits:
-                if commit.after.bytes >= self._options.segment_bytes:
+        for commit in commits:
+            if commit.after.bytes >= self._options.segment_bytes:
+                with contextlib.suppress(*_REFUSALS):
                     self.roll(commit.topic)
-            if self.is_journal_full:
+        if self.journal.size >= self._options.journal_bytes:
+            with contextlib.suppress(*_REFUSALS):
                 self.checkpoint()
 
     # --- checkpoints ---
@@ -628,19 +628,23 @@ class FileLog:
 
     @contextlib.contextmanager
     def guard(self, path: str, *, midway: bool = False) -> Iterator[None]:
-        """Turn an OSError about a path into DiskFailed and stop the log.
-
-        A lack of descriptors raises TooManyFiles instead and stops nothing, unless `midway` through a change.
-        """
+        """Turn an OSError about a path into what `failed` returns."""
         try:
             yield
         except OSError as error:
-            if out_of_files(error) and not midway:
-                self._close_segments()
-                raise disk_error(error, path, "nothing was changed: try again") from error
-            failure = disk_failure(error, path, _STOPPED)
-            self.stop(failure)
-            raise failure from error
+            raise self.failed(error, path, midway=midway) from error
+
+    def failed(self, error: OSError, path: str, *, midway: bool = False) -> DiskFailed | TooManyFiles:
+        """Stop the log after an OSError about a path; the error to raise.
+
+        A lack of descriptors is TooManyFiles and stops nothing, unless `midway` through a change.
+        """
+        if out_of_files(error) and not midway:
+            self._close_segments()
+            return disk_error(error, path, "nothing was changed: try again")
+        failure = disk_failure(error, path, _STOPPED)
+        self.stop(failure)
+        return failure
 
     def _retry_without_descriptors(self, act: Callable[[], None]) -> None:
         """Run an idempotent action; if no descriptor is left, close the segments and run it again."""

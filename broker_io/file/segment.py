@@ -93,9 +93,12 @@ class SparseIndex:
     def last(self) -> BlockIndexEntry | None:
         return self._entries[-1] if self._entries else None
 
-    def add(self, first_entry: int, offset: int, publish_time: int) -> None:
-        if not self._entries or offset - self._entries[-1].offset >= STEP_BYTES:
+    def add(self, first_entry: int, offset: int, publish_time: int) -> bool:
+        """Whether the block is in the index."""
+        indexed = not self._entries or offset - self._entries[-1].offset >= STEP_BYTES
+        if indexed:
             self._entries.append(BlockIndexEntry(first_entry, offset, publish_time))
+        return indexed
 
     def at_entry(self, entry: int) -> BlockIndexEntry | None:
         """The last known block that starts at or below an entry number."""
@@ -284,28 +287,15 @@ class Segment:
         self._file: File | None = None
         self._index = SparseIndex.load(disk, layout.index_path(path), size)
 
-    def write(self, offset: int, blocks: Sequence[EncodedBlock]) -> None:
-        """Write blocks from an offset; they are durable after `sync`."""
-        self.dirty = True
-        self.open(offset).write(offset, [chunk for block in blocks for chunk in block.chunks])
-        for block in blocks:
-            self._index.add(block.first_entry, offset, block.publish_time)
-            offset += block.length
-        self._save_some()
-
-    def write_stored(
-        self, offset: int, chunks: Sequence[bytes | memoryview], found: Iterable[tuple[int, Header]]
+    def write(
+        self, offset: int, chunks: Sequence[bytes | memoryview], blocks: Iterable[tuple[int, Header | EncodedBlock]]
     ) -> None:
-        """Write blocks whose headers are known from an offset, as `write` does."""
+        """Write the chunks of blocks from an offset; they are durable after `sync`. The offset of each is given too."""
         self.dirty = True
-        self.open(offset).write(offset, chunks)
-        for at, header in found:
-            self._index.add(header.first_entry, at, header.publish_time)
-        self._save_some()
-
-    def _save_some(self) -> None:
-        if self._index.unwritten >= INDEX_BATCH:
-            self._index.save(self._disk, layout.index_path(self.path))
+        (self._file or self.open(offset)).write(offset, chunks)
+        for at, block in blocks:
+            if self._index.add(block.first_entry, at, block.publish_time) and self._index.unwritten >= INDEX_BATCH:
+                self._index.save(self._disk, layout.index_path(self.path))
 
     def sync(self) -> None:
         if self.dirty:

@@ -110,7 +110,9 @@ class MemoryConnection:
     def append(self, appends: Sequence[tuple[MemoryWriter, Batch]], *, alone: bool) -> Future[Any]:
         """Append in one operation; the future has the outcomes, or is that of the only append."""
         with self.log.changed:
-            check_together([check_batch(batch, self.log.max_message_bytes) for _, batch in appends])
+            sizes = [check_batch(batch, self.log.max_message_bytes) for _, batch in appends]
+            if not alone and len(sizes) > 1:
+                check_together(sum(sizes))
             unit = Held(appends, self.faults, alone)
             outcome = self._outcome(unit, [writer for writer, _ in appends])
         if outcome is not None:

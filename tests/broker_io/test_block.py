@@ -2,10 +2,12 @@
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 
 import google_crc32c
 import numpy as np
 import pytest
+import xxhash
 from golden_files import committed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -228,6 +230,57 @@ def test_golden(name: str, messages: list[Message], entries: list[int] | None) -
     assert [*decoded.messages] == messages
     assert decoded.entries.tolist() == (entries or [*range(3, 3 + len(messages))])
     assert decoded.publish_times.tolist()[0] == 1_700_000_000_000
+
+
+def written_out(messages: Sequence[Message], first_entry: int, seed: int) -> bytes:
+    """A block as the description of the format says, row by row."""
+
+    def bitmap(flags: list[bool]) -> bytes:
+        return bytes([sum(flag << bit for bit, flag in enumerate(flags[at : at + 8])) for at in range(0, count, 8)])
+
+    def offsets(strings: list[bytes]) -> bytes:
+        return struct.pack(f"<{count + 1}i", *accumulate(map(len, strings), initial=0))
+
+    def padded(content: bytes) -> bytes:
+        return content + bytes(-len(content) % 8)
+
+    count = len(messages)
+    keys, values = [message.key for message in messages], [message.value for message in messages]
+    sections: list[tuple[int, bytes]] = []
+    if any(key is not None for key in keys):
+        digests = [bytes(16) if key is None else xxhash.xxh3_128_digest(key, seed) for key in keys]
+        sections.append((1, b"".join(digests)))
+        sections += [(2, bitmap([key is None for key in keys]))] * (None in keys)
+        sections += [(3, offsets([key or b"" for key in keys])), (4, b"".join([key or b"" for key in keys]))]
+    sections += [(5, bitmap([value is None for value in values]))] * (None in values)
+    sections.append((6, offsets([value or b"" for value in values])))
+    if any(message.event_time for message in messages):
+        sections.append((7, struct.pack(f"<{count}q", *[message.event_time for message in messages])))
+    for name, column in Batch.of(messages).properties.items():
+        label = name.encode()
+        if isinstance(column, Labels):
+            texts = [text.encode() for text in column.values]
+            head = struct.pack("<II", len(label), len(texts)) + struct.pack(f"<{len(texts)}I", *map(len, texts))
+            sections.append((8, head + struct.pack(f"<{count}i", *column.codes.tolist()) + label + b"".join(texts)))
+        else:
+            sparse = column.present is not None
+            mask = bitmap(column.present.tolist()) if column.present is not None else b""
+            numbers = struct.pack(f"<{count}q", *column.values.tolist())
+            sections.append((9, struct.pack("<II", len(label), sparse) + numbers + mask + label))
+    part = b"".join([struct.pack("<HHI", tag, 0, len(content)) for tag, content in sections])
+    part += b"".join([padded(content) for _, content in sections])
+    stored = b"".join([value or b"" for value in values])
+    head = struct.pack("<4sBBHIIQq", b"TXBK", 1, 0, len(sections), count, count, first_entry, 1_700_000_000_000)
+    head += struct.pack("<6I", *(len(part), len(stored)) * 2, *map(google_crc32c.value, (part, stored)))
+    head += struct.pack("<I", 9)
+    return head + struct.pack("<I", google_crc32c.value(head)) + padded(part) + padded(stored)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=12), st.sampled_from([1, 1, 1, codec.FEW_ROWS]), st.integers(0, 2**60))
+def test_blocks_of_few_and_of_many_rows_have_the_form_that_is_described(
+    messages: list[Message], times: int, first_entry: int
+) -> None:
+    assert encoded(messages * times, first_entry) == written_out(messages * times, first_entry, 7)
 
 
 def foreign(batch: Batch, **options: bool) -> bytes:

@@ -42,7 +42,7 @@ def test_stopped_log_blocks_no_append(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a defect"), SystemExit(3)])
-@pytest.mark.parametrize("where", ["_plan", "_write", "_after"])
+@pytest.mark.parametrize("where", ["_record_appends", "_write", "_after"])
 def test_any_error_of_the_committer_fails_the_appends(
     error: BaseException, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import sys
+from collections import Counter
 from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -196,7 +200,7 @@ def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
     broken = Batch(batch("y").keys, batch("y").values, {"n": column})
     whole = [broker._pending(TogetherAppend(writer, batch("x"))) for writer in opened]
     first = log.submit_unit(log_module.PendingUnit(whole[:1]))
-    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1)]
+    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1, 1, False, None)]
     second = log.submit_unit(log_module.PendingUnit(unit))
     third = log.submit(opened[1].topic, batch("z"))
     log.flush()
@@ -217,3 +221,31 @@ def test_units_of_many_threads_stay_whole() -> None:
             assert all(isinstance(outcome, Positions) for outcome in future.result(60))
         wanted: list[bytes | None] = [b"%03d" % number for number in range(200)]
         assert values(broker) == dict.fromkeys(TOPICS, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_unit_of_one_topic_costs_few_calls(tmp_path: Path, rows: int) -> None:
+    """From a checked batch, with the properties of transactions, to its positions."""
+    broker = FileBroker.open(str(tmp_path / "log"), committer=False, watermark_bytes=0)
+    broker.create_topic("a")
+    writer, log = broker.writer("a"), broker._log
+    records = [Message(b"k", b"v", {"tb.v": "1", "tb.txn": "0:1", "tb.seq": str(n)}) for n in range(rows)]
+    marked = Batch.of([*records, Message(None, b"marker", {"tb.v": "1", "tb.marker": "1"})])
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        name = f"{Path(frame.f_code.co_filename).name} {frame.f_code.co_qualname}"
+        calls[name] += event == "call" and not name.endswith("comp>")  # later versions of Python make no call for these
+
+    for _ in range(3):  # the first ones open files
+        unit = log_module.PendingUnit([broker._pending(TogetherAppend(writer, marked))])
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            log.submit_unit(unit)
+            log.commit(log.take())
+        finally:
+            sys.setprofile(None)
+    assert len(unit.future.result(0)[0]) == rows + 1
+    broker.close()
+    assert calls.total() <= 60, sorted(calls.items())

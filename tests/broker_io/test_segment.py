@@ -1,5 +1,7 @@
 """Segments and their sparse index: iteration over blocks, seeking, and an index that is only a hint."""
 
+from itertools import accumulate
+
 import pytest
 from golden_files import committed
 from hypothesis import given
@@ -41,12 +43,17 @@ def blocks(count: int, *, size: int = 100, place: int = 3) -> list[EncodedBlock]
     ]
 
 
+def write(segment: Segment, offset: int, made: list[EncodedBlock]) -> None:
+    ends = accumulate((block.length for block in made), initial=offset)
+    segment.write(offset, [chunk for block in made for chunk in block.chunks], [*zip(ends, made, strict=False)])
+
+
 def disk_with(made: list[EncodedBlock]) -> tuple[SimulatedDisk, int]:
     disk = SimulatedDisk()
     disk.make_directory("/log")
     disk.open(PATH, write=True, create=True)
     segment = Segment(disk, PATH, 0)
-    segment.write(0, made)
+    write(segment, 0, made)
     segment.save_index()
     segment.close()
     return disk, sum(block.length for block in made)
@@ -147,7 +154,7 @@ def test_an_index_is_written_as_the_segment_grows_and_completed_when_it_is_opene
     disk.open(PATH, write=True, create=True)
     segment = Segment(disk, PATH, 0)
     for number in range(300):
-        segment.write(number * length, made[number : number + 1])
+        write(segment, number * length, made[number : number + 1])
     written = decode_index(disk.content(INDEX), 300 * length)
     assert len(written) >= 16
     segment.close()
@@ -155,7 +162,7 @@ def test_an_index_is_written_as_the_segment_grows_and_completed_when_it_is_opene
     disk.put(INDEX, disk.content(INDEX)[: 3 * ENTRY_BYTES + 7])
     again = Segment(disk, PATH, 300 * length)
     for number in range(300, 600):
-        again.write(number * length, made[number : number + 1])
+        write(again, number * length, made[number : number + 1])
     again.save_index()
     again.sync()
     entries = decode_index(disk.content(INDEX), 600 * length)
@@ -171,7 +178,7 @@ def test_segment_syncs_its_writes_even_after_it_was_closed() -> None:
     segment = Segment(disk, PATH, 0)
     segment.sync()
     assert [operation.kind for operation in disk.history].count("sync") == 0
-    segment.write(0, blocks(1))
+    write(segment, 0, blocks(1))
     segment.close()
     segment.sync()
     segment.sync()
