@@ -563,10 +563,12 @@ class FileBroker(ReadingBroker):
             check_together(unit.size)
         try:
             with self._queue:
-                self._check_writers(appends)
-                while self._log.failure is None and self._log.pending_bytes > MAX_PENDING_BYTES:
+                while True:
+                    for append in appends:
+                        self._check_writer(cast(FileWriter, append.writer))
+                    if self._log.failure is not None or self._log.pending_bytes <= MAX_PENDING_BYTES:
+                        break
                     self._queue.wait(CHECK_SECONDS)
-                    self._check_writers(appends)
                 self._log.submit_unit(unit)
                 if self._idle:
                     self._queue.notify_all()
@@ -585,10 +587,6 @@ class FileBroker(ReadingBroker):
         if not isinstance(writer, FileWriter) or writer.broker is not self:
             raise CallerError(f"{writer!r} is no writer of the log {self.directory}: open one with this broker")
         return PendingBatch.checked(writer.topic, batch, self.max_message_bytes, reserved=reserved)
-
-    def _check_writers(self, appends: Sequence[TogetherAppend]) -> None:
-        for append in appends:
-            self._check_writer(cast(FileWriter, append.writer))
 
     def _check_writer(self, writer: FileWriter) -> None:
         self.check()
