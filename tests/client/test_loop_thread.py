@@ -16,7 +16,8 @@ import pytest
 from txnbuffer import Client, connect
 from txnbuffer.client import portal
 from txnbuffer.client.portal import LoopThread
-from txnbuffer.client.session_core import Requests, SessionCore
+from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_requests import Requests
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 SECONDS = 120.0

@@ -113,6 +113,20 @@ def test_appends_in_flight_are_not_repeated_over_a_new_connection() -> None:
     assert writers.topics == ["a"] * (MAX_IN_FLIGHT + 1)
 
 
+def test_commit_on_a_cluster_is_repeated_at_once_over_a_new_connection() -> None:
+    writers = HeldWriters()
+    core = direct(writers)
+    transaction = appended(core, "a")
+    core.transactions.end(transaction, EndPlan(True, "w"))
+    assert core.take_frame() is None  # it waits for the record
+    writers.appends[0][1](None)
+    first = taken(core)
+    core.hello()
+    core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000)))
+    assert taken(core).commits == first.commits
+    assert len(writers.appends) == 1
+
+
 def test_result_of_an_append_that_was_given_up_changes_nothing() -> None:
     writers = HeldWriters()
     core = direct(writers)

@@ -45,9 +45,11 @@ class OpenTransaction:
     """The client's state of a transaction.
 
     - `start`: the tick in which it began. `announced`: the number of the request that announced it, or 0.
-    - `counts`: the number of records sent to each topic. `pending`: how many of all records are not settled.
+    - `counts`: the number of records sent to each topic. `pending`: how many of all records are not settled; `unsent`:
+      how many are in no frame of this connection, or not passed to a writer.
     - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
-    - `then`: the plan to execute once nothing is pending.
+    - `then`: the plan to execute later: a commit that is sent with its records once nothing is unsent, any other once
+      nothing is pending. `commit`: the number of the request for the commit, or 0.
     """
 
     txn: TxnId
@@ -56,10 +58,20 @@ class OpenTransaction:
     sequence: ProducerSequence | None
     counts: dict[str, int] = field(default_factory=dict)
     pending: int = 0
+    unsent: int = 0
     failure: Error | None = None
     ending: bool = False
     announced: int = 0
+    commit: int = 0
     then: EndPlan | None = None
+
+    def count(self, topic: str, records: int) -> int:
+        """Count records for a topic; return the sequence number of the first."""
+        first = self.counts.get(topic, 0) + 1
+        self.counts[topic] = first + records - 1
+        self.pending += records
+        self.unsent += records
+        return first
 
 
 class TransactionSlice(NamedTuple):
@@ -105,9 +117,7 @@ class Outbox:
         if transaction is None:
             self._waiters.append(waiter)
         else:
-            seq = transaction.counts.get(self._topic, 0) + 1
-            transaction.counts[self._topic] = seq + count - 1
-            transaction.pending += count
+            seq = transaction.count(self._topic, count)
             self._runs.append(TransactionSlice(transaction, count))
             if count == 1:
                 self._seqs.append(seq)
@@ -195,9 +205,7 @@ class Outbox:
 def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
     """Return a send with the next records of a transaction for a topic; `set_bytes` as in SendColumns."""
     count = len(records)
-    first = transaction.counts.get(topic, 0) + 1
-    transaction.counts[topic] = first + count - 1
-    transaction.pending += count
+    first = transaction.count(topic, count)
     size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
     if set_bytes:
         messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
@@ -238,6 +246,12 @@ class SendTopic:
         return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
 
 
+def count_unsent(flight: SendInFlight, sign: int) -> None:
+    """Count the records of a send as unsent again (1), or not any more (-1)."""
+    for transaction, records in flight.runs:
+        transaction.unsent += sign * records
+
+
 class SendResult(NamedTuple):
     """News of a send: it failed, for one transaction or (`txn` is None) for all; or it is `settled`."""
 
@@ -259,6 +273,7 @@ class RecordPath(ABC):
 
     `ready`: the topics that may have another send, by name. `unacknowledged` counts bytes, also of queued records;
     `credits` is its limit. `through_service`: the service gets the records, in order, and acknowledges them.
+    `all_sent`: the transactions whose last records are in the sends that were taken last.
     """
 
     through_service: ClassVar[bool]
@@ -268,6 +283,7 @@ class RecordPath(ABC):
         self.credits = first_credits
         self.unacknowledged = 0
         self.ready: dict[str, SendTopic] = {}
+        self.all_sent: list[OpenTransaction] = []
         self._results: list[SendResult] = []
 
     @property
@@ -315,6 +331,8 @@ class RecordPath(ABC):
         if topic.transactional.size:
             dropped.append(topic.transactional.take())
         self.unacknowledged -= sum(flight.size for flight in dropped)
+        for flight in dropped:
+            count_unsent(flight, -1)
         return dropped
 
     def take_results(self) -> list[SendResult]:
@@ -403,6 +421,7 @@ class ServicePath(RecordPath):
         self._not_taken = False
 
     def take(self) -> tuple[Send, ...]:
+        self.all_sent = []
         if len(self._frames) >= MAX_IN_FLIGHT:
             return ()
         taken: list[Send] = []
@@ -412,6 +431,10 @@ class ServicePath(RecordPath):
             self._in_flight[self._number] = flight
             taken.append(flight.send)
             size += flight.size
+            for transaction, records in flight.runs:
+                transaction.unsent -= records
+                if not transaction.unsent:
+                    self.all_sent.append(transaction)
         if taken:
             self._frames.append(self._number)
         return tuple(taken)
@@ -439,6 +462,7 @@ class ServicePath(RecordPath):
         unknown = [flight for flight in self._in_flight.values() if not (flight.runs or not_taken)]
         again = [flight for flight in self._in_flight.values() if flight.runs or not_taken]
         for flight in self._in_flight.values():
+            count_unsent(flight, 1)
             topic = self.topics[flight.send.topic]
             topic.in_flight = 0
             self.ready[topic.name] = topic

@@ -19,7 +19,8 @@ from broker_io.waits import Backoff, Wait
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.client.record_path import EndPlan, OpenTransaction, RecordPath, ServicePath
-from txnbuffer.client.session_core import REQUESTS, Field, SessionCore
+from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_requests import REQUESTS, Field
 from txnbuffer.errors import (
     CallerError,
     ClientBroken,

@@ -6,8 +6,6 @@ request has a *waiter*, which `take_results` returns with the result.
 
 - Transaction ids are leased in advance, so that `begin` does not wait.
 - A topic is registered before its first transactional send; its records wait until then.
-- A commit or abort is sent once all sends of the transaction are settled. After a failed send only an abort is
-  possible.
 - After a reconnect the client names its open transactions, and sends unacknowledged sends and unanswered requests
   again. Ordinary sends fail with SendUnknown instead, because the service could not recognize a duplicate.
 """
@@ -15,311 +13,41 @@ request has a *waiter*, which `take_results` returns with the result.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from txnbuffer.client.record_path import (
-    EndPlan,
     OpenTransaction,
     RecordPath,
     SendInFlight,
     SendResult,
     SendTopic,
-    TransactionSlice,
     Waiter,
     send_unknown,
 )
 from txnbuffer.client.send_columns import SendColumns
-from txnbuffer.coordinator.messages import (
-    FINISHED_PARTICIPANT,
-    Begin,
-    Commit,
-    Leased,
-    ProducerSequence,
-    Result,
-    State,
-)
+from txnbuffer.client.session_requests import Answer, PendingRequest, Requests, Transactions, refusal
+from txnbuffer.coordinator.messages import Leased, ProducerSequence, Result
 from txnbuffer.errors import (
     CoordinatorStopped,
     Error,
-    Fenced,
-    ForeignTransaction,
-    LimitExceeded,
-    NotVisible,
     OutcomeUnknown,
     SendUnknown,
     TooManyTransactions,
-    TransactionAborted,
     UnknownSession,
-    UnknownTransaction,
     UnregisteredTopic,
 )
 from txnbuffer.model import TxnId
 from txnbuffer.rpc.frames import (
-    Abort,
     ClientFrame,
     IdBlock,
     LeaseRequest,
     NamedRequest,
-    Query,
     ServerFrame,
     SessionHello,
     Welcome,
 )
-
-Field: TypeAlias = Literal[
-    "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
-]
-"""A field of the client frame that has requests as rows."""
-REQUESTS: frozenset[str] = frozenset(get_args(Field))
-
-
-class PendingRequest(NamedTuple):
-    """An unanswered request. `subject`: the transaction or topic that it is about."""
-
-    field: Field
-    row: Any
-    waiter: Waiter
-    subject: Any
-
-
-class Requests:
-    """The unanswered requests of a session, by number; they are repeated after the connection was lost.
-
-    `queued`: the rows of the next frame, by field.
-    """
-
-    def __init__(self) -> None:
-        self.unanswered: dict[int, PendingRequest] = {}
-        self._number = 0
-        self.queued: dict[Field, list[Any]] = {}
-        self._sent: set[int] = set()  # unanswered requests sent over an earlier connection
-
-    def ask(self, field: Field, row_of: Callable[[int], Any], waiter: Waiter = None, subject: Any = None) -> int:
-        """Put a request into the next frame; return its number, with which `row_of` makes its row."""
-        self._number += 1
-        row = row_of(self._number)
-        self.unanswered[self._number] = PendingRequest(field, row, waiter, subject)
-        self.queued.setdefault(field, []).append(row)
-        return self._number
-
-    def unsent(self, number: int) -> bool:
-        """Return whether a request was not sent over any connection."""
-        request = self.unanswered.get(number)
-        return request is not None and number not in self._sent and request.row in self.queued.get(request.field, [])
-
-    def withdraw(self, number: int) -> bool:
-        """Withdraw a request; False if it was already sent."""
-        if not self.unsent(number):
-            return False
-        request = self.unanswered.pop(number)
-        self.queued[request.field].remove(request.row)
-        return True
-
-    def again(self) -> None:
-        """Put all unanswered requests into the next frame, in the order of their numbers."""
-        queued = {row[0] for rows in self.queued.values() for row in rows}
-        self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
-        self.queued.clear()
-        for request in self.unanswered.values():
-            self.queued.setdefault(request.field, []).append(request.row)
-
-    def stop_waiting(self, *, visible: bool) -> list[PendingRequest]:
-        """Remove waiters and return their requests; those of commits that wait for visibility only with `visible`."""
-        stopped = []
-        for number, request in self.unanswered.items():
-            keeps_waiting = request.field == "commits" and request.row.wait_visible and not visible
-            if request.waiter is not None and not keeps_waiting:
-                stopped.append(request)
-                self.unanswered[number] = request._replace(waiter=None)
-        return stopped
-
-    def drop_all(self) -> None:
-        self.unanswered.clear()
-        self.queued.clear()
-
-    def take(self) -> dict[str, Any]:
-        """Return the fields of the next frame."""
-        queued, self.queued = self.queued, {}
-        return {field: tuple(rows) for field, rows in queued.items() if rows}
-
-
-Answer: TypeAlias = "tuple[Waiter, Result | None]"
-"""A waiter and its result; None if it only waited for a condition."""
-
-LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
-"""Errors after which a new transaction can succeed, because the service lost state of this one."""
-
-
-@dataclass(eq=False)
-class Transactions:
-    """The open transactions of a session. The results of waiters are appended to `results`."""
-
-    _requests: Requests
-    _results: list[Answer]
-    _open: dict[int, OpenTransaction] = field(default_factory=dict)
-    _tick: int = 0
-
-    def ids(self) -> tuple[TxnId, ...]:
-        """The ids of the open transactions."""
-        return tuple(transaction.txn for transaction in self._open.values())
-
-    def begin(self, txn: TxnId, timeout: float | None, sequence: ProducerSequence | None) -> OpenTransaction:
-        transaction = OpenTransaction(txn, self._tick, timeout, sequence)
-        self._open[txn.least] = transaction
-        if timeout is not None or sequence is not None:
-            self._announce(transaction)
-        return transaction
-
-    def tick(self) -> None:
-        """Announce to the service the transactions that are open for more than a tick; most have ended by then."""
-        for transaction in self._open.values():
-            if transaction.start >= self._tick:
-                break
-            if not (transaction.announced or transaction.ending):
-                self._announce(transaction)
-        self._tick += 1
-
-    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Commit or abort a transaction once its sends are settled."""
-        transaction.ending = True
-        transaction.then = plan
-        if not transaction.pending:
-            self._end(transaction, plan)
-
-    def uncommitted(self) -> list[OpenTransaction]:
-        """The transactions with records whose end was not requested."""
-        return [one for one in self._open.values() if one.counts and not one.ending]
-
-    def abort_open(self) -> None:
-        """Abort the transactions whose end was not requested."""
-        for transaction in [one for one in self._open.values() if not one.ending]:
-            self.end(transaction, EndPlan(commit=False, waiter=None))
-
-    @property
-    def aborting(self) -> bool:
-        """Whether an abort waits for sends to be settled, or for its answer."""
-        plans = [one.then for one in self._open.values() if one.then is not None]
-        planned = any(not (plan.commit or plan.ready) for plan in plans)
-        return planned or any(request.field == "aborts" for request in self._requests.unanswered.values())
-
-    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Turn a commit that was not sent yet into an abort; False if it was sent."""
-        if transaction.then is None and not self._requests.withdraw(self._commit_of(transaction)):
-            return False
-        self.end(transaction, EndPlan(commit=False, waiter=None))
-        return True
-
-    def commit_sent(self, transaction: OpenTransaction) -> bool:
-        """Whether a commit was sent and is not answered."""
-        number = self._commit_of(transaction)
-        return bool(number) and not self._requests.unsent(number)
-
-    def _commit_of(self, transaction: OpenTransaction) -> int:
-        """The number of the request for the commit; 0 if there is none that is not answered."""
-        asked = self._requests.unanswered.items()
-        commits = (number for number, request in asked if request.field == "commits" and request.subject is transaction)
-        return next(commits, 0)
-
-    def settle(self, runs: Sequence[TransactionSlice]) -> None:
-        """These records are durable or have failed. End the transactions that waited for them."""
-        for transaction, records in runs:
-            transaction.pending -= records
-            if not transaction.pending and transaction.then is not None:
-                self._end(transaction, transaction.then)
-
-    def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """Make a transaction unable to commit. Fenced replaces an earlier error."""
-        if transaction.failure is None or isinstance(error, Fenced):
-            transaction.failure = refusal(transaction, error)
-
-    def adopted(self, txn: TxnId, state: State | Error) -> None:
-        """Handle the state of a transaction in the welcome of a new connection."""
-        transaction = self._open.get(txn.least)
-        if transaction is None or (transaction.ending and transaction.then is None):
-            return  # its end was requested; the answer decides
-        if isinstance(state, Error):
-            self.fail(transaction, state)
-        elif state is not State.OPEN:
-            self.fail(transaction, TransactionAborted(txn, "it ended while there was no connection"))
-
-    def committed(self, request: PendingRequest, result: Result) -> None:
-        """Handle the answer to a commit."""
-        transaction: OpenTransaction = request.subject
-        # If a topic is not registered, nothing has committed; a new transaction registers the topic again.
-        reported = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
-        self._results.append((request.waiter, reported))
-        if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
-            # The service rejected the commit, and may have left the transaction open.
-            transaction.failure = result
-            self.end(transaction, EndPlan(commit=False, waiter=None))
-        else:
-            self.close(transaction)
-
-    def close(self, transaction: OpenTransaction) -> None:
-        """Remove a transaction that has ended."""
-        transaction.ending, transaction.then = True, None
-        self._open.pop(transaction.txn.least, None)
-        if transaction.announced:
-            self._requests.unanswered.pop(transaction.announced, None)
-
-    @property
-    def waited_for(self) -> bool:
-        """Whether a caller waits for a commit or abort that cannot be requested yet."""
-        return any(one.then is not None and one.then.waiter is not None for one in self._open.values())
-
-    def stop_waiting(self, error: Error) -> None:
-        """Fail the callers that wait for sends to be settled; their transactions abort once the sends are."""
-        for transaction in self._open.values():
-            plan = transaction.then
-            if plan is not None and plan.waiter is not None:
-                self.fail(transaction, error)
-                self._results.append((plan.waiter, transaction.failure if plan.commit else error))
-                transaction.then = EndPlan(commit=False, waiter=None)
-
-    def give_up(self, error: Error) -> None:
-        """Close all transactions, because nothing can be requested any more; the service aborts them."""
-        for transaction in list(self._open.values()):
-            if transaction.then is not None and transaction.then.waiter is not None:
-                self._results.append((transaction.then.waiter, refusal(transaction, error)))
-            self.fail(transaction, error)
-            self.close(transaction)
-
-    def _announce(self, transaction: OpenTransaction) -> None:
-        txn, timeout, sequence = transaction.txn, transaction.timeout, transaction.sequence
-        transaction.announced = self._requests.ask(
-            "begins", lambda number: Begin(number, txn, timeout, None, sequence), subject=transaction
-        )
-
-    def _end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Request the planned end; all sends are settled."""
-        transaction.then = None
-        txn, topics, records = transaction.txn, tuple(transaction.counts), tuple(transaction.counts.values())
-        sequence, waiter = transaction.sequence, plan.waiter
-        if plan.commit and transaction.failure is None:
-            extras = (sequence, plan.winners, (), plan.positions)
-            self._requests.ask(
-                "commits",
-                lambda number: Commit(number, txn, topics, records, plan.wait_visible, *extras),
-                waiter,
-                transaction,
-            )
-            return
-        if plan.ready and transaction.failure is None:
-            if sequence is not None and sequence.is_participant:  # then it does not abort when its session ends
-                transaction.sequence = sequence._replace(epoch=FINISHED_PARTICIPANT)
-                self._requests.unanswered.pop(transaction.announced, None)
-                self._announce(transaction)
-            self._requests.ask("queries", lambda number: Query(number, txn), waiter)
-            return
-        if plan.commit or plan.ready:
-            self._results.append((waiter, transaction.failure))
-            waiter = None
-        self._requests.ask("aborts", lambda number: Abort(number, txn, topics), waiter, transaction)
-
 
 SMALLEST, LARGEST = 16, 8192
 
@@ -393,7 +121,7 @@ class SessionCore:
         self._returned: tuple[IdBlock, ...] = ()
         self.requests = Requests()
         self._results: list[Answer] = []
-        self.transactions = Transactions(self.requests, self._results)
+        self.transactions = Transactions(self.requests, self._results, rides=path.through_service)
         self._path = path
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
@@ -424,12 +152,16 @@ class SessionCore:
             self._welcome(frame.welcome)
         self.draining = self.draining or frame.draining
         self.progress += bool(frame.answers)
-        # Answers come before failures: the error of a begin is more specific than the errors of its sends.
+        # Answers come before failures: the error of a begin is more specific than the errors of its sends. Those of
+        # commits come last: why a send failed is more specific than that the service misses its records.
         # Errors come before other answers: a frame has no order, and a transaction keeps its first error.
-        for number, result in sorted(frame.answers, key=lambda answer: not isinstance(answer[1], Error)):
+        answers, commits = self.requests.without_commits(frame.answers)
+        for number, result in sorted(answers, key=_by_error) if len(answers) > 1 else answers:
             self._answer(number, result)
         self._path.receive(frame)
         self._take_sent()
+        for number, result in commits:
+            self._answer(number, result)
         if frame.goodbye is not None:
             self.broken = frame.goodbye
 
@@ -447,8 +179,10 @@ class SessionCore:
         self._take_sent()
         if not self.welcomed:
             return None
-        parts = self.requests.take()
         sends = self._path.take()
+        for transaction in self._path.all_sent:
+            self.transactions.all_sent(transaction)
+        parts = self.requests.take()
         returned, self._returned = self._returned, ()
         if not (parts or sends or returned):
             return None
@@ -667,16 +401,8 @@ class SessionCore:
         waiting.clear()
 
 
-def refusal(transaction: OpenTransaction, error: Error) -> Error:
-    """Return the error of a transaction that can only abort: TransactionAborted if a new transaction can succeed.
-
-    LimitExceeded stays what it is, since it says when.
-    """
-    if isinstance(error, TransactionAborted | LimitExceeded) or not (error.retryable or isinstance(error, LOST)):
-        return error
-    aborted = TransactionAborted(transaction.txn, str(error))
-    aborted.__cause__ = error
-    return aborted
+def _by_error(answer: tuple[int, Result]) -> bool:
+    return not isinstance(answer[1], Error)
 
 
 def _unanswered(request: PendingRequest, error: Error) -> Error:

@@ -27,7 +27,15 @@ from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from broker_io.waits import Backoff
 from txnbuffer.client.lifecycle import check_loop
-from txnbuffer.client.record_path import MAX_IN_FLIGHT, RecordPath, SendInFlight, SendResult, SendTopic, send_unknown
+from txnbuffer.client.record_path import (
+    MAX_IN_FLIGHT,
+    RecordPath,
+    SendInFlight,
+    SendResult,
+    SendTopic,
+    count_unsent,
+    send_unknown,
+)
 from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
@@ -411,6 +419,7 @@ class DirectPath(RecordPath):
     def take(self) -> tuple[Send, ...]:
         while (flight := self._next()) is not None:
             self._in_flight[id(flight)] = flight
+            count_unsent(flight, -1)
             settled = partial(self._settled, flight)
             self._writers.append(flight.send.topic, flight.send.batch, settled, creates=not flight.runs)
         return ()
