@@ -54,3 +54,9 @@ def shared_fixture(module: str) -> str:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingScheduling:
     return SharingScheduling(config, log)
+
+
+@pytest.fixture
+def early_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients in this process send each record of a transaction at once, as those of large transactions."""
+    monkeypatch.setattr("txnbuffer.client.session_requests.COLLECT_BYTES", 0)

@@ -36,9 +36,10 @@ def register(core: SessionCore, frame: ClientFrame) -> None:
 
 
 def registered(core: SessionCore, topic: str = "a") -> OpenTransaction:
-    """A transaction with one sent record."""
+    """A transaction with one record that was sent early."""
     transaction = core.begin()
     core.send(topic, rows(b"v"), transaction)
+    core.transactions.send_all_early()
     frame = taken(core)
     assert frame.sends == ()
     register(core, frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_setup import registered, rows, welcomed
+from core_setup import registered, rows, taken, welcomed
 
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, Error, MessageTooLarge
 from txnbuffer.client.record_path import EndPlan, ServicePath
@@ -46,6 +46,7 @@ def test_failure_of_another_transaction_in_the_same_send_is_ignored() -> None:
     second, third = core.begin(), core.begin()
     core.send("a", rows(b"2"), second)
     core.send("a", rows(b"3"), third)
+    core.transactions.send_all_early()
     frame = core.take_frame()
     assert frame is not None
     assert len(frame.sends) == 1
@@ -60,6 +61,7 @@ def test_state_lost_by_the_service_is_a_retryable_abort() -> None:
     assert isinstance(transaction.failure, TransactionAborted)
     again = core.begin()
     core.send("a", rows(b"v"), again)
+    core.transactions.send_all_early()
     frame = core.take_frame()
     assert frame is not None
     assert [name for _, name in frame.registers] == ["a"]
@@ -67,7 +69,7 @@ def test_state_lost_by_the_service_is_a_retryable_abort() -> None:
 
 def test_error_of_a_begin_precedes_other_answers_of_a_frame() -> None:
     core = welcomed()
-    transaction = core.begin(None, ProducerSequence("n", 1, 3))
+    transaction = core.begin(5.0, ProducerSequence("n", 1, 3))
     core.transactions.end(transaction, EndPlan(False, "w"))
     frame = core.take_frame()
     assert frame is not None
@@ -102,7 +104,7 @@ def test_unacknowledged_records_are_sent_again_with_their_numbers() -> None:
     core = welcomed()
     transaction = registered(core)
     core.send("a", rows(b"w"), transaction)
-    core.take_frame()
+    frame = taken(core)
     core.receive(ServerFrame(acknowledged=1))
     core.lost()
     core.hello()
@@ -218,7 +220,7 @@ def test_transaction_is_announced_after_a_tick() -> None:
     assert core.take_frame() is None
 
 
-def test_transaction_with_name_or_timeout_is_announced_at_once() -> None:
+def test_transaction_with_a_timeout_is_announced_at_once() -> None:
     core = welcomed()
     sequence = ProducerSequence("n", 1, 1)
     core.begin(timeout=2.0, sequence=sequence)
@@ -324,16 +326,16 @@ def test_answers_to_unknown_requests_are_ignored() -> None:
     assert core.take_results() == []
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_commit_can_be_withdrawn_until_it_is_sent(taken: bool) -> None:
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_commit_can_be_withdrawn_until_it_is_sent(is_taken: bool) -> None:
     core = welcomed()
     transaction = core.begin()
     core.transactions.end(transaction, EndPlan(True, "w"))
-    if taken:
+    if is_taken:
         core.take_frame()
-    assert core.transactions.withdraw_commit(transaction) is not taken
+    assert core.transactions.withdraw_commit(transaction) is not is_taken
     frame = core.take_frame()
-    if taken:
+    if is_taken:
         assert frame is None
     else:
         assert frame is not None
@@ -368,6 +370,7 @@ def test_only_ordinary_records_are_sent_before_their_topic_is_registered() -> No
     core = welcomed()
     transaction = core.begin()
     core.send("a", rows(b"later"), transaction)
+    core.transactions.send_all_early()
     core.send("a", rows(b"now"), None, "w")
     frame = core.take_frame()
     assert frame is not None

@@ -102,6 +102,7 @@ def test_frames_with_many_properties_have_limited_size(sends: list[SendColumns],
             for piece in slices(whole):
                 core.send("a", piece, transaction, None)
         if transactional:
+            core.transactions.send_all_early()
             register(core, taken(core))
         due = [row or {} for whole in sends for row in whole.properties or [None] * len(whole.values)]
         found: list[dict[str, str]] = []

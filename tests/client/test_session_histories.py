@@ -18,6 +18,7 @@ from broker_io.errors import InvalidTopicName, MessageTooLarge
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction, ServicePath
 from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.client.session_core import SessionCore
+from txnbuffer.client.session_requests import COLLECT_BYTES
 from txnbuffer.errors import SendUnknown, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame
@@ -129,15 +130,15 @@ class History:
         self.send()
 
     def send(self) -> None:
-        if self.open:
-            transaction, topic = self.random.choice(self.open), self.random.choice("aab")
+        if usable := [one for one in self.open if one.failure is None]:
+            transaction, topic = self.random.choice(usable), self.random.choice("aab")
             values = [self.value() for _ in range(self.random.choice([1, 1, 3]))]
             self.core.send(topic, rows(*values), transaction)
             self.sent[transaction.txn] += [(topic, value) for value in values]
 
     def send_what_is_refused(self) -> None:
-        if self.open:
-            transaction, topic = self.random.choice(self.open), self.random.choice([CLOSED, "a"])
+        if usable := [one for one in self.open if one.failure is None]:
+            transaction, topic = self.random.choice(usable), self.random.choice([CLOSED, "a"])
             self.core.send(topic, rows(POISON), transaction)
             self.sent[transaction.txn].append((topic, POISON))
 
@@ -236,7 +237,8 @@ class History:
 
     def value(self) -> bytes:
         self.counter += 1
-        return b"v%d" % self.counter
+        padding = bytes(COLLECT_BYTES // 2) if self.random.random() < 0.1 else b""
+        return b"v%d" % self.counter + padding
 
 
 @given(st.integers(0, 2**32))

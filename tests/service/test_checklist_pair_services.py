@@ -47,6 +47,7 @@ def read(machine: Machine, topic: str, isolation: str = "read_committed") -> lis
         return list(values(broker, topic, isolation)) if topic in broker.topics() else []
 
 
+@pytest.mark.usefixtures("early_sends")
 def test_row_03_transactions_leave_the_same_on_both(pair: PairOfMachines, client: SyncClient) -> None:
     for number in range(30):
         txn = client.transaction().begin()

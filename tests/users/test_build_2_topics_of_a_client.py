@@ -62,6 +62,7 @@ def test_a_partitioned_topic_is_listed_once() -> None:
 # last_visible()
 
 
+@pytest.mark.usefixtures("early_sends")
 def test_the_last_visible_record(client: SyncClient) -> None:
     client.send("orders", b"1")
     first = client.last_visible("orders")
@@ -102,6 +103,7 @@ def test_a_topic_without_visible_records_has_none(client: SyncClient) -> None:
         client.last_visible(5)  # type: ignore[arg-type]  # on purpose
 
 
+@pytest.mark.usefixtures("early_sends")
 def test_the_last_visible_record_is_found_before_many_aborted_ones_and_in_older_ledgers() -> None:
     address = "memory:last-visible"
     with connect(address) as client, open_broker(address) as broker:

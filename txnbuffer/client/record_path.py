@@ -1,7 +1,8 @@
 """How the records of a session get into the logs of their topics: through the service, or straight to the cluster
 
-An `Outbox` collects the records that many transactions send to a topic, and makes a send of them. A `RecordPath` has
-the outboxes of all topics. The records of a transaction wait until their topic is registered. A `ServicePath` puts the
+A transaction that takes the `ServicePath` collects its records until it commits, as long as they are few
+(`session_requests.py`). An `Outbox` takes the records of many transactions for a topic, and makes a send of them. A
+`RecordPath` has the outboxes of all topics. There they wait until their topic is registered. A `ServicePath` puts the
 sends into the frames of the session, and is pure. A `DirectPath` (`writers.py`) appends them to the topics of a
 cluster; the service then gets only the other requests.
 """
@@ -29,6 +30,14 @@ Waiter = Any
 """A value, such as a future, that the caller gets back with the result of its request."""
 
 
+class CollectedRecords(NamedTuple):
+    """Records that a transaction has not queued yet. `first`: the sequence number of the first."""
+
+    topic: SendTopic
+    rows: SendColumns
+    first: int
+
+
 class EndPlan(NamedTuple):
     """How a transaction ends once its sends are settled. `ready`: finish its branch and query its state instead."""
 
@@ -50,12 +59,16 @@ class OpenTransaction:
     - `failure`: the error because of which it can only abort. `ending`: commit or abort was requested.
     - `then`: the plan to execute later: a commit that is sent with its records once nothing is unsent, any other once
       nothing is pending. `commit`: the number of the request for the commit, or 0.
+    - `collects`: its records are `collected` until it commits; `collected_bytes` is their size.
     """
 
     txn: TxnId
     start: int
     timeout: float | None
     sequence: ProducerSequence | None
+    collects: bool
+    collected: list[CollectedRecords] = field(default_factory=list)
+    collected_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     pending: int = 0
     unsent: int = 0
@@ -110,14 +123,13 @@ class Outbox:
         self._weight = 0
         self.size = 0
 
-    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        """Add records of a transaction; or ordinary records (None) and their waiter."""
+    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter, seq: int) -> None:
+        """Add records of a transaction, of which the first has the number `seq`; or ordinary ones and their waiter."""
         before, count = len(self._values), len(rows.values)
         self._set_bytes = rows.set_bytes
         if transaction is None:
             self._waiters.append(waiter)
         else:
-            seq = transaction.count(self._topic, count)
             self._runs.append(TransactionSlice(transaction, count))
             if count == 1:
                 self._seqs.append(seq)
@@ -202,10 +214,9 @@ class Outbox:
         }
 
 
-def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
-    """Return a send with the next records of a transaction for a topic; `set_bytes` as in SendColumns."""
+def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int, first: int) -> SendInFlight:
+    """Return a send with records of a transaction; the first has this number. `set_bytes` as in SendColumns."""
     count = len(records)
-    first = transaction.count(topic, count)
     size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
     if set_bytes:
         messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
@@ -271,8 +282,8 @@ def send_unknown(topic: str, error: Error) -> SendUnknown:
 class RecordPath(ABC):
     """The queues of the topics, and the sends in flight.
 
-    `ready`: the topics that may have another send, by name. `unacknowledged` counts bytes, also of queued records;
-    `credits` is its limit. `through_service`: the service gets the records, in order, and acknowledges them.
+    `ready`: the topics that may have another send, by name. `unacknowledged` counts bytes, also of queued and collected
+    records; `credits` is its limit. `through_service`: the service gets the records, in order, and acknowledges them.
     `all_sent`: the transactions whose last records are in the sends that were taken last.
     """
 
@@ -297,27 +308,35 @@ class RecordPath(ABC):
             topic = self.topics[name] = SendTopic(name)
         return topic
 
-    def add(self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        """Queue records of a transaction, or ordinary ones (None)."""
+    def add(
+        self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter, first: int = 0
+    ) -> None:
+        """Queue records of a transaction, of which the first has this number, or ordinary ones (None)."""
         outbox = topic.ordinary if transaction is None else topic.transactional
         before = outbox.size
         if not outbox.fits(rows):
             topic.sealed.append(outbox.take())
             before = 0
-        outbox.add(rows, transaction, waiter)
+        outbox.add(rows, transaction, waiter, first)
         self.unacknowledged += outbox.size - before
         if transaction is None or topic.registered:
             self.ready[topic.name] = topic
 
-    def add_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
-        """Queue records as a send of their own."""
-        if topic.transactional.size:
-            topic.sealed.append(topic.transactional.take())
-        flight = flight_of(topic.name, records, transaction, set_bytes)
+    def add_batch(
+        self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int, first: int
+    ) -> None:
+        """Queue records as a send of their own; the first has this number."""
+        self.seal(topic)
+        flight = flight_of(topic.name, records, transaction, set_bytes, first)
         topic.sealed.append(flight)
         self.unacknowledged += flight.size
         if topic.registered:
             self.ready[topic.name] = topic
+
+    def seal(self, topic: SendTopic) -> None:
+        """Let the queued records of transactions go before all that is queued later."""
+        if topic.transactional.size:
+            topic.sealed.append(topic.transactional.take())
 
     def registered(self, topic: SendTopic) -> None:
         topic.asked, topic.registered = False, True

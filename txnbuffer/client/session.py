@@ -80,7 +80,7 @@ class ClientSession:
         path: Callable[[Callable[[], None]], RecordPath] = lambda _: ServicePath(),
         shard: Shard = ONLY,
     ) -> None:
-        self._path = path(self.poke)
+        self._path = path(self._wake)
         self.core = SessionCore(self._path)
         self._seen = 0
         self._still = 0.0
@@ -198,7 +198,11 @@ class ClientSession:
         return not self.core.welcomed and self._loop.time() > self._lost_at + seconds
 
     def poke(self) -> None:
-        """Send what is queued."""
+        """Send what is queued, if there is anything."""
+        if self.core.has_frame:
+            self._news.set()
+
+    def _wake(self) -> None:
         self._news.set()
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
@@ -335,6 +339,8 @@ class ClientSession:
             await asyncio.sleep(0)
             while (frame := self.core.take_frame()) is not None:
                 await self._send(link, frame)
+                if not self.core.has_frame:
+                    break
             self._deliver()
             if self._closing:
                 await link.send(ClientFrame(bye=True))

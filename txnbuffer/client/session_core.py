@@ -121,7 +121,7 @@ class SessionCore:
         self._returned: tuple[IdBlock, ...] = ()
         self.requests = Requests()
         self._results: list[Answer] = []
-        self.transactions = Transactions(self.requests, self._results, rides=path.through_service)
+        self.transactions = Transactions(self.requests, self._results, path, self._register)
         self._path = path
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
@@ -196,6 +196,7 @@ class SessionCore:
 
     def give_up(self, error: Error) -> None:
         """Fail all requests, because no service can be reached or the service rejects this client."""
+        self.transactions.drop_collected()
         self._results += [(waiter, error) for waiter in self._path.drop_all()]
         for number, request in self.requests.unanswered.items():
             if request.waiter is not None:
@@ -257,10 +258,11 @@ class SessionCore:
     @property
     def has_room(self) -> bool:
         """Whether the service accepts more records now."""
-        return self.room > 0
+        return self._path.unacknowledged < self._path.credits
 
     def wait_for_room(self, waiter: Waiter) -> None:
         """Return `waiter` as a result when the service accepts more records."""
+        self.transactions.send_all_early()
         self._for_room.append(waiter)
 
     def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
@@ -268,13 +270,17 @@ class SessionCore:
         found = self._path.topic(topic)
         if transaction is not None:
             self._register(found)
-        self._path.add(found, rows, transaction, waiter)
+            self.transactions.send(found, rows, transaction)
+        else:
+            if self.transactions.collecting:
+                self.transactions.send_topic_early(found)
+            self._path.add(found, rows, None, waiter)
 
     def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Send records of an open transaction as a Batch; `set_bytes` as in SendColumns."""
         found = self._path.topic(topic)
         self._register(found)
-        self._path.add_batch(found, records, transaction, set_bytes)
+        self.transactions.send_batch(found, records, transaction, set_bytes)
 
     def forget(self, waiter: Waiter) -> None:
         """Remove a waiter for ids or room."""
@@ -283,7 +289,7 @@ class SessionCore:
                 waiting.remove(waiter)
 
     def tick(self) -> None:
-        """Announce long transactions, and return unused ids. Call it about once a second."""
+        """Announce long transactions, send their records, and return unused ids. Call it about once a second."""
         self.transactions.tick()
         self._idle += 1
         if self.welcomed and not self.transactions.ids() and self._idle > IDLE_TICKS:
@@ -386,6 +392,7 @@ class SessionCore:
         if not isinstance(result, Error):
             self._path.registered(topic)
             return
+        self.transactions.fail_collected(topic, result)
         for flight in self._path.not_registered(topic):
             for run in flight.runs:
                 self.transactions.fail(run.transaction, result)

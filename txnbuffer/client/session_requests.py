@@ -3,15 +3,29 @@
 A request is repeated until it is answered. A transaction ends with a request: a commit is sent in the frame with the
 last of its records or in a later one, an abort once all of its sends are settled. After a failed send only an abort is
 possible. If the records do not go through the service, a commit waits for all sends as well.
+
+A transaction whose records go through the service collects them until it commits. It sends them early, and all later
+ones at once, if they are more than COLLECT_BYTES, at the first tick after a whole one, before an ordinary record of the
+same topic, when callers wait for room, and if another process commits it. Then it is announced first if it has a name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from txnbuffer.client.record_path import EndPlan, OpenTransaction, TransactionSlice, Waiter
+from broker_io.batch import Batch
+from txnbuffer.client.record_path import (
+    CollectedRecords,
+    EndPlan,
+    OpenTransaction,
+    RecordPath,
+    SendTopic,
+    TransactionSlice,
+    Waiter,
+)
+from txnbuffer.client.send_columns import SendColumns, weight
 from txnbuffer.coordinator.messages import FINISHED_PARTICIPANT, Begin, Commit, ProducerSequence, Result, State
 from txnbuffer.errors import (
     Error,
@@ -134,6 +148,9 @@ class Requests:
         return {field: tuple(rows) for field, rows in queued.items() if rows}
 
 
+COLLECT_BYTES = 64 * 1024
+"""Maximum bytes of records that a transaction collects until it commits."""
+
 Answer: TypeAlias = "tuple[Waiter, Result | None]"
 """A waiter and its result; None if it only waited for a condition."""
 
@@ -145,14 +162,15 @@ LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
 class Transactions:
     """The open transactions of a session. The results of waiters are appended to `results`.
 
-    `rides`: a commit is sent with the last records, instead of once they are settled.
+    `register` registers a topic if necessary. `collecting`: the transactions with collected records, by `least`.
     """
 
     _requests: Requests
     _results: list[Answer]
-    _: KW_ONLY
-    rides: bool
+    _path: RecordPath
+    _register: Callable[[SendTopic], None]
     _open: dict[int, OpenTransaction] = field(default_factory=dict)
+    collecting: dict[int, OpenTransaction] = field(default_factory=dict)
     _tick: int = 0
 
     def ids(self) -> tuple[TxnId, ...]:
@@ -160,25 +178,107 @@ class Transactions:
         return tuple(transaction.txn for transaction in self._open.values())
 
     def begin(self, txn: TxnId, timeout: float | None, sequence: ProducerSequence | None) -> OpenTransaction:
-        transaction = OpenTransaction(txn, self._tick, timeout, sequence)
-        self._open[txn.least] = transaction
-        if timeout is not None or sequence is not None:
+        collects = self._path.through_service
+        transaction = self._open[txn.least] = OpenTransaction(txn, self._tick, timeout, sequence, collects)
+        if timeout is not None or (sequence is not None and (sequence.is_participant or not collects)):
             self._announce(transaction)
         return transaction
 
+    def send(self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction) -> None:
+        """Collect records of a transaction, or queue them."""
+        first = transaction.count(topic.name, len(rows.values))
+        if transaction.collects:
+            size = weight(rows)
+            if transaction.collected_bytes + size <= COLLECT_BYTES:
+                transaction.collected.append(CollectedRecords(topic, rows, first))
+                transaction.collected_bytes += size
+                self._path.unacknowledged += size
+                self.collecting[transaction.txn.least] = transaction
+                return
+            self._send_early(transaction)
+        self._path.add(topic, rows, transaction, None, first)
+
+    def send_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
+        """Queue records of a transaction as a send of their own."""
+        self._send_early(transaction)
+        first = transaction.count(topic.name, len(records))
+        self._path.add_batch(topic, records, transaction, set_bytes, first)
+
+    def send_all_early(self) -> None:
+        """Queue everything that is collected, because the service has to acknowledge it before others can send."""
+        for transaction in [*self.collecting.values()]:
+            self._send_early(transaction)
+
+    def send_topic_early(self, topic: SendTopic) -> None:
+        """Queue what is collected for a topic before an ordinary record."""
+        early = [one for one in self.collecting.values() if topic.name in one.counts]
+        for transaction in early:
+            self._send_early(transaction)
+        if early and topic.registered:
+            self._path.seal(topic)
+
+    def _send_early(self, transaction: OpenTransaction) -> None:
+        """Queue what a transaction has collected, and later records at once."""
+        if not transaction.collects:
+            return
+        if transaction.failure is not None:
+            self._drop(transaction)
+            return
+        if transaction.sequence is not None and not transaction.announced:
+            self._announce(transaction)
+        self._queue(transaction)
+
+    def _queue(self, transaction: OpenTransaction) -> None:
+        transaction.collects = False
+        for topic, rows, first in self._take_collected(transaction):
+            self._register(topic)
+            self._path.add(topic, rows, transaction, None, first)
+
+    def _drop(self, transaction: OpenTransaction) -> None:
+        """Drop what a transaction has collected, which cannot commit any more."""
+        for _, rows, _ in self._take_collected(transaction):
+            transaction.pending -= len(rows.values)
+            transaction.unsent -= len(rows.values)
+
+    def drop_collected(self) -> None:
+        """Drop everything that is collected."""
+        for transaction in [*self.collecting.values()]:
+            self._drop(transaction)
+
+    def fail_collected(self, topic: SendTopic, error: Error) -> None:
+        """Fail the transactions that have collected records for a topic, because it cannot be registered."""
+        for transaction in [one for one in self.collecting.values() if topic.name in one.counts]:
+            self.fail(transaction, error)
+
+    def _take_collected(self, transaction: OpenTransaction) -> list[CollectedRecords]:
+        collected = transaction.collected
+        if collected:
+            self._path.unacknowledged -= transaction.collected_bytes
+            transaction.collected, transaction.collected_bytes = [], 0
+            del self.collecting[transaction.txn.least]
+        return collected
+
     def tick(self) -> None:
-        """Announce to the service the transactions that are open for more than a tick; most have ended by then."""
+        """Announce the transactions that are open for more than a tick, and send what they have collected."""
         for transaction in self._open.values():
             if transaction.start >= self._tick:
                 break
-            if not (transaction.announced or transaction.ending):
-                self._announce(transaction)
+            if not transaction.ending:
+                self._send_early(transaction)
+                if not transaction.announced:
+                    self._announce(transaction)
         self._tick += 1
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Commit or abort a transaction; a commit that rides waits only until all records are in frames."""
         transaction.ending = True
         transaction.then = plan
+        if transaction.failure is not None or not (plan.commit or plan.ready):
+            self._drop(transaction)
+        elif plan.ready:
+            self._send_early(transaction)
+        else:
+            self._queue(transaction)
         if not transaction.pending or (self._rides(transaction, plan) and not transaction.unsent):
             self._end(transaction, plan)
 
@@ -191,7 +291,7 @@ class Transactions:
             self._end(transaction, plan)
 
     def _rides(self, transaction: OpenTransaction, plan: EndPlan) -> bool:
-        return self.rides and plan.commit and transaction.failure is None
+        return self._path.through_service and plan.commit and transaction.failure is None
 
     def uncommitted(self) -> list[OpenTransaction]:
         """The transactions with records whose end was not requested."""
@@ -236,6 +336,7 @@ class Transactions:
         """Make a transaction unable to commit. Fenced replaces an earlier error."""
         if transaction.failure is None or isinstance(error, Fenced):
             transaction.failure = refusal(transaction, error)
+        self._drop(transaction)
 
     def adopted(self, txn: TxnId, state: State | Error) -> None:
         """Handle the state of a transaction in the welcome of a new connection."""
@@ -323,7 +424,8 @@ class Transactions:
         if plan.commit or plan.ready:
             self._results.append((waiter, transaction.failure))
             waiter = None
-        self._requests.ask("aborts", lambda number: Abort(number, txn, topics), waiter, transaction)
+        written = () if transaction.collects else topics
+        self._requests.ask("aborts", lambda number: Abort(number, txn, written), waiter, transaction)
 
 
 def refusal(transaction: OpenTransaction, error: Error) -> Error:
