@@ -10,12 +10,14 @@ from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, State
 from txnbuffer.errors import (
+    CoordinatorStopped,
     NotAuthorized,
     OutcomeForgotten,
     OutcomeUnknown,
     ProducerFenced,
     ServiceUnavailable,
     TransactionAborted,
+    Unauthenticated,
 )
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ClientFrame, Failure, ServerFrame, Welcome
@@ -173,6 +175,35 @@ def test_outcome_of_a_commit_that_waits_for_repeated_records_is_unknown() -> Non
     core.give_up(ServiceUnavailable("nobody there"))
     ((_, result),) = core.take_results()
     assert isinstance(result, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("sent_before", [False, True])
+def test_commit_that_the_service_did_not_take_was_never_sent(sent_before: bool) -> None:
+    core = welcomed()
+    topic_known(core)
+    transaction = committing(core)
+    taken(core)
+    if sent_before:
+        reconnected(core, (transaction.txn, State.OPEN))
+        taken(core)
+    core.receive(ServerFrame(goodbye=Unauthenticated("it has expired"), settled=True))
+    core.lost()
+    assert core.transactions.commit_sent(transaction) is sent_before
+    core.give_up(Unauthenticated("it has expired"))
+    ((_, result),) = core.take_results()
+    assert isinstance(result, OutcomeUnknown if sent_before else Unauthenticated)
+
+
+def test_commit_that_the_service_did_not_take_is_repeated() -> None:
+    core = welcomed()
+    topic_known(core)
+    transaction = committing(core)
+    first = taken(core)
+    core.receive(ServerFrame(goodbye=CoordinatorStopped("it stops"), settled=True))
+    reconnected(core, (transaction.txn, State.OPEN))
+    frame = taken(core)
+    assert (sent(frame), frame.commits) == ([b"v"], first.commits)
+    assert core.take_frame() is None
 
 
 @pytest.mark.parametrize("failure", [NotAuthorized("no"), MessageTooLarge("no"), DiskWatermark("low")])

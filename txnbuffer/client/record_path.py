@@ -284,7 +284,8 @@ class RecordPath(ABC):
 
     `ready`: the topics that may have another send, by name. `unacknowledged` counts bytes, also of queued and collected
     records; `credits` is its limit. `through_service`: the service gets the records, in order, and acknowledges them.
-    `all_sent`: the transactions whose last records are in the sends that were taken last.
+    `all_sent`: the transactions whose last records are in the sends that were taken last. `not_taken`: after `lost`,
+    the transactions with records that the service has said not to have taken.
     """
 
     through_service: ClassVar[bool]
@@ -295,6 +296,7 @@ class RecordPath(ABC):
         self.unacknowledged = 0
         self.ready: dict[str, SendTopic] = {}
         self.all_sent: list[OpenTransaction] = []
+        self.not_taken: list[OpenTransaction] = []
         self._results: list[SendResult] = []
 
     @property
@@ -480,6 +482,7 @@ class ServicePath(RecordPath):
         not_taken, self._not_taken = self._not_taken, False
         unknown = [flight for flight in self._in_flight.values() if not (flight.runs or not_taken)]
         again = [flight for flight in self._in_flight.values() if flight.runs or not_taken]
+        self.not_taken = [run.transaction for flight in again for run in flight.runs if not_taken]
         for flight in self._in_flight.values():
             count_unsent(flight, 1)
             topic = self.topics[flight.send.topic]

@@ -145,6 +145,8 @@ class SessionCore:
         for flight in self._path.lost():
             text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be stored"
             self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
+        for transaction in self._path.not_taken:
+            self.requests.not_taken(transaction.commit)
 
     def receive(self, frame: ServerFrame) -> None:
         """Handle a frame from the service."""

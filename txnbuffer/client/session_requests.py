@@ -112,6 +112,12 @@ class Requests:
             else:
                 self.queued.setdefault(request.field, []).append(request.row)
 
+    def not_taken(self, number: int) -> None:
+        """The service has not read a commit if it was sent over this connection only: it is as if it was not sent."""
+        request = self.unanswered.get(number)
+        if request is not None and number not in self._sent and request.row not in self.queued.get("commits", ()):
+            self._delayed[number] = None
+
     def records_sent(self, number: int) -> None:
         """The records of a commit are in the next frame; if it was delayed, it is in that frame too."""
         if number in self._delayed:
