@@ -113,7 +113,7 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
         raise InvalidRequest("this client belongs to another event loop: open one on each loop, or use a sync client")
 
 
-class _ForkGeneration:
+class ForkGeneration:
     """Counts forks: `generation` of a child process is one above that of its parent."""
 
     generation = 0
@@ -121,23 +121,23 @@ class _ForkGeneration:
 
 def generation() -> int:
     """Return a number that identifies this process for `check`."""
-    return _ForkGeneration.generation
+    return ForkGeneration.generation
 
 
 def inherited(remembered: int) -> bool:
     """Return whether this process was forked after `generation()` returned this number."""
-    return remembered != _ForkGeneration.generation
+    return remembered != ForkGeneration.generation
 
 
 def check(remembered: int) -> None:
     """Raises UsedAfterFork if this process was forked after `generation()` returned this number."""
-    if remembered != _ForkGeneration.generation:
+    if remembered != ForkGeneration.generation:
         advice = AFTER_GRPC if grpc_inherited() else "connect after forking"
         raise UsedAfterFork(f"this client belongs to the parent process: {advice}")
 
 
 def _forked() -> None:
-    _ForkGeneration.generation += 1
+    ForkGeneration.generation += 1
 
 
 os.register_at_fork(after_in_child=_forked)

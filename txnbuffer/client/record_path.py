@@ -143,7 +143,9 @@ class Outbox:
         if rows.times is not None or self._times is not None:
             times = self._times = [0] * before if self._times is None else self._times
             times += [0] * count if rows.times is None else rows.times
-        self.size = self._weight + width(len(self._names), len(self._values))
+        self.size = self._weight
+        if self._names:
+            self.size += width(len(self._names), len(self._values))
 
     def fits(self, rows: SendColumns) -> bool:
         """Return whether the records fit into the same send as the queued ones."""
@@ -151,6 +153,8 @@ class Outbox:
             return True
         if rows.set_bytes != self._set_bytes:
             return False
+        if rows.properties is None and not self._names:
+            return self._weight + weight(rows) <= SEND_BYTES
         names = self._names.union(*filter(None, rows.properties or ()))
         size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
         return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))

@@ -302,7 +302,10 @@ DeserializerChoice: TypeAlias = (
 
 
 class Serializers:
-    """The serializers of a client: one for each topic with a schema, and one for all other topics."""
+    """The serializers of a client: one for each topic with a schema, and one for all other topics.
+
+    Without any (`has_any`), a value without a serializer of its own has none.
+    """
 
     def __init__(self, serializer: SerializerChoice = None, schemas: Mapping[str, Schema] | None = None) -> None:
         """Raises InvalidRequest for an invalid serializer or schema."""
@@ -318,6 +321,7 @@ class Serializers:
         self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
         self._of_topic |= self._schemas
         self._registry: SchemaRegistry | None = None
+        self.has_any = self._all is not None or bool(self._of_topic)
 
     def use(self, broker: Broker) -> None:
         """Take registered schemas from a broker, if it has a registry."""

@@ -89,6 +89,7 @@ class ClientSession:
         self._shard = shard
         self.max_unavailable = max_unavailable
         self._news = asyncio.Event()
+        self._awake = False
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._opens_later = False
@@ -175,13 +176,15 @@ class ClientSession:
 
     def check(self) -> None:
         """Raises UsedAfterFork; ServiceUnavailable if there was no connection for `max_unavailable` seconds."""
-        lifecycle.check(self.forked_from)
+        if self.forked_from != lifecycle.ForkGeneration.generation:
+            lifecycle.check(self.forked_from)
         if self._unreachable is not None:
             raise self._unreachable
 
     def check_loop(self) -> None:
         """Raises InvalidRequest on another event loop than that of the client."""
-        lifecycle.check_loop(self._loop)
+        if asyncio.get_running_loop() is not self._loop:
+            lifecycle.check_loop(self._loop)
 
     def check_close(self) -> None:
         """As `check_loop`, unless that loop has ended or the session has not begun."""
@@ -199,16 +202,17 @@ class ClientSession:
 
     def poke(self) -> None:
         """Send what is queued, if there is anything."""
-        if self.core.has_frame:
-            self._news.set()
+        if not self._awake and (self.core.requests.queued or self._path.ready):
+            self._wake()
 
     def _wake(self) -> None:
+        self._awake = True
         self._news.set()
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Commit or abort an open transaction. The waiter of the plan gets the outcome or an error."""
         self.core.transactions.end(transaction, plan)
-        self._news.set()
+        self._wake()
 
     async def ask(self, field: Field, row_of: Callable[[int], Any]) -> Any:
         """Make a request, whose row `row_of` makes of its number; return the answer. Raises the error in it."""
@@ -223,7 +227,8 @@ class ClientSession:
             self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
-        self._news.set()
+        if not self._awake:
+            self._wake()
         try:
             return await future
         except asyncio.CancelledError:
@@ -249,7 +254,7 @@ class ClientSession:
         await self._end_transactions(give_up_at)
         self._closing = True
         if self._link is not None and self.core.welcomed:
-            self._news.set()
+            self._wake()
             await asyncio.wait(self._tasks[:1], timeout=give_up_at - monotonic())
         for task in self._tasks:
             task.cancel()
@@ -260,7 +265,7 @@ class ClientSession:
     async def _end_transactions(self, give_up_at: float) -> None:
         """Abort what is open, and wait for it: a service that stops next would leave it open in the log."""
         self.core.transactions.abort_open()
-        self._news.set()
+        self._wake()
         while self.core.welcomed and self.core.transactions.aborting and self._loop.time() < give_up_at:
             await asyncio.sleep(CLOSE_POLL)
 
@@ -319,7 +324,7 @@ class ClientSession:
                 self.core.receive(frame)
                 self._deliver()
                 if self.core.has_frame:
-                    self._news.set()
+                    self._wake()
                 if self.core.broken is not None:
                     raise self.core.broken
                 if frame.welcome is not None:
@@ -335,6 +340,7 @@ class ClientSession:
         while True:
             await self._news.wait()
             self._news.clear()
+            self._awake = False
             # Wait for the other requests of this iteration of the event loop: they go into the same frame.
             await asyncio.sleep(0)
             while (frame := self.core.take_frame()) is not None:
@@ -380,7 +386,7 @@ class ClientSession:
             self.core.tick()
             if not self._path.through_service:
                 self._watch_progress()
-            self._news.set()
+            self._wake()
 
     def _watch_progress(self) -> None:
         core = self.core
@@ -496,7 +502,12 @@ class ShardSessions:
         Raises ServiceUnavailable.
         """
         while True:
-            session = self.any() if name is None else self.of(name)
+            if name is not None:
+                session = self.of(name)
+            elif self.shards > 1:
+                session = self.any()
+            else:
+                session = self._open[self._home]
             session.check()
             session.check_loop()
             if session.core.can_begin:
@@ -508,7 +519,7 @@ class ShardSessions:
     def any(self) -> ClientSession:
         """Return the session for a transaction that can begin at any shard."""
         home = self._open[self._home]
-        if self.shards == 1 or not home.away_for(AWAY):
+        if not home.away_for(AWAY):
             return home
         for session in self._open.values():
             if session.core.welcomed:

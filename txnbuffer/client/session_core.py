@@ -58,19 +58,16 @@ class Ids:
 
     want: int = 64
     _blocks: deque[list[int]] = field(default_factory=deque)
-    _left: int = 0
-
-    def __len__(self) -> int:
-        return self._left
+    left: int = 0
 
     @property
     def low(self) -> bool:
         """Whether more ids should be leased now."""
-        return self._left * 2 < self.want
+        return self.left * 2 < self.want
 
     def add(self, first: int, size: int, *, ran_out: bool) -> None:
         self._blocks.append([first, first + size])
-        self._left += size
+        self.left += size
         if ran_out:
             self.want = min(self.want * 2, LARGEST)
 
@@ -85,7 +82,7 @@ class Ids:
         block = self._blocks[0]
         least = block[0]
         block[0] += 1
-        self._left -= 1
+        self.left -= 1
         if block[0] == block[1]:
             self._blocks.popleft()
         return least
@@ -94,7 +91,7 @@ class Ids:
         """Remove and return all ids."""
         blocks = tuple(IdBlock(first, end - first) for first, end in self._blocks)
         self._blocks.clear()
-        self._left = 0
+        self.left = 0
         return blocks
 
 
@@ -237,7 +234,7 @@ class SessionCore:
 
     @property
     def can_begin(self) -> bool:
-        return len(self._ids) > 0 and self.welcomed and not self.draining
+        return self.welcomed and not self.draining and self._ids.left > 0
 
     def wait_to_begin(self, waiter: Waiter) -> None:
         """Return `waiter` as a result when `begin` may be possible."""
@@ -269,9 +266,10 @@ class SessionCore:
 
     def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
         """Send records of an open transaction or ordinary ones (None), whose waiter gets None once they are durable."""
-        found = self._path.topic(topic)
+        found = self._path.topics.get(topic) or self._path.topic(topic)
         if transaction is not None:
-            self._register(found)
+            if not found.registered:
+                self._register(found)
             self.transactions.send(found, rows, transaction)
         else:
             if self.transactions.collecting:

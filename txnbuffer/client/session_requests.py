@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from broker_io.batch import Batch
+from broker_io.batch import ROW_BYTES, Batch
 from txnbuffer.client.record_path import (
     CollectedRecords,
     EndPlan,
@@ -25,7 +25,7 @@ from txnbuffer.client.record_path import (
     TransactionSlice,
     Waiter,
 )
-from txnbuffer.client.send_columns import SendColumns, weight
+from txnbuffer.client.send_columns import SendColumns
 from txnbuffer.coordinator.messages import FINISHED_PARTICIPANT, Begin, Commit, ProducerSequence, Result, State
 from txnbuffer.errors import (
     Error,
@@ -194,7 +194,7 @@ class Transactions:
         """Collect records of a transaction, or queue them."""
         first = transaction.count(topic.name, len(rows.values))
         if transaction.collects:
-            size = weight(rows)
+            size = rows.size + ROW_BYTES * len(rows.values)
             if transaction.collected_bytes + size <= COLLECT_BYTES:
                 transaction.collected.append(CollectedRecords(topic, rows, first))
                 transaction.collected_bytes += size
@@ -237,7 +237,8 @@ class Transactions:
     def _queue(self, transaction: OpenTransaction) -> None:
         transaction.collects = False
         for topic, rows, first in self._take_collected(transaction):
-            self._register(topic)
+            if not topic.registered:
+                self._register(topic)
             self._path.add(topic, rows, transaction, None, first)
 
     def _drop(self, transaction: OpenTransaction) -> None:
@@ -285,7 +286,7 @@ class Transactions:
             self._send_early(transaction)
         else:
             self._queue(transaction)
-        if not transaction.pending or (self._rides(transaction, plan) and not transaction.unsent):
+        if not transaction.pending or (not transaction.unsent and self._rides(transaction, plan)):
             self._end(transaction, plan)
 
     def all_sent(self, transaction: OpenTransaction) -> None:
@@ -293,7 +294,7 @@ class Transactions:
         plan = transaction.then
         if plan is None:
             self._requests.records_sent(transaction.commit)
-        elif self._rides(transaction, plan):
+        elif plan.commit and transaction.failure is None:
             self._end(transaction, plan)
 
     def _rides(self, transaction: OpenTransaction, plan: EndPlan) -> bool:

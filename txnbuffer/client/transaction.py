@@ -238,12 +238,16 @@ class BaseClient:
 
     async def serializer_of(self, topic: str, given: Serializer | None) -> Serializer | None:
         """Return the serializer for a value of a topic, as `Serializers.of`, without blocking the event loop."""
+        if given is None and not self.serializers.has_any:
+            return None
         if self.serializers.must_load(topic, given):
             await asyncio.to_thread(self.serializers.of, topic, given)
         return self.serializers.of(topic, given)
 
     def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
         """Return the rows with the size limit of their record sets set. Raises InvalidRequest."""
+        if batching is None and self._ordinary is None:
+            return rows
         set_bytes = self.set_bytes(topic, batching)
         return rows._replace(set_bytes=set_bytes) if set_bytes else rows
 
@@ -269,7 +273,8 @@ class BaseClient:
         """Return the topics or partitions to send records with these keys to. Raises InvalidRequest."""
         if self.routes is not None:
             return await self.routes.groups(topic, keys, partition)
-        _check_unpartitioned(topic, partition)
+        if partition is not None:
+            _check_unpartitioned(topic, partition)
         return ((topic, None),)
 
     async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:
@@ -416,11 +421,12 @@ class Transaction:
         and ServiceUnavailable.
         """
         client = self._client
-        client.check()
+        client.check_open()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
         sequence: ProducerSequence | None = None
         if self._sequence is not None:
+            client.check()
             sequence = await client.names.sequence(*self._sequence, client.committed_number)
         session = self._session = await client.sessions.ready(self._home)
         self._open = session.core.begin(self._timeout, sequence)
@@ -496,10 +502,11 @@ class Transaction:
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         left = count = len(rows.values)
         try:
-            for chunk in slices(rows, CHUNK) if count else ():
+            for chunk in slices(rows, CHUNK) if count > 1 else (rows,) * count:
                 for name, which in await self._client.groups(topic, chunk.keys, partition):
                     some = chunk if which is None else take_rows(chunk, which.tolist())
-                    opened = self._usable(begun=left < count)
+                    if left < count or self._client.routes is not None:  # other tasks may have run
+                        opened = self._usable(begun=left < count)
                     session.core.send(name, some, opened)
                     self._partial += left == count
                     left -= len(some.values)
@@ -562,13 +569,15 @@ class Transaction:
         - NotVisible: it has committed, but readers do not get it on all topics yet; the error names the topic, and the
           transaction that is in the way.
         """
-        self.check_can_end()
-        branches = check_branches(winners)
-        check_flag(wait_visible, "wait_visible")
-        opened = self._begun()
+        if self._lent:
+            self.check_can_end()
+        branches = () if winners == () else check_branches(winners)
+        if wait_visible is not False:
+            check_flag(wait_visible, "wait_visible")
+        opened = self._open or self._begun()
         session = self._session
         session.check()
-        if self.over:
+        if opened.ending or self._committing:
             raise self._over(opened)
         if self._partial:
             await self._wait_whole(opened)
@@ -623,8 +632,9 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.check_can_end()
-        opened = self._begun()
+        if self._lent:
+            self.check_can_end()
+        opened = self._open or self._begun()
         if opened.ending or (self._committing and error is None):
             return  # commit or abort was called in the block
         if error is None:
@@ -642,7 +652,7 @@ class Transaction:
 
         A commit that waits for calls that have `begun` to send prevents all others.
         """
-        opened = self._begun()
+        opened = self._open or self._begun()
         self._session.check()
         if opened.failure is not None:
             if isinstance(opened.failure, Fenced):
