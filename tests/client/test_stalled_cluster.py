@@ -119,7 +119,7 @@ def test_messages_that_may_be_too_large_are_sent_alone() -> None:
         world.handles[0].faults.hold(topic="log")
         sending = asyncio.create_task(client.send_many("log", [b"one", b"two", b"l" * 100, b"three"]))
         await until(lambda: len(world.handles[0].faults.held) == 3)
-        assert [len(held.batch) for held in world.handles[0].faults.held] == [2, 1, 1]
+        assert [len(held.appends[0][1]) for held in world.handles[0].faults.held] == [2, 1, 1]
         world.handles[0].faults.release()
         await sending
 
