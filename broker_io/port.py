@@ -36,7 +36,15 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_
 import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, PlacedBatch
-from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, NotSupported, TopicNotFound
+from broker_io.errors import (
+    DiskWatermark,
+    Error,
+    InvalidMessage,
+    InvalidTopicName,
+    MessageTooLarge,
+    NotSupported,
+    TopicNotFound,
+)
 from broker_io.partitions import Hashing
 from broker_io.position import EARLIEST, NO_INDEX, Position, Positions
 
@@ -191,6 +199,9 @@ class AtomicBroker(Protocol):
         Raises MessageTooLarge, also for more than MAX_TOGETHER_BYTES in several appends, and InvalidMessage, before
         anything is written.
         """
+
+    def space_refusal(self) -> DiskWatermark | None:
+        """The error for which appends that are not reserved are refused now; None: there is space. It is cheap."""
 
 
 class Reader(Resource, Protocol):

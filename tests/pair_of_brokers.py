@@ -185,7 +185,7 @@ class Member(MemoryBroker):
 
     def _settle_held(self, why: str) -> None:
         for held in [*self.faults.held]:
-            held.writer.settle(held, AppendUnknown(f"{why}: the record may be in the log"))
+            held.end(AppendUnknown(f"{why}: the record may be in the log"))
 
     def fail(self, error: Error) -> None:
         """Stop for good, as after a failed sync."""

@@ -557,6 +557,10 @@ class FileBroker(ReadingBroker):
         """As `AtomicBroker` says."""
         return self._append(appends, alone=False)
 
+    def space_refusal(self) -> DiskWatermark | None:
+        """As `AtomicBroker` says."""
+        return self._log.space_refusal()
+
     def _append(self, appends: Sequence[TogetherAppend], *, alone: bool) -> Future[Any]:
         unit = PendingUnit([*map(self._pending, appends)], alone=alone)
         if len(unit.appends) > 1:

@@ -124,7 +124,10 @@ class Watermark:
 
     def refusal(self, append: PendingBatch) -> DiskWatermark | None:
         """The error for an append that may not be written, by the last check, or None."""
-        reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
+        return self.refusal_of(reserved=append.reserved or append.topic.entry.name.startswith(OWN_PREFIX))
+
+    def refusal_of(self, *, reserved: bool) -> DiskWatermark | None:
+        """As `refusal`, for an append that may use the reserve, or may not."""
         if not self.is_crossed or (reserved and 2 * self._free >= self._watermark_bytes):
             return None
         limit = "half of the watermark" if reserved else "the watermark"

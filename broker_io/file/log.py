@@ -483,6 +483,12 @@ class FileLog:
         self.pending_bytes -= size + APPEND_BYTES * count
         return taken
 
+    def space_refusal(self) -> DiskWatermark | None:
+        """Why appends that are not reserved are refused now. In any thread."""
+        with contextlib.suppress(OSError):  # the next commit reports it
+            self._watermark.check()
+        return self._watermark.refusal_of(reserved=False)
+
     def flush(self) -> None:
         """Write and acknowledge all pending appends."""
         while self.pending:

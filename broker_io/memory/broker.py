@@ -366,6 +366,9 @@ class MemoryBroker(Resource):
             ours.append((writer, batch))
         return self._connection.append(ours, alone=False)
 
+    def space_refusal(self) -> None:
+        """As `AtomicBroker` says: memory has no watermark."""
+
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
     ) -> MemoryReader:

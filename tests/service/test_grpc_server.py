@@ -161,14 +161,16 @@ async def test_a_client_that_sends_without_end_waits_for_the_log():
     limits = Limits(client_bytes=MIB, total_bytes=2 * MIB)
     async with served(broker, limits=limits) as (engine, server):
         session, _ = await session_at(server)
+        quiet, ids = await session_at(server, "a")
         broker.faults.hold(topic="plain")
         for _ in range(100):
             session.send(("plain", Batch.of([Message(None, b"x" * (MIB // 4))])))
         await eventually(lambda: engine.requests.unsettled_bytes > MIB)
-        quiet, ids = await session_at(server, "a")
-        assert await quiet.write(("a", transactional(ids))) == []
+        quiet.send(("a", transactional(ids)))
+        await eventually(lambda: engine.requests.connections[quiet.session[:32]].unsettled)  # which was not held up
         assert engine.requests.unsettled_bytes < 3 * MIB
         broker.faults.release()
+        await quiet.until(lambda: quiet.acknowledged == 1)
         await session.until(lambda: session.acknowledged == 100)
         assert engine.requests.unsettled_bytes == 0
         await session.link.cut()

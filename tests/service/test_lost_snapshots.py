@@ -27,7 +27,7 @@ async def commit_half(cluster: MemoryBroker) -> None:
         async with engine_on(broker) as engine:
             session, ids = await session_on(engine, "a", "b")
             await session.write(("a", transactional(ids[:1])), ("b", transactional(ids[:1])))
-            broker.faults.hold(topic="a", written=False)
+            engine.topics.get("a").held = True  # as while it is opened: its marker waits
             assert await session.commit(ids[0], ["a", "b"], [1, 1]) is Outcome.COMMIT
             await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
             engine.fail(CoordinatorStopped("as if it had crashed"))

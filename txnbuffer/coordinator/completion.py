@@ -81,6 +81,7 @@ class TransactionCompletion:
         if plan.sequence is not None:
             self._producers.commit(plan.sequence, number)
         self._consumer_groups.commit(positions, number)
+        self._decided(members)
 
     def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
         transaction = rows[0][1]
@@ -123,6 +124,13 @@ class TransactionCompletion:
         for _, member in rows:
             member.advance(DECIDING_STATE[Outcome.ABORT])
         self._core.journal.abort(rows)
+        self._decided([member for _, member in rows])
+
+    def _decided(self, members: Sequence[TransactionState]) -> None:
+        """Decisions are queued: if what is queued now becomes durable together, their markers go with them."""
+        if self._core.config.atomic:
+            for member in members:
+                self.publish(member)
 
     def _may_be_one_phase(self, transaction: TransactionState) -> bool:
         """Whether a marker can decide: one topic, registered for one-phase markers, and no other id depends on it."""
@@ -148,7 +156,8 @@ class TransactionCompletion:
         for transaction in transactions:
             transaction.advance(ENDED_STATE[INTENDED_OUTCOME[transaction.state]])
             transaction.group = record
-            self.publish(transaction)
+            if transaction.unfinished is None:
+                self.publish(transaction)
         for transaction in transactions:
             if transaction.hidden:
                 self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
@@ -160,7 +169,7 @@ class TransactionCompletion:
 
     def publish(self, transaction: TransactionState) -> None:
         """Queue the markers of a decided transaction for all its topics."""
-        outcome = OUTCOME_OF_STATE[transaction.state]
+        outcome = INTENDED_OUTCOME[transaction.state]
         transaction.unfinished = set(transaction.topics)
         for topic, records in zip(transaction.topics, transaction.records, strict=True):
             self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))

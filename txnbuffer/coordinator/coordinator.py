@@ -30,6 +30,8 @@ from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
 
+NOTHING_STORED: frozenset[int] = frozenset()
+
 
 class Coordinator:
     """The owner of a shard in an epoch; `history` is the decision log up to this owner's `owner` entry."""
@@ -244,8 +246,14 @@ class Coordinator:
             if known is not None:
                 self._when_served(begin.txn.least, partial(self._requests.begin, known, begin))
 
-    def commit_many(self, session: str, commits: Sequence[Commit], now: float) -> None:
-        """Commit transactions whose sends are all acknowledged. Answered with a durable COMMIT, or with an error."""
+    def commit_many(
+        self, session: str, commits: Sequence[Commit], now: float, stored: Set[int] = NOTHING_STORED
+    ) -> None:
+        """Commit transactions whose records were sent. Answered with a durable COMMIT, or with an error.
+
+        `stored`: those (by `least`) whose records, as many as the commit says, are in the logs already, or in the same
+        atomic append as what this call adds. The records of the others are counted by the buffers.
+        """
         if not commits:
             return
         known = self._session(session, commits[0].request, now)
@@ -253,7 +261,7 @@ class Coordinator:
             for commit in commits[1:]:
                 self._session(session, commit.request, now)
         elif self._takeover.ready:
-            self._commits.commit_many(known, commits)
+            self._commits.commit_many(known, commits, stored)
         else:
             for commit in commits:
                 oldest = min([commit.txn, *commit.losers, *(branch.txn for branch in commit.winners)])

@@ -29,6 +29,8 @@ class CoordinatorConfig:
     `one_phase`: the marker decides a transaction on a single topic, without a decision record.
     `verify_counts`: the buffers check the number of records of a commit before it is decided.
     Both are on only if this process owns the logs that it writes to.
+    `atomic`: what is queued between two calls of `take_effects` is appended in one operation, so that the markers of a
+    decision need not wait until it is durable.
     `session_timeout`: abort a client's open transactions after it was disconnected for this long.
     `reconnect_seconds`: but not earlier than this after the start of an owner, so that clients find a service that was
     away; 0.0 if no client can connect to this owner.
@@ -42,6 +44,7 @@ class CoordinatorConfig:
 
     one_phase: bool = True
     verify_counts: bool = True
+    atomic: bool = False
     transaction_timeout: float = 60.0
     max_transaction_timeout: float = 900.0
     session_timeout: float = 30.0

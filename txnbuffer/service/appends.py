@@ -1,7 +1,9 @@
 """Appends of all topics: collected during a turn of the loop, written in groups, reported in order.
 
-A topic has at most `MAX_IN_FLIGHT` appends in flight: while one is synced the next one fills, so a slower disk gets
-larger groups. Futures complete in other threads, which wake the loop once for many appends.
+On a log that the service owns, everything that is collected is one *unit*: one atomic append to all topics
+(`UnitAppends`). On a cluster each topic is appended to by itself (`Appends`). At most `MAX_IN_FLIGHT` appends are in
+flight: while one is synced the next one fills, so a slower disk gets larger groups. Futures complete in other threads,
+which wake the loop once for many appends.
 
 In cluster mode only markers are appended to topics, and no client waits for them: the answers of a turn are sent first.
 """
@@ -18,8 +20,18 @@ from typing import NamedTuple
 
 from broker_io import waits
 from broker_io.batch import Batch
-from broker_io.errors import AppendUnknown, DiskFailed, DiskWatermark, Error, Fenced, NotLive, TopicNotFound
-from broker_io.port import MAX_PROPERTIES, ReservingWriter, Writer
+from broker_io.errors import (
+    AppendUnknown,
+    DiskFailed,
+    DiskWatermark,
+    Error,
+    Fenced,
+    NotLive,
+    TooManyFiles,
+    TopicNotFound,
+    as_error,
+)
+from broker_io.port import MAX_PROPERTIES, AtomicBroker, TogetherAppend, Writer
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
 from txnbuffer.errors import UnregisteredTopic
@@ -34,15 +46,11 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class AppendPart:
-    """Messages to append, and the callbacks for the result; `size` is their approximate size in bytes.
-
-    `reserved`: not a record; it may use the space that a nearly full disk keeps free.
-    """
+    """Messages to append, and the callbacks for the result; `size` is their approximate size in bytes."""
 
     batch: Batch
     acknowledged: Callable[[], None]
     failed: Callable[[Error], None]
-    reserved: bool = True
     since: float = 0.0
     """When it was queued, by the time of the loop."""
     size: int = field(init=False)
@@ -56,7 +64,6 @@ class AppendInFlight(NamedTuple):
 
     parts: Sequence[AppendPart]
     batch: Batch
-    reserved: bool = False
 
 
 LOST_ROLE = Fenced | NotLive
@@ -67,22 +74,17 @@ class ServiceTopic:
     """One topic: its append queue, its appends in flight, and its buffer (`followed`, None without transactions).
 
     `held`: appends are suspended. `compacting`: a compaction reads its ledgers, which are not trimmed meanwhile.
-    `problem`: the error that stopped the topic; `write_problem`: the error that blocks its writer for now.
-    `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order instead of failing.
-    `low`: the disk rejects records, so reserved messages are appended in batches of their own. `reader`: reads the
-    topic if others write to it too. `deferred`: its appends wait until the answers of a turn were sent. `reports`:
-    with a position, the calls to make once the buffer has applied the log up to it.
+    `problem`: the error that stopped the topic; `write_problem`: the error that blocks its writer for now. `reader`:
+    reads the topic if others write to it too. `deferred`: its appends wait until the answers of a turn were sent.
+    `reports`: with a position, the calls to make once the buffer has applied the log up to it. `backlog`: what is
+    queued came while it was held, and may be appended in pieces.
     """
 
     deferred = False
+    backlog = False
 
-    def __init__(self, name: str, *, waits_for_space: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.waits_for_space = waits_for_space
-        self.refused: list[AppendPart] = []
-        self.low = False
-        self.wait: Wait | None = None
-        """The wait for disk space, while appends are refused."""
         self.writer: Writer | None = None
         self.followed: FollowedTopic | None = None
         self.held = True
@@ -157,20 +159,16 @@ class ServiceTopic:
             names.update(part.batch.properties)
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
-            if parts and self.low and part.reserved != parts[0].reserved:
-                break
             parts.append(self.waiting.popleft())
-        return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
+        return AppendInFlight(parts, Batch.concat([part.batch for part in parts]))
 
 
 MAX_IN_FLIGHT = 2
-MAX_WAIT = 0.5
-"""Seconds until an append that a nearly full disk rejected is retried."""
 
 
 @dataclass(eq=False)
 class Appends:
-    """Queues and writes appends; `wake` schedules a turn of the loop.
+    """Queues and writes appends, each topic by itself; `wake` schedules a turn of the loop.
 
     A topic is notified of each append that is durable or failed on the loop, in order.
     """
@@ -264,9 +262,7 @@ class Appends:
             if topic.waiting and not topic.held:
                 self._ready[topic] = None
             error = future.exception()
-            if topic.refused or isinstance(error, DiskWatermark):
-                self._refused(topic, flight, error)
-            elif error is not None:
+            if error is not None:
                 self._flight_failed(topic, flight, error)
             else:
                 self._flight_durable(topic, flight, future.result())
@@ -278,10 +274,7 @@ class Appends:
             if writer is None:
                 raise AssertionError(f"topic {topic.name} was released without a writer")
             try:
-                if flight.reserved and isinstance(writer, ReservingWriter):
-                    future = writer.append_reserved(flight.batch)
-                else:
-                    future = writer.append(flight.batch)
+                future = writer.append(flight.batch)
             except Error as error:
                 self._flight_failed(topic, flight, error)
                 continue
@@ -298,48 +291,12 @@ class Appends:
             self._loop.call_soon_threadsafe(self._wake)
 
     def _flight_durable(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
-        topic.low = topic.low and flight.reserved
-        if topic.wait is not None:
-            waits.end(topic.wait)
-            topic.wait = None
         topic.durable(flight, positions)
         for part in flight.parts:
             self.waiting_bytes -= part.size
             part.acknowledged()
         if topic.problem is not None:
             self.fail(topic, topic.problem)
-
-    def _refused(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException | None) -> None:
-        """The disk is nearly full and nothing was written: retry everything later where order matters.
-
-        In other topics the records fail, and the reserved messages of the same append are queued again without them.
-        """
-        if not topic.waits_for_space:
-            if not flight.reserved:
-                topic.low = True
-                again = [part for part in flight.parts if part.reserved]
-                topic.waiting.extendleft(reversed(again))
-                flight = AppendInFlight([part for part in flight.parts if not part.reserved], flight.batch)
-                self._ready[topic] = None
-            self._flight_failed(
-                topic, flight, error or DiskWatermark("the disk is nearly full: free space or add some")
-            )
-            return
-        if error is None:
-            self._flight_failed(
-                topic, AppendInFlight(topic.refused, flight.batch), Error("a later append overtook a refused one")
-            )
-            topic.refused = []
-            return
-        topic.held = True
-        if topic.wait is None:
-            topic.wait = waits.begin(f"space for topic {topic.name!r}")
-        topic.wait.failed(error)
-        topic.refused += flight.parts
-        if not topic.flights:
-            topic.waiting.extendleft(reversed(topic.refused))
-            topic.refused = []
-            self._loop.call_later(MAX_WAIT, self.release, topic)
 
     def _flight_failed(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException) -> None:
         if not isinstance(error, Error):
@@ -354,3 +311,194 @@ class Appends:
     def _failed(self, part: AppendPart, error: Error) -> None:
         self.waiting_bytes -= part.size
         part.failed(error)
+
+
+UNIT_BYTES = 1024 * 1024
+"""Bytes of a unit, approximately, after which no more frames are handled before it is on its way."""
+BACKLOG_BYTES = 4 * 1024 * 1024
+"""Bytes of a unit, approximately, to which no more is added of what topics were held with."""
+PAUSE = 0.5
+"""Seconds until a unit is written again for which a nearly full disk has no room."""
+REFUSALS = (DiskWatermark, TooManyFiles)
+"""Errors after which nothing of a unit was written, and which may pass."""
+
+
+class FlightOfTopic(NamedTuple):
+    """A part of a unit: what it appends to one topic."""
+
+    topic: ServiceTopic
+    flight: AppendInFlight
+
+
+class Unit(NamedTuple):
+    """A unit in flight."""
+
+    number: int
+    flights: list[FlightOfTopic]
+    future: Future[list[Positions | Error]]
+
+
+class UnitAppends(Appends):
+    """Appends everything that is queued for topics that are not held as one unit: all of it is durable, or nothing.
+
+    `number` is that of the unit that is being formed; units become durable in this order, up to `durable` by now.
+    What can be refused is refused before it is queued: `refusal` says why no record is taken now. A unit for which
+    there is no room waits, and all after it. `decisions`, the topic of the decision log, is reported first: the buffers
+    then meet no marker whose decision is not known to be durable.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], broker: AtomicBroker, decisions: ServiceTopic
+    ) -> None:
+        super().__init__(loop, wake)
+        self.number, self.durable = 1, 0
+        self._broker = broker
+        self._decisions = decisions
+        self.queued_bytes = 0
+        """The size of what is queued for the next unit."""
+        self._units: deque[Unit] = deque()
+        self._again: deque[list[FlightOfTopic]] = deque()
+        """The units that were refused."""
+        self._refused_by: Error | None = None
+        """Why nothing is written for a moment."""
+        self._wait: Wait | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._units and (self._refused_by is not None or not (self._again or self._ready))
+
+    @property
+    def full(self) -> bool:
+        """Whether enough is queued for the next unit."""
+        return self.queued_bytes >= UNIT_BYTES
+
+    @property
+    def may_append(self) -> bool:
+        """Whether the next unit is written at the end of this turn."""
+        return len(self._units) < MAX_IN_FLIGHT and self._refused_by is None
+
+    @property
+    def refusal(self) -> Error | None:
+        """Why records are refused now: the disk is nearly full."""
+        return self._refused_by or self._broker.space_refusal()
+
+    @property
+    def age(self) -> float:
+        now = self._loop.time()
+        for unit in self._units:
+            return now - unit.flights[0].flight.parts[0].since
+        return now - min([topic.waiting[0].since for topic in self._ready if topic.waiting], default=now)
+
+    def add(self, topic: ServiceTopic, part: AppendPart) -> None:
+        super().add(topic, part)
+        self.queued_bytes += part.size
+
+    def release(self, topic: ServiceTopic) -> None:
+        topic.backlog = bool(topic.waiting)
+        super().release(topic)
+
+    def flush(self) -> None:
+        """Append what was refused, and then as one unit what is queued; a large backlog in pieces."""
+        while self._again and self.may_append:
+            self._submit(self._again.popleft())
+        if not (self._ready and self.may_append):
+            return
+        if self._units and self._broker.space_refusal() is not None:
+            return  # the one in flight may be refused, and this one must not overtake it
+        ready, self._ready = self._ready, {}
+        unit: list[FlightOfTopic] = []
+        size = self.queued_bytes
+        for topic in ready:
+            while topic.waiting and not topic.held:
+                if topic.backlog and size > BACKLOG_BYTES and unit:
+                    self._ready[topic] = None
+                    break
+                unit.append(FlightOfTopic(topic, flight := topic.take()))
+                topic.flights.append(flight)
+                if topic.backlog:
+                    size += sum([part.size for part in flight.parts])
+            topic.backlog = topic.backlog and bool(topic.waiting)
+        self.queued_bytes = 0
+        if unit:
+            self._submit(unit)
+
+    def _submit(self, unit: list[FlightOfTopic]) -> None:
+        appends = [TogetherAppend(_writer(topic), flight.batch, reserved=True) for topic, flight in unit]
+        try:
+            future = self._broker.append_together(appends)
+        except Error as error:
+            future = Future()
+            future.set_exception(error)
+        self._units.append(Unit(self.number, unit, future))
+        self.number += 1
+        future.add_done_callback(self._on_unit)
+
+    def _on_unit(self, _: Future[list[Positions | Error]]) -> None:
+        """Called in the thread that completed the future."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def complete(self) -> None:
+        """Report every unit that is durable or was refused since the last call."""
+        self._woken = False
+        while self._units and self._units[0].future.done():
+            number, unit, future = self._units.popleft()
+            error = future.exception()
+            results = [] if error is not None else future.result()
+            refusal = next((one for one in (error, *results) if isinstance(one, REFUSALS)), None)
+            if refusal is not None:  # of all that it has, but for deleted topics
+                self._refused(unit, refusal)
+            elif error is not None:
+                self._failed_unit(unit, as_error(error))
+            elif self._again:
+                self.failure = Error("a unit became durable before one that was refused")
+            else:
+                self.durable = number
+                self._durable_unit(unit, results)
+
+    def _durable_unit(self, unit: list[FlightOfTopic], results: list[Positions | Error]) -> None:
+        if self._wait is not None:
+            waits.end(self._wait)
+            self._wait = None
+        for decisions in (True, False):
+            for (topic, flight), result in zip(unit, results, strict=True):
+                if (topic is self._decisions) is not decisions:
+                    continue
+                topic.flights.popleft()
+                if isinstance(result, Error):
+                    self._flight_failed(topic, flight, result)
+                else:
+                    self._flight_durable(topic, flight, result)
+
+    def _failed_unit(self, unit: list[FlightOfTopic], error: Error) -> None:
+        """Nobody knows whether a unit is durable: the engine ends, and the next owner of the log reads what it has.
+
+        Clients repeat their requests there; those of a log that has stopped get its error.
+        """
+        self.failure = self.failure or error
+        for _, flight in unit if isinstance(error, DiskFailed) else ():
+            for part in flight.parts:
+                self._failed(part, error)
+
+    def _refused(self, unit: list[FlightOfTopic], error: Error) -> None:
+        """Nothing of a unit was written: write it again later, before all that follows."""
+        self._again.append(unit)
+        if self._refused_by is None:
+            self._loop.call_later(PAUSE, self._retry)
+        self._refused_by = error
+        self._wait = self._wait or waits.begin("space for the log")
+        self._wait.failed(error)
+
+    def _retry(self) -> None:
+        if self._units:  # they are refused as well
+            self._loop.call_later(PAUSE, self._retry)
+        else:
+            self._refused_by = None
+            self._wake()
+
+
+def _writer(topic: ServiceTopic) -> Writer:
+    if topic.writer is None:
+        raise AssertionError(f"topic {topic.name} was released without a writer")
+    return topic.writer

@@ -7,7 +7,7 @@ from functools import partial
 from pyroaring import BitMap64
 
 from broker_io.batch import Batch
-from broker_io.errors import DiskWatermark, Error, TooManyFiles, TopicNotFound
+from broker_io.errors import Error, TopicNotFound
 from txnbuffer.buffer.state import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import (
@@ -38,8 +38,7 @@ class EffectExecutor:
     """Executes the coordinator's effects on topics, the decision log and connections.
 
     `committed`, `aborted`, `suppressed`, `damaged`: counters since the start of the process. `obstacle`: why
-    nothing can be decided any more, if no other service has taken over: the decision log was deleted, or there was no
-    file descriptor for a decision or an epoch marker.
+    nothing can be decided any more, if no other service has taken over: the decision log was deleted.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class EffectExecutor:
         self.remote_topics = RemoteTopics(loop, topics.broker, coordinator, appends)
         self.shard_messages = ShardMessages(loop, coordinator, topics, self.remote_topics, appends)
         self.visible = VisibleCommits(topics, loop.answer, loop.now, coordinator.config.visible_timeout)
-        self.obstacle: TopicNotFound | TooManyFiles | None = None
-        self._refused_epoch_markers: list[WriteEpochMarker] = []
+        self.obstacle: TopicNotFound | None = None
         self._loop = loop
         self._now = loop.now
         self._coordinator = coordinator
@@ -129,12 +127,9 @@ class EffectExecutor:
             self._report_counts(topic.name, tuple(waiting))
 
     def tick(self) -> None:
-        """Every second: query again, retry markers that a nearly full disk rejected, and close idle writers."""
+        """Every second: query again, and close idle writers."""
         self.ask_again()
         self.visible.tick()
-        refused, self._refused_epoch_markers = self._refused_epoch_markers, []
-        for marker in refused:
-            self._write_epoch_marker(marker)
         self.shard_messages.tick()
         self.remote_topics.tick()
 
@@ -262,7 +257,7 @@ class EffectExecutor:
         self._coordinator.decisions_durable(token, self._now())
 
     def _decisions_failed(self, error: Error) -> None:
-        self.obstacle = error if isinstance(error, TopicNotFound | TooManyFiles) else None
+        self.obstacle = error if isinstance(error, TopicNotFound) else None
         self._coordinator.decisions_failed(str(error))
 
     def _write_epoch_marker(self, effect: WriteEpochMarker) -> None:
@@ -272,8 +267,8 @@ class EffectExecutor:
             self._coordinator.topic_deleted(name, self._now())
         elif topic.followed is not None:
             durable = partial(self._epoch_marker_durable, topic)
-            failed = partial(self._epoch_marker_failed, effect)
-            self._appends.add(topic, AppendPart(Batch.of([encode_marker(marker)]), durable, failed))
+            batch = Batch.of([encode_marker(marker)])
+            self._appends.add(topic, AppendPart(batch, durable, self._epoch_marker_failed))
 
     def _epoch_marker_durable(self, topic: ServiceTopic) -> None:
         if topic.followed is None:
@@ -282,10 +277,5 @@ class EffectExecutor:
         committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
         self._coordinator.epoch_marker_applied(topic.name, committed.copy(), aborted.copy(), self._now())
 
-    def _epoch_marker_failed(self, effect: WriteEpochMarker, error: Error) -> None:
-        if isinstance(error, DiskWatermark):
-            self._refused_epoch_markers.append(effect)
-            return
-        if isinstance(error, TooManyFiles):
-            self.obstacle = error
+    def _epoch_marker_failed(self, error: Error) -> None:
         self._stop(f"writing an epoch marker failed: {error}")

@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from broker_io.environment import Clock, current
 from broker_io.errors import Error, NotLive, as_error
-from broker_io.port import Broker, ReplicatedBroker
+from broker_io.port import AtomicBroker, Broker, ReplicatedBroker
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import CompactionConfig, RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -28,7 +28,7 @@ from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
-from txnbuffer.service.appends import Appends, ServiceTopic
+from txnbuffer.service.appends import Appends, ServiceTopic, UnitAppends
 from txnbuffer.service.backups import Backups
 from txnbuffer.service.cluster import ClusterTopics
 from txnbuffer.service.compaction import CompactionScheduler, CompactRecords
@@ -76,7 +76,14 @@ def _adapted(
             "one_phase must be False in cluster mode: a marker there does not fence an old owner"
         )
     largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
-    return replace(config, shards=shard.of, max_message_bytes=largest)
+    return replace(config, shards=shard.of, max_message_bytes=largest, atomic=topics.takes_records)
+
+
+def _atomic(broker: Broker) -> AtomicBroker:
+    """Raises InvalidConfiguration for a broker on which the engine can't own the log."""
+    if not isinstance(broker, AtomicBroker):
+        raise InvalidConfiguration("this broker can't append to several topics at once: use cluster mode")
+    return broker
 
 
 class Engine(Loop):
@@ -112,12 +119,15 @@ class Engine(Loop):
         self.coordinator = owned.coordinator
         self.log = owned.name
         self.notes = owned.manager.notes
-        self.appends = Appends(self._loop, self.wake)
-        self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
-        self.sends = Sends(self.coordinator, limits.max_message_bytes)
-        self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)
-        self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
+        self._decisions = ServiceTopic(shard.topic(DECISIONS))
         self._decisions.writer, self._decisions.held = owned.decisions, False
+        self.appends: Appends = Appends(self._loop, self.wake)
+        self._units: UnitAppends | None = None
+        if topics.takes_records:
+            self.appends = self._units = UnitAppends(self._loop, self.wake, _atomic(broker), self._decisions)
+        self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
+        self.sends = Sends(self.coordinator, limits.max_message_bytes, self._units)
+        self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)
         self.effects = EffectExecutor(self, self.coordinator, self.topics, self.appends, self.sends, self._decisions)
         parts = self.coordinator, self.topics, self.appends, self.sends, self.quotas, owned.owners
         self.requests = RequestHandler(*parts, self.effects.visible.expect)
@@ -360,7 +370,8 @@ class Engine(Loop):
     def _handle_frames(self, now: float) -> None:
         """Handle a frame of each connection, and again, until they have had TURN_ROWS rows: the rest waits."""
         left = TURN_ROWS
-        while self._with_frames and left > 0:
+        units = self._units
+        while self._with_frames and left > 0 and (units is None or not units.full):
             connection = self._with_frames.popleft()
             frame, rows = connection.frames.popleft()
             if connection.frames:
@@ -371,7 +382,7 @@ class Engine(Loop):
                 self.requests.handle(connection, frame, now)
             except Error as error:
                 connection.close(error)
-        if self._with_frames:
+        if self._with_frames and (units is None or units.may_append):
             self.wake()
 
     def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:

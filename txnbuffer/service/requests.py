@@ -8,9 +8,10 @@ the send is appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import eq
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
 from txnbuffer.rpc.frames import ClientFrame, Send, SessionHello
 from txnbuffer.service.access import EVERYTHING_ALLOWED
-from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
+from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic, UnitAppends
 from txnbuffer.service.connection import SessionConnection
 from txnbuffer.service.needs import allowed
 from txnbuffer.service.quotas import ClientQuota, Quotas
@@ -66,17 +67,32 @@ class CheckedSend(NamedTuple):
     begun: int = 0
 
 
+NO_UNIT = 2**63
+"""The unit of records that wait until their topic is open; it is after all others."""
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """What a transaction has sent: its last sequence number on each topic; its first and its last unit."""
+
+    topics: dict[str, int]
+    first: int
+    last: int
+
+
 @dataclass(eq=False)
 class Sends:
-    """Checks sends.
+    """Checks sends, and which commits have all their records.
 
-    `written`: the last sequence number that each open transaction, by `least`, sent to each topic since this process
-    began; `failed`: the errors that force transactions to abort.
+    `written`: what each open transaction, by `least`, has sent, in this process or before; `failed`: the errors that
+    force transactions to abort.
     """
 
     _coordinator: Coordinator
     _limit: int
-    written: dict[int, dict[str, int]] = field(default_factory=dict)
+    _units: UnitAppends | None
+    """None on a cluster, where no sends come here."""
+    written: dict[int, Written] = field(default_factory=dict)
     failed: dict[int, Error] = field(default_factory=dict)
 
     def check(self, session: str, topic: ServiceTopic, batch: Batch, quota: ClientQuota) -> CheckedSend:
@@ -86,6 +102,8 @@ class Sends:
             reserved = {name for name in batch.properties if name.startswith(RESERVED)}
             if reserved:
                 return self._check_transactions(session, topic, batch, reserved, quota)
+            if (full := self._no_space) is not None:
+                return CheckedSend(None, [], [(None, full)])
             if not quota.limited:
                 quota.ask(1, batch.weight)
             elif (refusal := quota.admit(quota.last_send(), batch.weight)) is not None:
@@ -97,18 +115,48 @@ class Sends:
     def refusal(self, txn: TxnId) -> LimitExceeded | None:
         """Why the first record of a transaction was refused, if a limit has; then nothing of it was written."""
         error = self.failed.get(txn.least)
-        return error if isinstance(error, LimitExceeded) and not self.written.get(txn.least) else None
+        return error if isinstance(error, LimitExceeded) and txn.least not in self.written else None
+
+    def topics_of(self, txn: TxnId, named: tuple[str, ...]) -> tuple[str, ...]:
+        """The topics to which a transaction may have written; `named` are those that its client names."""
+        if self.refusal(txn) is not None:
+            return ()
+        written = self.written.get(txn.least)
+        return named if written is None else (*named, *written.topics)
 
     def open_on(self, topic: str) -> Iterator[TxnId]:
         """The transactions that have sent records to a topic and have not ended."""
         shard, has_ended = self._coordinator.shard, self._coordinator.has_ended
         for least, written in self.written.items():
-            if topic in written and not has_ended(least):
+            if topic in written.topics and not has_ended(least):
                 yield TxnId(shard, least)
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
         """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
-        return least not in self.failed and self.written.get(least, {}).get(topic.name, 0) > highest
+        written = self.written.get(least)
+        return written is not None and least not in self.failed and written.topics.get(topic.name, 0) > highest
+
+    def stored(self, commits: Iterable[Commit], topics: Topics) -> set[int]:
+        """The commits whose records, all and no others, are in the logs, or in the unit that is being formed.
+
+        The buffers count the records of the others, which come later, or never.
+        """
+        found: set[int] = set()
+        units = self._units
+        if units is None:
+            return found
+        for commit in commits:
+            least = commit.txn.least
+            written = self.written.get(least)
+            if written is None:
+                if not commit.topics:
+                    found.add(least)
+            elif written.first == units.number or written.last <= units.durable:
+                sent = written.topics
+                same = len(sent) == len(commit.topics) and all(map(eq, map(sent.get, commit.topics), commit.records))
+                if same and least not in self.failed and all(map(topics.is_followed, sent)):
+                    found.add(least)
+        return found
 
     def sweep(self) -> None:
         """Forget transactions that have ended."""
@@ -116,6 +164,11 @@ class Sends:
         for known in (self.written, self.failed):
             for least in [least for least in known if has_ended(least)]:
                 del known[least]
+
+    @property
+    def _no_space(self) -> Error | None:
+        """Why no record can be taken now, if the disk is nearly full."""
+        return None if self._units is None else self._units.refusal
 
     def _check_messages(self, batch: Batch) -> None:
         if len(batch.properties) > MAX_PROPERTIES:
@@ -155,6 +208,13 @@ class Sends:
         slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
         return self._check_slices(session, topic, batch, [*slices], quota)
 
+    def _admission(self, least: int, quota: ClientQuota) -> Error | None:
+        """Why a limit refuses a transaction, whose first record this is."""
+        error = quota.admit(partial(self._coordinator.has_ended, least))
+        if error is not None:
+            self.failed[least] = error
+        return error
+
     def _check_slices(
         self,
         session: str,
@@ -169,18 +229,19 @@ class Sends:
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
         known_before, limited, admitted = len(self.written), quota.limited, 0
+        unit = NO_UNIT if topic.held or topic.backlog or self._units is None else self._units.number
+        full = self._no_space
         for txn, start, size, seq in slices:
             least = txn.least
             error = refusal(session, txn) or self.failed.get(least)
             if limited and error is None and least not in self.written:
-                error = quota.admit(partial(self._coordinator.has_ended, least))
-                if error is None:
-                    admitted += 1
-                else:
-                    self.failed[least] = error
+                error = self._admission(least, quota)
+                admitted += error is None
             if error is None:
-                written = self.written.setdefault(least, {})
-                last = written.get(name, 0)
+                written = self.written.get(least)
+                if written is None:
+                    written = self.written[least] = Written({}, unit, unit)
+                last = written.topics.get(name, 0)
                 known = last - seq + 1
                 if known < 0:
                     text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
@@ -188,20 +249,28 @@ class Sends:
                 else:
                     if known > 0:
                         dropped.append((start, min(known, size)))
-                    if known < size:
-                        written[name] = seq + size - 1
+                    if known < size and full is not None:
+                        error = self.failed[least] = full
+                    elif known < size:
+                        written.topics[name] = seq + size - 1
+                        written.last = unit
+                        written.first = max(written.first, unit) if unit == NO_UNIT else written.first
                         accepted.append(least)
             if error is not None:
                 failures[txn] = error
                 dropped.append((start, size))
-        if dropped:
-            keep = np.ones(len(batch), np.bool_)
-            for start, size in dropped:
-                keep[start : start + size] = False
-            batch = batch.take(keep)
+        batch = _without(batch, dropped) if dropped else batch
         begun = len(self.written) - known_before
         quota.ask(begun - admitted, batch.weight)
         return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()], begun)
+
+
+def _without(batch: Batch, slices: list[tuple[int, int]]) -> Batch:
+    """The messages that are not in these slices, given as first row and number of rows."""
+    keep = np.ones(len(batch), np.bool_)
+    for start, size in slices:
+        keep[start : start + size] = False
+    return batch.take(keep)
 
 
 def _upper_bound(batch: Batch) -> int:
@@ -356,7 +425,8 @@ class RequestHandler:
         for topic in self._topics.by_name.values() if claims else ():
             if topic.followed is not None:
                 for entry in topic.followed.buffer.ongoing.among(claims):
-                    self._sends.written.setdefault(entry.txn.least, {}).setdefault(topic.name, entry.highest)
+                    written = self._sends.written.setdefault(entry.txn.least, Written({}, 0, 0))
+                    written.topics.setdefault(topic.name, entry.highest)
 
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
@@ -395,10 +465,9 @@ class RequestHandler:
             connection.quota.ask(len(commits), 0)
         if commits:
             self.expect_visible(name, commits)
-            coordinator.commit_many(name, commits, now)
+            coordinator.commit_many(name, commits, now, self._sends.stored(commits, self._topics))
         for request, txn, topics in frame.aborts:
-            written = (*topics, *self._sends.written.get(txn.least, ())) if self._sends.refusal(txn) is None else ()
-            coordinator.abort(name, request, txn, written, now)
+            coordinator.abort(name, request, txn, self._sends.topics_of(txn, topics), now)
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
         if frame.returned:
@@ -496,7 +565,7 @@ class RequestHandler:
             return
         durable = partial(self._send_durable, connection, number, batch, begun)
         failed = partial(self._send_failed, connection, number, batch, least)
-        part = AppendPart(batch, durable, failed, reserved=False)
+        part = AppendPart(batch, durable, failed)
         self.unsettled_bytes += part.size
         connection.unsettled += part.size
         connection.quota.usage.bytes_in_flight += part.size

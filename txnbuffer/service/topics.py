@@ -159,6 +159,11 @@ class Topics(ABC):
     def get(self, name: str) -> ServiceTopic | None:
         return self.by_name.get(name)
 
+    def is_followed(self, name: str) -> bool:
+        """Whether a topic has a buffer that has not stopped."""
+        topic = self.by_name.get(name)
+        return topic is not None and topic.followed is not None
+
     def ongoing(self) -> dict[TxnId, list[str]]:
         """The transactions of this shard's coordinator that are ongoing in the buffers, each with these topics."""
         found: dict[TxnId, list[str]] = {}
