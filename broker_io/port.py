@@ -171,7 +171,7 @@ class ReservingWriter(Protocol):
         """As `Writer.append`, but it may use the reserve; it fails with DiskWatermark only when that is used up."""
 
 
-MAX_TOGETHER_BYTES = 16 * 1024 * 1024
+MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """Approximate bytes of several appends in one operation, at most; a single append may be larger."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from broker_io.environment import Environment
-from broker_io.errors import Error
+from broker_io.errors import DiskWatermark, Error
 from broker_io.file.broker import FileBroker
 from broker_io.port import Broker, Ledger, Reader, TogetherAppend, Writer
 from broker_io.position import EARLIEST, Position, Positions
@@ -102,6 +102,9 @@ class OwnerAndFollower:
         self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> Writer:
         return self.owner.writer(topic, exclusive=exclusive, wait=wait)
+
+    def space_refusal(self) -> DiskWatermark | None:
+        return self.owner.space_refusal()
 
     def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
         return self.owner.append_together(appends)

@@ -229,3 +229,27 @@ async def test_decisions_are_reported_before_the_markers_of_their_unit() -> None
             assert await answered(session, *range(1000, 1020)) == [Outcome.COMMIT] * 20
             assert engine.coordinator.stopped is None
             assert not [*engine.coordinator.transactions()]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["held", "stopped"])
+@on_a_loop
+async def test_what_belongs_to_a_unit_is_appended_although_its_topic_is_held_or_stopped(stopped: bool) -> None:
+    with Watched() as broker:
+        async with engine_on(broker) as engine:
+            session, ids = await session_on(engine, "t", "u")
+            topic = engine.topics.get("t")
+            assert topic is not None
+            broker.faults.hold(topic="u")
+            for one in ids[:2]:  # as many units as may be in flight
+                session.send(("u", transactional([one])))
+                await eventually(lambda: len(broker.faults.held) == ids.index(one) + 1)  # noqa: B023
+            session.link.send(whole(1000, ids[2], "t", "u"))
+            await eventually(lambda: topic.formed == 2)
+            topic.held = True
+            if stopped:
+                units_of(engine).fail(topic, Error("stopped by the test"))
+            broker.units.clear()
+            broker.faults.release()
+            await eventually(lambda: broker.units)
+            assert broker.units[0] == {"t": 2, "u": 2, DECISIONS: 1}
+        assert visible(broker, "t") == {b"v": 1}

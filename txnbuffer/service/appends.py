@@ -11,6 +11,7 @@ In cluster mode only markers are appended to topics, and no client waits for the
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -77,11 +78,13 @@ class ServiceTopic:
     `problem`: the error that stopped the topic; `write_problem`: the error that blocks its writer for now. `reader`:
     reads the topic if others write to it too. `deferred`: its appends wait until the answers of a turn were sent.
     `reports`: with a position, the calls to make once the buffer has applied the log up to it. `backlog`: what is
-    queued came while it was held, and may be appended in pieces.
+    queued came while it was held, and may be appended in pieces. `formed`: how many queued parts belong to the unit
+    that is being formed: they are appended with it, whatever happens to the topic.
     """
 
     deferred = False
     backlog = False
+    formed = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -106,6 +109,11 @@ class ServiceTopic:
         """The oldest open transaction at the last tick, if there are messages after its first one."""
         self.blocked_since = 0.0
         """When it was first seen at a tick, in seconds since 1970."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is in flight, or certain to be appended."""
+        return bool(self.flights or self.formed)
 
     @property
     def missing(self) -> bool:
@@ -149,11 +157,11 @@ class ServiceTopic:
             f"topic {self.name!r} is not registered: register it before the first record of a transaction"
         )
 
-    def take(self) -> AppendInFlight:
-        """Take what can be appended now in one batch; the queue must not be empty."""
+    def take(self, most: int = sys.maxsize) -> AppendInFlight:
+        """Take what can be appended now in one batch, of at most so many parts; the queue must not be empty."""
         parts: list[AppendPart] = []
         size, rows, names = 0, 0, set[str]()
-        while self.waiting:
+        while self.waiting and len(parts) < most:
             part = self.waiting[0]
             size, rows = size + part.size, rows + len(part.batch)
             names.update(part.batch.properties)
@@ -360,12 +368,13 @@ class UnitAppends(Appends):
         self._again: deque[list[FlightOfTopic]] = deque()
         """The units that were refused."""
         self._refused_by: Error | None = None
-        """Why nothing is written for a moment."""
+        """Why the last unit was refused."""
+        self._paused = False
         self._wait: Wait | None = None
 
     @property
     def idle(self) -> bool:
-        return not self._units and (self._refused_by is not None or not (self._again or self._ready))
+        return not self._units and (self._paused or not (self._again or self._ready))
 
     @property
     def full(self) -> bool:
@@ -375,7 +384,7 @@ class UnitAppends(Appends):
     @property
     def may_append(self) -> bool:
         """Whether the next unit is written at the end of this turn."""
-        return len(self._units) < MAX_IN_FLIGHT and self._refused_by is None
+        return len(self._units) < MAX_IN_FLIGHT and not self._paused
 
     @property
     def refusal(self) -> Error | None:
@@ -392,6 +401,15 @@ class UnitAppends(Appends):
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
         super().add(topic, part)
         self.queued_bytes += part.size
+        if not topic.held:
+            topic.formed = len(topic.waiting)
+
+    def fail(self, topic: ServiceTopic, error: Error) -> None:
+        formed = [topic.waiting.popleft() for _ in range(topic.formed)]
+        super().fail(topic, error)
+        if formed:
+            topic.waiting.extend(formed)
+            self._ready[topic] = None
 
     def release(self, topic: ServiceTopic) -> None:
         topic.backlog = bool(topic.waiting)
@@ -409,11 +427,13 @@ class UnitAppends(Appends):
         unit: list[FlightOfTopic] = []
         size = self.queued_bytes
         for topic in ready:
-            while topic.waiting and not topic.held:
+            while topic.formed if topic.held or topic.problem else topic.waiting:
                 if topic.backlog and size > BACKLOG_BYTES and unit:
                     self._ready[topic] = None
                     break
-                unit.append(FlightOfTopic(topic, flight := topic.take()))
+                flight = topic.take(topic.formed) if topic.held else topic.take()
+                topic.formed = max(topic.formed - len(flight.parts), 0)
+                unit.append(FlightOfTopic(topic, flight))
                 topic.flights.append(flight)
                 if topic.backlog:
                     size += sum([part.size for part in flight.parts])
@@ -460,7 +480,7 @@ class UnitAppends(Appends):
     def _durable_unit(self, unit: list[FlightOfTopic], results: list[Positions | Error]) -> None:
         if self._wait is not None:
             waits.end(self._wait)
-            self._wait = None
+            self._wait = self._refused_by = None
         for decisions in (True, False):
             for (topic, flight), result in zip(unit, results, strict=True):
                 if (topic is self._decisions) is not decisions:
@@ -484,7 +504,8 @@ class UnitAppends(Appends):
     def _refused(self, unit: list[FlightOfTopic], error: Error) -> None:
         """Nothing of a unit was written: write it again later, before all that follows."""
         self._again.append(unit)
-        if self._refused_by is None:
+        if not self._paused:
+            self._paused = True
             self._loop.call_later(PAUSE, self._retry)
         self._refused_by = error
         self._wait = self._wait or waits.begin("space for the log")
@@ -494,7 +515,7 @@ class UnitAppends(Appends):
         if self._units:  # they are refused as well
             self._loop.call_later(PAUSE, self._retry)
         else:
-            self._refused_by = None
+            self._paused = False
             self._wake()
 
 

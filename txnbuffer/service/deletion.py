@@ -91,7 +91,7 @@ async def _delete_owned(engine: Engine, topic: ServiceTopic) -> None:
     held, topic.held = topic.held, True
     gone = False
     try:
-        while topic.flights:
+        while topic.under_way:
             await asyncio.sleep(FLIGHT_POLL)
         async with topics.snapshot_lock:
             await _check_unused(engine, name)

@@ -561,7 +561,7 @@ class EmbeddedTopics(Topics):
     async def _prepare(self, topic: ServiceTopic, create: bool) -> FollowedTopic | None:
         """Suspend the appends and wait for those in flight; then open the topic for writing."""
         topic.held = True
-        while topic.flights:
+        while topic.under_way:
             await asyncio.sleep(FLIGHT_POLL)
         if topic.writer is None:
             await self._open_writer(topic)
