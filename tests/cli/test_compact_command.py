@@ -19,6 +19,9 @@ from service_process import ServiceProcess
 
 from txnbuffer import connect
 
+pytestmark = pytest.mark.usefixtures("early_sends")
+"""So that the records of aborted transactions are in the log."""
+
 
 def result(*arguments: str) -> Any:
     done = txnbuf("compact", *arguments, "--output", "json")
