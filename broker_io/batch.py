@@ -7,9 +7,10 @@ A `Batch` holds n messages as columns of length n; `Message` is one row of it. R
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,11 +53,11 @@ class Blobs:
     @classmethod
     def of(cls, values: Sequence[bytes | None]) -> Blobs:
         absent: NDArray[np.bool_] | None = None
+        present: Sequence[Any] = values
         if None in values:
             absent = np.array([value is None for value in values], np.bool_)
-        present = [value or b"" for value in values]
-        offsets = np.zeros(len(present) + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=offsets[1:])
+            present = [value or b"" for value in values]
+        offsets = np.fromiter(itertools.accumulate(map(len, present), initial=0), np.int32, len(values) + 1)
         return cls(b"".join(present), offsets, absent)
 
     @classmethod
@@ -93,7 +94,7 @@ class Blobs:
         data, offsets = bytes(self.data), self.offsets.tolist()
         strings: list[bytes | None] = [data[a:b] for a, b in itertools.pairwise(offsets)]
         if self.absent is not None:
-            for index in np.flatnonzero(self.absent).tolist():
+            for index in self.absent.nonzero()[0].tolist():
                 strings[index] = None
         return strings
 
@@ -112,13 +113,14 @@ class Blobs:
                     self.data, self.offsets[start : stop + 1], None if self.absent is None else self.absent[start:stop]
                 )
             which = np.array(range(start, stop, step), np.intp)
-        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        breaks = np.flatnonzero(np.diff(rows) != 1) + 1  # consecutive rows are copied as one
-        starts = self.offsets[rows[np.append(0, breaks)]].tolist() if len(rows) else []
-        ends = self.offsets[rows[np.append(breaks, len(rows)) - 1] + 1].tolist() if len(rows) else []
+        rows = which.nonzero()[0] if which.dtype == np.bool_ else which
+        begins, ends = self.offsets[rows], self.offsets[rows + 1]
         offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(self.lengths()[rows], out=offsets[1:])
-        data = b"".join([self.data[a:b] for a, b in zip(starts, ends, strict=True)])
+        np.add.accumulate(ends - begins, out=offsets[1:])
+        gaps = rows[1:] - rows[:-1] != 1  # consecutive rows are copied as one
+        starts, stops = [*begins[:1].tolist(), *begins[1:][gaps].tolist()], ends[:-1][gaps].tolist()
+        stops += ends[-1:].tolist()
+        data = b"".join([self.data[a:b] for a, b in zip(starts, stops, strict=True)])
         return Blobs(data, offsets, None if self.absent is None else self.absent[rows])
 
     def packed(self) -> Blobs:
@@ -155,7 +157,7 @@ class Labels:
 
     def to_list(self) -> list[str | None]:
         table: tuple[str | None, ...] = (*self.values, None)
-        return [table[code] for code in self.codes.tolist()]
+        return [*map(table.__getitem__, self.codes.tolist())]
 
     def take(self, which: Which) -> Labels:
         return Labels(self.codes[which], self.values)
@@ -184,7 +186,7 @@ class Numbers:
     def to_list(self) -> list[str | None]:
         texts: list[str | None] = [*map(str, self.values.tolist())]
         if self.present is not None:
-            for index in np.flatnonzero(~self.present).tolist():
+            for index in (~self.present).nonzero()[0].tolist():
                 texts[index] = None
         return texts
 
@@ -198,11 +200,14 @@ PropertyColumn: TypeAlias = Labels | Numbers
 
 def property_column(texts: Sequence[str | None]) -> PropertyColumn:
     """The smaller of the two forms of a property: numbers if they differ from row to row, else labels."""
-    present = [text for text in texts if text is not None]
-    if len(set(present)) * 2 > len(present) and all(map(_is_plain_number, present)):
+    present: Sequence[Any] = texts
+    if None in texts:
+        present = [text for text in texts if text is not None]
+    if len(set(present)) * 2 > len(present) and all(map(_plain_number, present)):
+        if len(present) == len(texts):
+            return Numbers(np.fromiter(map(int, present), np.int64, len(present)))
         values = np.array([0 if text is None else int(text) for text in texts], np.int64)
-        mask = None if len(present) == len(texts) else np.array([text is not None for text in texts], np.bool_)
-        return Numbers(values, mask)
+        return Numbers(values, np.array([text is not None for text in texts], np.bool_))
     return Labels.of(texts)
 
 
@@ -210,17 +215,15 @@ def as_numbers(column: PropertyColumn) -> Numbers | None:
     """The same column as numbers; None if a text of it is not a canonical integer."""
     if isinstance(column, Numbers):
         return column
-    if not all(map(_is_plain_number, column.values)):
+    if not all(map(_plain_number, column.values)):
         return None
     table = np.array([*map(int, column.values), 0], np.int64)
     present = column.codes >= 0
     return Numbers(table[column.codes], None if present.all() else present)
 
 
-def _is_plain_number(text: str) -> bool:
-    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 19):
-        return False
-    return str(int(text)) == text
+_plain_number = re.compile(r"0|[1-9][0-9]{0,17}|-[1-9][0-9]{0,16}").fullmatch
+"""The match of a canonical integer of at most 18 characters, which is surely one of 64 bits; None for another text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +244,7 @@ class Batch:
         """Raises InvalidMessage for an event time that no log can store."""
         keys, values, properties, event_times = [*zip(*messages, strict=True)] or [()] * 4
         try:
-            times = np.array(event_times, np.int64)
+            times = np.array(event_times, np.int64) if any(event_times) else None
         except OverflowError:
             beyond = next(time for time in event_times if not -(2**63) <= time < 2**63)
             raise InvalidMessage(f"event time {beyond} is out of range: give milliseconds since 1970") from None
@@ -250,7 +253,7 @@ class Batch:
             Blobs.of(keys),
             Blobs.of(values),
             {name: property_column([row.get(name) for row in properties]) for name in names},
-            times if times.any() else None,
+            times,
         )
 
     @classmethod
@@ -268,7 +271,7 @@ class Batch:
         )
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.values.offsets) - 1
 
     def __getitem__(self, index: int) -> Message:
         texts = ((name, column.get(index)) for name, column in self.properties.items())
@@ -301,7 +304,7 @@ class Batch:
     @property
     def weight(self) -> int:
         """Approximate memory in bytes, without properties."""
-        return len(self.keys.data) + len(self.values.data) + ROW_BYTES * len(self)
+        return len(self.keys.data) + len(self.values.data) + ROW_BYTES * (len(self.values.offsets) - 1)
 
     def sizes(self) -> Int64s:
         """Bytes of each message as the size limit counts them: key, value, and properties as UTF-8."""
@@ -417,7 +420,7 @@ class PlacedBatch:
         )
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.publish_times)
 
     def __iter__(self) -> Iterator[PlacedMessage]:
         return map(PlacedMessage, self.positions, self.publish_times.tolist(), self.messages)

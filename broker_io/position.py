@@ -107,7 +107,7 @@ class Positions:
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Position:
-        return Position(int(self.ledgers[index]), int(self.entries[index]), int(self.indexes[index]))
+        return Position(self.ledgers.item(index), self.entries.item(index), self.indexes.item(index))
 
     def __iter__(self) -> Iterator[Position]:
         return map(Position, self.ledgers.tolist(), self.entries.tolist(), self.indexes.tolist())
@@ -122,8 +122,8 @@ class Positions:
 
     @property
     def first(self) -> Position:
-        return self[0]
+        return Position(self.ledgers.item(0), self.entries.item(0), self.indexes.item(0))
 
     @property
     def last(self) -> Position:
-        return self[-1]
+        return Position(self.ledgers.item(-1), self.entries.item(-1), self.indexes.item(-1))

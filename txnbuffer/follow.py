@@ -338,7 +338,7 @@ class SequencedFollower(DecidedFollower):
 
     def sequence_held(self) -> None:
         """Number the decided messages in memory; if they have to be read from the log again, one batch of them."""
-        while self.sequence() and not self.lagging:
+        while (self._held or self.lagging) and self.sequence() and not self.lagging:
             pass
 
     def sequence_all(self) -> None:

@@ -84,7 +84,15 @@ _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 def encode_marker(marker: Marker) -> Message:
     """Return the message of a marker."""
-    least = [item.txn.least for item in marker.items]
+    differences: list[int] = []
+    outcomes: list[Outcome] = []
+    records: list[int] = []
+    before = 0
+    for txn, outcome, expected in marker.items:
+        differences.append(txn.least - before)
+        outcomes.append(outcome)
+        records.append(expected)
+        before = txn.least
     payload = avro.encode(
         _SCHEMA,
         {
@@ -92,9 +100,9 @@ def encode_marker(marker: Marker) -> Message:
             "epoch": marker.epoch,
             "low_water_mark": marker.low_water_mark,
             "decided": marker.decided,
-            "least": [after - before for before, after in itertools.pairwise([0, *least])],
-            "outcomes": bytes([item.outcome for item in marker.items]),
-            "records": [item.records for item in marker.items],
+            "least": differences,
+            "outcomes": bytes(outcomes),
+            "records": records,
         },
     )
     return Message(None, payload, _MARKER_PROPERTIES)
@@ -141,12 +149,14 @@ def numbers(column: PropertyColumn | None, count: int, limit: int) -> NDArray[np
     if column is None:
         return np.full(count, ABSENT, np.int64)
     if isinstance(column, Numbers):
-        values = np.where((column.values >= 1) & (column.values <= limit), column.values, UNREADABLE)
-        return values if column.present is None else np.where(column.present, values, ABSENT)
-    labels = _labels(column)
-    table = np.full(len(labels.values) + 1, ABSENT, np.int64)
-    table[:-1] = [number(text, limit) for text in labels.values]
-    return table[labels.codes]
+        values = column.values.copy()
+        values[(values < 1) | (values > limit)] = UNREADABLE
+        if column.present is not None:
+            values[~column.present] = ABSENT
+        return values
+    table = np.full(len(column.values) + 1, ABSENT, np.int64)
+    table[:-1] = [number(text, limit) for text in column.values]
+    return table[column.codes]
 
 
 def number(text: str, limit: int) -> int:
@@ -164,9 +174,8 @@ def transaction_codes(column: PropertyColumn | None, count: int) -> tuple[NDArra
     elif isinstance(column, Numbers):  # a number has no colon
         labels = Labels(np.where(present(column, count), 0, -1).astype(np.int32), ("",))
     else:
-        labels = used(_labels(column))
-    most, least = ids(labels.values)
-    return labels.codes, IdTable(np.append(most, ABSENT), np.append(least, ABSENT))
+        labels = used(column)
+    return labels.codes, ids(labels.values)
 
 
 class IdTable(NamedTuple):
@@ -176,15 +185,15 @@ class IdTable(NamedTuple):
     least: NDArray[np.int64]
 
 
-def ids(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return two int64[k]: most and least of k texts, both UNREADABLE if a text is not a transaction id."""
+def ids(texts: Sequence[str]) -> IdTable:
+    """Return the table of k texts."""
     lines = "\n".join(texts)
     if _PLAIN_IDS.fullmatch(lines + "\n") and lines.count(":") == len(texts):
-        flat = np.array([*map(int, lines.replace(":", "\n").split("\n"))], np.int64)
-        most, least = flat[0::2], flat[1::2]
-        return np.where(least > 0, most, UNREADABLE), np.where(least > 0, least, UNREADABLE)
-    table = np.array([_pair(text) for text in texts], np.int64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+        rows = np.array([*map(int, lines.replace(":", "\n").split("\n")), ABSENT, ABSENT], np.int64).reshape(-1, 2)
+        rows[rows[:, 1] == 0] = UNREADABLE
+    else:
+        rows = np.array([*map(_pair, texts), (ABSENT, ABSENT)], np.int64)
+    return IdTable(rows[:, 0], rows[:, 1])
 
 
 def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
@@ -192,8 +201,8 @@ def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
     if column is None:
         return np.zeros(count, np.bool_)
     if isinstance(column, Numbers):
-        return np.ones(count, np.bool_) if column.present is None else column.present
-    return _labels(column).codes >= 0
+        return ~np.zeros(count, np.bool_) if column.present is None else column.present
+    return column.codes >= 0
 
 
 def removed_rows(messages: Batch) -> NDArray[np.bool_] | None:
@@ -225,18 +234,13 @@ def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray
     if isinstance(column, Numbers):
         same: NDArray[np.bool_] = column.values == int(text)
         return same & present(column, count)
-    labels = _labels(column)
-    table = np.append(np.array(labels.values, np.object_) == text, False)
-    return table[labels.codes]
+    table = np.array([*map(text.__eq__, column.values), False], np.bool_)
+    return table[column.codes]
 
 
 def used(labels: Labels) -> Labels:
     """Return equal labels whose table has at most one text per row; slices of a batch share the table of the batch."""
     return labels if len(labels.values) <= len(labels.codes) else labels.fitted()
-
-
-def _labels(column: PropertyColumn) -> Labels:
-    return column if isinstance(column, Labels) else Labels.of(column.to_list())
 
 
 def _pair(text: str) -> tuple[int, int]:

@@ -105,7 +105,7 @@ def unpack(position: Position, message: Message) -> Batch:
             f"the record set at {position} has {len(batch)} records in {len(value)} bytes "
             f"instead of {count} in {header.length}"
         )
-    (most,), (least,) = ids([message.properties.get(TXN, "")])
+    most, least = (column[0] for column in ids([message.properties.get(TXN, "")]))
     seq = number(message.properties.get(SEQ, ""), MAX_LEAST)
     return transactional(batch, TxnId(int(most), int(least)), seq) if least > 0 and seq > 0 else batch
 

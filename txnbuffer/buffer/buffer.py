@@ -29,13 +29,13 @@ A few messages are cheaper to decode row by row.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Message, PlacedBatch
+from broker_io.batch import PlacedBatch
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.buffer.state import (
     AbortedSet,
@@ -79,6 +79,7 @@ from txnbuffer.protocol import (
     transaction_codes,
 )
 
+_DECODED = frozenset((VERSION, TXN, SEQ, RECORDS, MARKER))
 FEW_ROWS = 8
 """With fewer messages, reading rows costs less than reading columns."""
 
@@ -107,9 +108,17 @@ def decode_rows(placed: PlacedBatch) -> list[Item]:
     """`decode`, row by row."""
     items: list[Item] = []
     run: RecordSlice | None = None  # the last item, if it has no record set
-    for position, _, message in placed:
-        item = _row(position, message)
-        if RECORDS in message.properties or not isinstance(item, RecordSlice):
+    columns: list[tuple[str, list[str | None]]] = []
+    for name, column in placed.messages.properties.items():
+        if name in _DECODED:
+            columns.append((name, column.to_list()))
+    for row, position in enumerate(placed.positions):
+        properties: dict[str, str] = {}
+        for name, texts in columns:
+            if (text := texts[row]) is not None:
+                properties[name] = text
+        item = _row(position, properties, placed.messages.values[row] if MARKER in properties else None)
+        if RECORDS in properties or not isinstance(item, RecordSlice):
             items.append(item)
             run = None
             if isinstance(item, ProtocolStopped):
@@ -126,7 +135,7 @@ def decode_columns(placed: PlacedBatch) -> list[Item]:
     """`decode`, by columns."""
     properties = placed.messages.properties
     count = len(placed)
-    if not any(name in properties for name in (VERSION, TXN, SEQ, RECORDS, MARKER)):
+    if _DECODED.isdisjoint(properties):
         return [RecordSlice(None, placed.positions.first, placed.positions.last, 0, count)] if count else []
     codes, table = transaction_codes(properties.get(TXN), count)
     most, least = table.most[codes], table.least[codes]
@@ -199,19 +208,19 @@ def _with_odd(
     items: list[Item] = [*runs]
     for at in np.flatnonzero(odd).tolist():
         row = int(starts[at])
-        items[at] = item = _row(placed.positions[row], placed.messages[row])
+        message = placed.messages[row]
+        items[at] = item = _row(placed.positions[row], message.properties, message.value)
         if isinstance(item, ProtocolStopped):
             return items[: at + 1]
     return items
 
 
-def _row(position: Position, message: Message) -> Item:
-    properties = message.properties
+def _row(position: Position, properties: Mapping[str, str], value: bytes | None) -> Item:
     version = properties.get(VERSION)
     if version is not None and version != str(PROTOCOL_VERSION):
         return UnsupportedProtocol(position, repr(version[:40]))
     if MARKER in properties:
-        return _marker(position, message)
+        return _marker(position, properties, value)
     first = last = position
     size, refused = 1, None
     if RECORDS in properties:
@@ -219,41 +228,42 @@ def _row(position: Position, message: Message) -> Item:
         if size > 0 and position.batch == NO_INDEX:
             first, last = position._replace(batch=0), position._replace(batch=size - 1)
         else:
-            refused = f"{_quoted(message, RECORDS)} at batch index {position.batch}"
+            refused = f"{_quoted(properties, RECORDS)} at batch index {position.batch}"
     if TXN not in properties and SEQ not in properties:
         if refused is None and RECORDS in properties and version is None:
             refused = f"{RECORDS} without {VERSION}"
         return Undecodable(first, last, refused) if refused else RecordSlice(None, first, last, 0, size)
-    return _transactional(message, first, last, size, refused)
+    return _transactional(properties, first, last, size, refused)
 
 
-def _transactional(message: Message, first: Position, last: Position, size: int, refused: str | None) -> Item:
-    properties = message.properties
+def _transactional(
+    properties: Mapping[str, str], first: Position, last: Position, size: int, refused: str | None
+) -> Item:
     if refused is None and VERSION not in properties:
         refused = f"{TXN} without {VERSION}"
     seq = number(properties.get(SEQ, ""), MAX_LEAST)
     if refused is None and not 1 <= seq <= MAX_LEAST - size + 1:
-        refused = _quoted(message, SEQ)
+        refused = _quoted(properties, SEQ)
     try:
         txn = TxnId.parse(properties.get(TXN, ""))
     except ValueError:
-        return Undecodable(first, last, refused or _quoted(message, TXN))
+        return Undecodable(first, last, refused or _quoted(properties, TXN))
     return Undecodable(first, last, refused) if refused else RecordSlice(txn, first, last, seq, size)
 
 
-def _marker(position: Position, message: Message) -> PlacedMarker | UndecodableMarker:
+def _marker(position: Position, properties: Mapping[str, str], value: bytes | None) -> PlacedMarker | UndecodableMarker:
     try:
-        if message.properties[MARKER] != MARKER_TEXT:
-            raise ValueError(_quoted(message, MARKER))
-        if VERSION not in message.properties:
+        if properties[MARKER] != MARKER_TEXT:
+            raise ValueError(_quoted(properties, MARKER))
+        if VERSION not in properties:
             raise ValueError(f"{MARKER} without {VERSION}")
-        return PlacedMarker(position, decode_marker(message.value))
+        return PlacedMarker(position, decode_marker(value))
     except ValueError as error:
         return UndecodableMarker(position, str(error))
 
 
-def _quoted(message: Message, name: str) -> str:
-    text = message.properties.get(name)
+def _quoted(properties: Mapping[str, str], name: str) -> str:
+    text = properties.get(name)
     return f"no {name}" if text is None else f"{name}={text[:40]!r}"
 
 
@@ -363,7 +373,9 @@ class TransactionBuffer:
     `segment_size` is the number of aborts and suppressed ranges in a sealed segment. `applied` is the end of the last
     applied message; None before the first. `transactional`: whether any message applied since it was created or
     restored belongs to a transaction, even if it can't be decoded; an epoch marker does not.
-    `ended`: the transactions that the last applied messages have ended.
+    `ended`: the transactions that the last applied messages have ended. `decided_position`: all messages up to this one
+    are decided; None if there are none. `max_read_position`: the same, but None while `replaying`,
+    before the end given to `replay_until` is reached.
     """
 
     __slots__ = (
@@ -374,9 +386,12 @@ class TransactionBuffer:
         "coordinators",
         "counters",
         "damage",
+        "decided_position",
         "ended",
         "first_ledger",
+        "max_read_position",
         "ongoing",
+        "replaying",
         "segments",
         "suppressed",
         "transactional",
@@ -393,6 +408,9 @@ class TransactionBuffer:
         self.damage: list[Damage] = []
         self.counters = Counters()
         self.applied: Position | None = None
+        self.decided_position: Position | None = None
+        self.max_read_position: Position | None = None
+        self.replaying = False
         self.transactional = False
         self._until: Position | None = None
         self._stopped: ProtocolStopped | None = None
@@ -422,6 +440,7 @@ class TransactionBuffer:
         if missing is not None:
             raise SegmentMismatch(f"segment {missing.number} is missing: recover from an older snapshot")
         buffer._load(state.unsealed)
+        buffer._decide()
         return buffer
 
     def snapshot_state(self) -> BufferState:
@@ -441,22 +460,6 @@ class TransactionBuffer:
 
     # Queries
 
-    @property
-    def max_read_position(self) -> Position | None:
-        """All messages up to this one are decided; None if there are none, or during a replay."""
-        return None if self.replaying else self.decided_position
-
-    @property
-    def decided_position(self) -> Position | None:
-        """`max_read_position`, also during a replay."""
-        oldest = self.ongoing.oldest()
-        return self.applied if oldest is None else oldest.before
-
-    @property
-    def replaying(self) -> bool:
-        """Whether the end given to `replay_until` is not reached yet."""
-        return self._until is not None and (self.applied is None or self.applied < self._until)
-
     def is_aborted(self, txn: TxnId) -> bool:
         return txn in self.aborted
 
@@ -474,6 +477,7 @@ class TransactionBuffer:
     def replay_until(self, end: Position | None) -> None:
         """Make nothing visible until the message at `end` is applied (None: the log is empty)."""
         self._until = end
+        self._decide()
 
     def apply_batch(self, placed: PlacedBatch) -> list[Effect]:
         """Apply the messages that follow the applied ones; return the effects in log order.
@@ -501,7 +505,9 @@ class TransactionBuffer:
             else:
                 item.effects = tuple(effects)
                 self._stopped = item
+                self._decide()
                 raise item
+        self._decide()
         return effects
 
     def trim(self, first_ledger: int) -> list[int]:
@@ -522,6 +528,13 @@ class TransactionBuffer:
         self.aborted.discard(segment.items.most, segment.items.least)
 
     # The fold
+
+    def _decide(self) -> None:
+        """What is applied, what is ongoing or the end of the replay has changed."""
+        oldest = self.ongoing.oldest()
+        self.decided_position = self.applied if oldest is None else oldest.before
+        self.replaying = self._until is not None and (self.applied is None or self.applied < self._until)
+        self.max_read_position = None if self.replaying else self.decided_position
 
     def _apply_run(self, run: RecordSlice, positions: Positions, effects: list[Effect]) -> None:
         txn, first, last, first_seq, size = run

@@ -442,6 +442,9 @@ class AbortedSet:
     def __len__(self) -> int:
         return sum(map(len, self._bitmaps.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._bitmaps)  # none of them is empty
+
     def copy(self) -> AbortedSet:
         """A copy that stays as it is when this set changes."""
         return AbortedSet({most: bitmap.copy() for most, bitmap in self._bitmaps.items()})
@@ -512,7 +515,7 @@ class SuppressedRanges:
     def mask(self, positions: Positions) -> NDArray[np.bool_]:
         """bool[n]: which of these positions, all of one ledger, are suppressed."""
         found = np.zeros(len(positions), np.bool_)
-        if not len(positions):
+        if not self._ledgers or not len(positions):
             return found
         firsts, lasts = self._overlapping(positions.first, positions.last)
         if not firsts:

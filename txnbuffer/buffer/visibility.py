@@ -57,18 +57,18 @@ class PinnedVisibility:
         return cls(visibility.aborted.copy(), visibility.suppressed.copy(), visibility.max_read_position)
 
 
-def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
-    """int64[n]: how many visible records each message holds.
+def visible_counts(placed: PlacedBatch, buffer: Visibility, *, decided: bool = False) -> Int64s:
+    """int64[n]: how many visible records each message holds. `decided`: whether all are known to be decided.
 
     Some records of a record set may be suppressed: `buffer.suppressed.mask` of their positions shows which.
     """
     count = len(placed)
     properties = placed.messages.properties
     visible = np.zeros(count, np.bool_)
-    visible[: decided_rows(placed, buffer)] = True
+    visible[: count if decided else decided_rows(placed, buffer)] = True
     if MARKER in properties:
         visible &= ~present(properties[MARKER], count)
-    if TXN in properties:
+    if TXN in properties and buffer.aborted:
         codes, table = transaction_codes(properties[TXN], count)
         visible &= ~buffer.aborted.mask(table.most, table.least)[codes]
     counts = (visible & ~buffer.suppressed.mask(placed.positions)).astype(np.int64)
@@ -82,9 +82,10 @@ def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
 def decided_rows(placed: PlacedBatch, buffer: Visibility) -> int:
     """How many of the messages, from the first, are at or before maxReadPosition."""
     limit = buffer.max_read_position
-    if limit is None or not len(placed):
+    count = len(placed)
+    if limit is None or not count:
         return 0
-    return len(placed) if placed.positions.last <= limit else placed.positions.search(limit, right=True)
+    return count if placed.positions.last <= limit else placed.positions.search(limit, right=True)
 
 
 def _unsuppressed(placed: PlacedBatch, buffer: Visibility, sets: NDArray[np.intp], sizes: Int64s) -> Int64s:
@@ -157,10 +158,10 @@ class Sequencer:
         first = self.next_seqno
         if start >= stop:
             return Sequenced(start, start, np.zeros(0, np.int64), first)
-        rows = placed.take(slice(start, stop))
-        counts = visible_counts(rows, buffer)
-        self.first_seqnos.setdefault(rows.positions.first.ledger, first)
-        self.next_seqno += int(counts.sum())
+        rows = placed if stop - start == len(placed) else placed.take(slice(start, stop))
+        counts = visible_counts(rows, buffer, decided=True)
+        self.first_seqnos.setdefault(rows.positions.ledgers.item(0), first)
+        self.next_seqno += int(np.add.reduce(counts))
         self.position = end_of(rows.positions.last, buffer.max_read_position)
         return Sequenced(start, stop, counts, first)
 

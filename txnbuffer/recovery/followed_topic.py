@@ -196,7 +196,10 @@ class FollowedTopic(SequencedFollower):
         effects = super().apply(placed)
         if self.tail is not None:
             self.tail.add(placed)
-        self.due.applied(len(placed), sum(isinstance(effect, TransactionEnded | Suppressed) for effect in effects))
+        changes = 0
+        for effect in effects:
+            changes += isinstance(effect, (TransactionEnded, Suppressed))
+        self.due.applied(len(placed), changes)
         return effects
 
     def taken_over(self, owner: str) -> None:
