@@ -50,13 +50,6 @@ async def _read_records(address: str, records: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-def in_process(in_flight: int) -> float:
-    """Transactions per second of one record on a log that the process of the client owns."""
-    with tempfile.TemporaryDirectory() as directory:
-        result = fresh("bench.figures_embedded", "run_lanes", f"file:{directory}/log", ["a"], in_flight, 1, SECONDS)
-    return float(result["per_second"])
-
-
 @figure("client.sync_txn_per_s", unit="transactions/s")
 def sync_transactions_of_one_record() -> float:
     with service() as address:
@@ -75,11 +68,9 @@ def records_read() -> float:
         return float(fresh("bench.figures_client", "read_records", address, RECORDS))
 
 
-@figure("client.file_txn_per_s.1", unit="transactions/s")
-def one_in_flight_in_process() -> float:
-    return in_process(1)
-
-
 @figure("client.file_txn_per_s.64", unit="transactions/s")
 def some_in_flight_in_process() -> float:
-    return in_process(64)
+    """Transactions of one record on a log that the process of the client owns."""
+    with tempfile.TemporaryDirectory() as directory:
+        result = fresh("bench.figures_embedded", "run_lanes", f"file:{directory}/log", ["a"], 64, 1, SECONDS)
+    return float(result["per_second"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from bench import (
     figures_snapshots,
     figures_streams,
     harness,
+    rounds,
+    sqlite_peer,
 )
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
@@ -31,6 +34,16 @@ AGREED = {
     "access.flood_mb",
     "aborts.bytes_each.10m",
     "aborts.lookup_ns",
+    "embedded.commit_ms_p99",
+    "embedded.commit_ms_p99.64",
+    "embedded.txn_per_s.1",
+    "embedded.txn_per_s.1.in_process",
+    "embedded.txn_per_s.1.in_process_sync",
+    "embedded.txn_per_s.512",
+    "embedded.txn_per_s.64",
+    "embedded.txn_per_s.named.64",
+    "embedded.txn_per_s.positions.64",
+    "embedded.txn_per_s.two_topics.64",
     "log.append_records_per_s",
     "log.read_records_per_s",
     "pipeline.export_records_per_s",
@@ -142,9 +155,56 @@ def test_figures_of_the_client_measure_something(monkeypatch: pytest.MonkeyPatch
     measured = [
         figures_client.sync_transactions_of_one_record(),
         figures_client.records_read(),
-        figures_client.one_in_flight_in_process(),
+        figures_client.some_in_flight_in_process(),
     ]
     assert min(measured) > 0  # type: ignore[type-var]  # none of them has a peer
+
+
+def test_both_sides_are_warm_and_take_turns() -> None:
+    calls = list[tuple[str, float, int]]()
+
+    def side(name: str, rates: list[float]) -> rounds.Round:
+        def run(seconds: float, least: int) -> float:
+            calls.append((name, seconds, least))
+            return rates.pop(0)
+
+        return run
+
+    medians = rounds.alternated(side("one", [9, 1, 5, 2]), side("peer", [0, 8, 6, 7]), 1.0, 2000)
+    assert medians == (2, 7)
+    assert calls == [("one", 0.0, 2000), ("peer", 0.0, 2000), *[("one", 1.0, 1), ("peer", 1.0, 1)] * rounds.ROUNDS]
+
+
+def test_each_row_of_the_peer_is_a_durable_commit(tmp_path: Path) -> None:
+    path = str(tmp_path / "peer.sqlite")
+    with sqlite_peer.durable(path) as connection:
+        modes = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert modes == ["wal", 2]
+    path = str(tmp_path / "rows.sqlite")
+    with sqlite_peer.committing(path, b"key", b"value") as commit:
+        assert commit(0.0, 3) > 0
+        other = sqlite3.connect(path)
+        assert other.execute("SELECT key, value FROM log").fetchall() == [(b"key", b"value")] * 3
+        other.close()
+
+
+def test_rounds_of_transactions_measure_something(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rounds, "CONSUMED", 4000)
+    measured = [
+        rounds.to_sqlite(f"file:{tmp_path}/one", 2, 0.02, 2),
+        rounds.sync_to_sqlite(f"file:{tmp_path}/sync", 0.02, 2),
+        rounds.times(f"file:{tmp_path}/times", 2, 0.02, 2),
+        *(rounds.to_one_topic(f"file:{tmp_path}/{kind}", kind, 2, 0.02, 2) for kind in (*rounds.WORK, "positions")),
+    ]
+    assert min(min(pair) for pair in measured) > 0
+    assert 100 < rounds.bytes_each(str(tmp_path / "bytes"), 8, 16, 160) < 10_000
+
+
+def test_a_group_without_enough_records_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rounds, "CONSUMED", 6)
+    monkeypatch.setattr(rounds, "IDLE_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="stopped after 6 records"):
+        rounds.to_one_topic(f"file:{tmp_path}/log", "positions", 2, 0.0, 100)
 
 
 def test_a_compaction_on_spark_is_compared_with_one_that_did_the_same(tmp_path: Path) -> None:
