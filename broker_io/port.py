@@ -163,14 +163,6 @@ class Writer(Resource, Protocol):
         """Wait for pending appends, then close the writer."""
 
 
-@runtime_checkable
-class ReservingWriter(Protocol):
-    """A writer to storage with a reserve for messages that end transactions."""
-
-    def append_reserved(self, batch: Batch) -> Future[Positions]:
-        """As `Writer.append`, but it may use the reserve; it fails with DiskWatermark only when that is used up."""
-
-
 MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """Approximate bytes of several appends in one operation, at most; a single append may be larger."""
 

@@ -109,10 +109,6 @@ class FileWriter(Resource):
     def append(self, batch: Batch) -> Future[Positions]:
         return self.broker._append([TogetherAppend(self, batch)], alone=True)
 
-    def append_reserved(self, batch: Batch) -> Future[Positions]:
-        """As `ReservingWriter` says."""
-        return self.broker._append([TogetherAppend(self, batch, reserved=True)], alone=True)
-
     def close(self) -> None:
         if not self.closed:
             self.closed = True
