@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from coordinator_stage import DECIDED, S, Stage, txn
+from pyroaring import BitMap64
 
 from txnbuffer.coordinator.decisions import LowWaterMark, decode
 from txnbuffer.coordinator.history import History
@@ -16,6 +17,7 @@ from txnbuffer.coordinator.messages import (
     SessionOpened,
     State,
 )
+from txnbuffer.coordinator.sessions import in_blocks
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidConfiguration,
@@ -293,3 +295,11 @@ class TestTime:
         assert len(stage.owner.coordinator._core._deadlines) < 3500  # the test is about what is kept
         stage.owner.age(70, step=35)
         assert stage.query(0) is Outcome.COMMIT
+
+
+def test_ids_with_a_wide_gap_are_retired_in_blocks() -> None:
+    ids = BitMap64([1, 2, 3, 7, 2**40, 2**40 + 1, 2**62])
+    parts = [(list(some), blocks) for some, blocks in in_blocks(ids, 2)]
+    assert parts == [([1, 2, 3, 7], [(1, 3), (7, 1)]), ([2**40, 2**40 + 1, 2**62], [(2**40, 2), (2**62, 1)])]
+    assert [list(some) for some, _ in in_blocks(ids, 3)] == [[1, 2, 3, 7, 2**40, 2**40 + 1], [2**62]]
+    assert not [*in_blocks(BitMap64(), 1)]

@@ -441,19 +441,23 @@ class Sessions:
         live = self._core.live
         for least in [least for least in ids if least in live]:
             ids.remove(least)
-        unused, most = blocks_of(ids) if ids else [], retired_blocks(self._core.config.max_message_bytes)
-        for start in range(0, len(unused), most):
-            some = unused[start : start + most]
-            low, high = some[0].first, some[-1].first + some[-1].size
-            retirement = Retirement(session, ids & block_of(low, high - low))
-            self._retiring |= retirement.ids
-            self._core.journal.retire(retirement, some)
+        for some, blocks in in_blocks(ids, retired_blocks(self._core.config.max_message_bytes)):
+            self._retiring |= some
+            self._core.journal.retire(Retirement(session, some), blocks)
 
     def _unended(self, ids: BitMap64) -> BitMap64:
         progress = self._core.progress
         unended = ids - progress.settled.bitmap()
         unended.remove_range(0, progress.low_water_mark + 1)
         return unended
+
+
+def in_blocks(ids: BitMap64, most: int) -> Iterator[tuple[BitMap64, list[Retired]]]:
+    """A set of ids in parts of at most `most` blocks, each with these blocks."""
+    blocks = blocks_of(ids) if ids else []
+    for start in range(0, len(blocks), most):
+        some = blocks[start : start + most]
+        yield within(ids, some[0].first - 1, some[-1].first + some[-1].size - 1), some
 
 
 def blocks_of(ids: BitMap64) -> list[Retired]:
