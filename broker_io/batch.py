@@ -7,6 +7,7 @@ A `Batch` holds n messages as columns of length n; `Message` is one row of it. R
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,17 +68,24 @@ class Blobs:
 
     @classmethod
     def concat(cls, columns: Sequence[Blobs]) -> Blobs:
-        packed = [column.packed() for column in columns]
-        offsets = np.zeros(sum(map(len, packed)) + 1, np.int32)
-        at, base = 1, 0
-        for column in packed:
-            offsets[at : at + len(column)] = column.offsets[1:] + base
-            at += len(column)
-            base += len(column.data)
+        rows = 0
+        for column in columns:
+            rows += len(column.offsets) - 1
+        data: list[bytes | memoryview] = []
+        offsets = np.zeros(rows + 1, np.int32)
         absent: NDArray[np.bool_] | None = None
-        if any(column.absent is not None for column in packed):
-            absent = np.concatenate([column.absent_mask() for column in packed])
-        return cls(b"".join(column.data for column in packed), offsets, absent)
+        at = base = 0
+        for column in columns:
+            first, last = column.offsets.item(0), column.offsets.item(-1)
+            stop = at + len(column.offsets) - 1
+            data.append(column.data[first:last])
+            offsets[at + 1 : stop + 1] = column.offsets[1:] + (base - first)
+            if column.absent is not None:
+                if absent is None:
+                    absent = np.zeros(rows, np.bool_)
+                absent[at:stop] = column.absent
+            at, base = stop, base + last - first
+        return cls(b"".join(data), offsets, absent)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -219,7 +227,7 @@ def as_numbers(column: PropertyColumn) -> Numbers | None:
         return None
     table = np.array([*map(int, column.values), 0], np.int64)
     present = column.codes >= 0
-    return Numbers(table[column.codes], None if present.all() else present)
+    return Numbers(table[column.codes], None if np.logical_and.reduce(present) else present)
 
 
 _plain_number = re.compile(r"0|[1-9][0-9]{0,17}|-[1-9][0-9]{0,16}").fullmatch
@@ -260,13 +268,23 @@ class Batch:
     def concat(cls, batches: Sequence[Batch]) -> Batch:
         if len(batches) == 1:
             return batches[0]
-        names = dict.fromkeys(name for batch in batches for name in batch.properties)
-        timed = any(batch.event_times is not None for batch in batches)
-        counts = [len(batch) for batch in batches]
+        columns: dict[str, list[PropertyColumn | None]] = {}
+        timed = False
+        counts: list[int] = []
+        for at, batch in enumerate(batches):
+            counts.append(len(batch.values.offsets) - 1)
+            timed = timed or batch.event_times is not None
+            for name, column in batch.properties.items():
+                if name not in columns:
+                    columns[name] = [None] * len(batches)
+                columns[name][at] = column
+        properties: dict[str, PropertyColumn] = {}
+        for name, parts in columns.items():
+            properties[name] = concat_columns(parts, counts)
         return cls(
-            Blobs.concat([batch.keys for batch in batches]),
-            Blobs.concat([batch.values for batch in batches]),
-            {name: concat_columns([batch.properties.get(name) for batch in batches], counts) for name in names},
+            Blobs.concat([*map(_keys, batches)]),
+            Blobs.concat([*map(_values, batches)]),
+            properties,
             np.concatenate([batch.times() for batch in batches]) if timed else None,
         )
 
@@ -315,6 +333,8 @@ class Batch:
         return sizes
 
 
+_keys, _values = operator.attrgetter("keys"), operator.attrgetter("values")
+
 CELLS = 1024 * 1024
 """Property names times messages of a combined batch, at most: each name becomes a column of full length."""
 
@@ -354,9 +374,13 @@ def concat_columns(columns: Sequence[PropertyColumn | None], counts: Sequence[in
     if len(columns) == 1 and columns[0] is not None:
         return columns[0]
     if Numbers in map(type, columns):
-        numbers = [None if column is None else as_numbers(column) for column in columns]
-        if all((number is None) == (column is None) for number, column in zip(numbers, columns, strict=True)):
-            return _concat_numbers(numbers, counts)
+        numbers: list[Numbers | None] = []
+        for column in columns:
+            number = None if column is None else as_numbers(column)
+            if number is None and column is not None:
+                return _concat_labels(columns, counts)
+            numbers.append(number)
+        return _concat_numbers(numbers, counts)
     return _concat_labels(columns, counts)
 
 
@@ -383,9 +407,11 @@ def _concat_labels(columns: Sequence[PropertyColumn | None], counts: Sequence[in
         labels = Labels.of(column.to_list()) if isinstance(column, Numbers) else column
         table.append(ABSENT)
         bases.append(len(table))
-        codes.append(np.full(count, ABSENT, np.int32) if labels is None else labels.codes)
-        table += [seen.setdefault(value, len(seen)) for value in (() if labels is None else labels.values)]
-    places = np.repeat(np.array(bases, np.int32), counts) + np.concatenate(codes)
+        codes.append(np.zeros(count, np.int32) + ABSENT if labels is None else labels.codes)
+        for value in () if labels is None else labels.values:
+            code = seen.setdefault(value, len(seen))
+            table.append(code)
+    places = np.array(bases, np.int32).repeat(counts) + np.concatenate(codes)
     return Labels(np.array(table, np.int32)[places], tuple(seen))
 
 

@@ -153,8 +153,9 @@ class Sequencer:
         Messages of the batch that are sequenced already are skipped; those not decided yet have to be passed
         again later. No message may be missing between the last sequenced one and the batch.
         """
-        start = 0 if self.position is None else placed.positions.search(self.position, right=True)
-        stop = decided_rows(placed, buffer)
+        start, stop = 0, decided_rows(placed, buffer)
+        if self.position is not None and stop and placed.positions.first <= self.position:
+            start = placed.positions.search(self.position, right=True)
         first = self.next_seqno
         if start >= stop:
             return Sequenced(start, start, np.zeros(0, np.int64), first)
