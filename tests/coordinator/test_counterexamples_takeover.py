@@ -11,7 +11,7 @@ from txnbuffer.coordinator.decisions import LowWaterMark, Owner, OwnerEpoch, dec
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import SessionOpened
 from txnbuffer.coordinator.takeover import Acquisition, first_transaction_id
-from txnbuffer.coordinator.transaction import IdSet, SettledIds
+from txnbuffer.coordinator.transaction import SettledIds
 from txnbuffer.errors import UnknownTransaction
 from txnbuffer.model import MAX_LEAST, Outcome
 
@@ -285,7 +285,7 @@ class TestSkippedIds:
         assert later.client("third") > second + 10
 
     def test_the_low_water_mark_waits_for_ids_used_there(self) -> None:
-        progress = SettledIds(5, IdSet(BitMap64([6, 7, 100])), [(8, 99)])
+        progress = SettledIds(5, BitMap64([6, 7, 100]), [(8, 99)])
         assert progress.reachable([50]) == 7
         assert progress.reachable([7, 101]) == 100
         progress.raise_to(100)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.decisions import DecisionRows, Row
-from txnbuffer.coordinator.transaction import IdSet, SettledIds
+from txnbuffer.coordinator.transaction import SettledIds
 from txnbuffer.model import MAX_LEAST, Outcome
 
 LOW_WATER_MARK = 20
@@ -35,7 +35,7 @@ def test_columns_are_the_rows(rows: list[Row]) -> None:
 
 @given(decided(), st.sets(IDS))
 def test_what_is_settled_is_split_off(rows: list[Row], settled: set[int]) -> None:
-    progress = SettledIds(LOW_WATER_MARK, IdSet(BitMap64(settled)))
+    progress = SettledIds(LOW_WATER_MARK, BitMap64(settled))
     aborted, committed, undone = DecisionRows.of(rows).split(progress)
     assert undone == [row for row in rows if row.topics and not progress.has_ended(row.least)]
     done = [row for row in rows if row not in undone]

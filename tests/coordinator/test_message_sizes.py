@@ -315,7 +315,7 @@ def test_a_mark_passes_as_many_outcomes_as_a_message_holds() -> None:
     for least in range(stage.first, stage.first + 60_000):
         progress.settled.add(least)
         progress.one_phase[Outcome(chance.random() < 0.5)].add(least)
-    committed = progress.one_phase[Outcome.COMMIT].bitmap().copy()
+    committed = progress.one_phase[Outcome.COMMIT].copy()
     for _ in range(50):
         stage.world.now += 1.0
         stage.owner.coordinator.tick(stage.world.now)
@@ -342,7 +342,7 @@ def test_the_lowest_of_what_has_ended_is_written_down_and_what_was_stays_covered
     (entry,) = [one for one in map(decode, stage.world.decisions) if isinstance(one, EndedIds)]
     assert all(size(message) <= LIMIT for message in stage.world.decisions)
     assert was.issubset(entry.ids)
-    assert entry.ids.issubset(core.progress.settled.bitmap())
+    assert entry.ids.issubset(core.progress.settled)
     assert len(entry.ids) > 1000
 
 

@@ -20,7 +20,7 @@ from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_low_water_mark
-from txnbuffer.coordinator.transaction import IdSet, bitmap_of
+from txnbuffer.coordinator.transaction import bitmap_of, within
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import reset_decisions
@@ -181,11 +181,11 @@ def test_ids_are_settled_by_a_log_without_any():
 
 
 def test_ids_up_to_a_limit_take_no_time_by_how_high_it_is():
-    ids = IdSet(bitmap_of([3, 2**60, 2**60 + 5]))
-    assert list(ids.up_to(2**60)) == [3, 2**60]
-    assert list(ids.up_to(2)) == []
-    assert list(ids.up_to(2**61)) == [3, 2**60, 2**60 + 5]
-    assert list(IdSet().up_to(2**61)) == []
+    ids = bitmap_of([3, 2**60, 2**60 + 5])
+    assert list(within(ids, 0, 2**60)) == [3, 2**60]
+    assert list(within(ids, 0, 2)) == []
+    assert list(within(ids, 0, 2**61)) == [3, 2**60, 2**60 + 5]
+    assert list(within(bitmap_of([]), 0, 2**61)) == []
 
 
 def test_a_process_in_a_hurry_does_not_wait_as_long():

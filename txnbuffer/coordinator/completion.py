@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from broker_io.errors import MessageTooLarge
@@ -23,7 +23,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
-from txnbuffer.coordinator.transaction import GroupRecord, Retirement, TransactionState
+from txnbuffer.coordinator.transaction import Block, GroupRecord, Retirement, TransactionState
 from txnbuffer.errors import TIME_UP, Error, NotVisible
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
@@ -163,7 +163,7 @@ class TransactionCompletion:
                 self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
                 self._await(transaction)
             self.answer_if_due(transaction)
-            self._settle_if_due(transaction)
+        self._settle_due(transactions)
         for retirement in retirements:
             self._sessions.retired(retirement)
 
@@ -180,12 +180,13 @@ class TransactionCompletion:
         if done is None or not done[0][1]:
             return
         (topic, _), items = done
-        live = self._core.live
+        live, ended = self._core.live, []
         for item in items:
             transaction = live.get(item.txn.least)
             if transaction is not None and transaction.unfinished is not None:
                 transaction.unfinished.discard(topic)
-                self._settle_if_due(transaction)
+                ended.append(transaction)
+        self._settle_due(ended)
 
     def marker_wanted(self, topic: str, decided: bool, item: MarkerItem) -> bool:
         """Whether a marker that may not be durable has to be written again."""
@@ -199,6 +200,8 @@ class TransactionCompletion:
     def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
         """The topic's buffer has applied markers, with these ends of transactions."""
         core, live = self._core, self._core.live
+        one_phase: list[TransactionState] = []
+        decided: list[TransactionState] = []
         core.markers.queries_settled(topic, ends)
         for txn, outcome in ends:
             transaction = live.get(txn.least) if txn.most == core.shard else None
@@ -209,15 +212,23 @@ class TransactionCompletion:
                     core.stop(f"transaction {txn} was ended as {outcome.name} on {topic} by another owner")
                     return
                 transaction.advance(ENDED_STATE[outcome])
-                self._answer(transaction, outcome)
-                self._settle(transaction, outcome)
+                del live[txn.least]
+                one_phase.append(transaction)
             elif transaction.state not in TERMINAL:
                 core.stop(f"transaction {txn} was ended on {topic} by another owner")
                 return
             else:
-                self._applied(transaction, topic)
+                decided.append(transaction)
+        self._answer(one_phase)
+        self._settle(one_phase)
+        self._applied(decided, topic)
 
-    def _applied(self, transaction: TransactionState, topic: str) -> None:
+    def _applied(self, transactions: Sequence[TransactionState], topic: str) -> None:
+        for transaction in transactions:
+            self._applied_one(transaction, topic)
+        self._settle_due(transactions)
+
+    def _applied_one(self, transaction: TransactionState, topic: str) -> None:
         if transaction.unfinished is not None:
             transaction.unfinished.discard(topic)
         if transaction.unseen:
@@ -226,8 +237,7 @@ class TransactionCompletion:
                 parent = transaction if transaction.parent is None else transaction.parent
                 parent.hidden -= 1
                 self.answer_if_due(parent)
-                self._settle_if_due(parent)
-        self._settle_if_due(transaction)
+                self._settle_due((parent,))
 
     def topic_stopped(self, topic: str, why: Error) -> None:
         """The topic's buffer has stopped: no commit waits to become visible there."""
@@ -249,18 +259,18 @@ class TransactionCompletion:
         """A topic was re-created: only its ongoing transactions still need markers there."""
         for transaction in list(self._core.live.values()):
             if transaction.state in TERMINAL and transaction.txn not in ongoing:
-                self._applied(transaction, topic)
+                self._applied((transaction,), topic)
 
     def topic_deleted(self, topic: str) -> None:
         """A topic was deleted: it needs no markers, and no commit waits to become visible there."""
         self.topic_resumed(topic)
         for transaction in list(self._core.live.values()):
             if transaction.one_phase and topic in transaction.topics:
-                self._answer(transaction, outcome := INTENDED_OUTCOME[transaction.state])
-                transaction.advance(ENDED_STATE[outcome])
-                self._settle(transaction, outcome)
+                transaction.advance(ENDED_STATE[INTENDED_OUTCOME[transaction.state]])
+                self._answer((transaction,))
+                self._settle_due((transaction,))
             elif transaction.state in TERMINAL:
-                self._applied(transaction, topic)
+                self._applied((transaction,), topic)
 
     # Answering and settling
 
@@ -269,7 +279,7 @@ class TransactionCompletion:
         if not transaction.waiters or transaction.state not in TERMINAL:
             return
         if not transaction.hidden:
-            self._answer(transaction, OUTCOME_OF_STATE[transaction.state])
+            self._answer((transaction,))
         elif (topic := next((one for one in _unseen(transaction) if one in self.stopped), None)) is not None:
             self._answer_not_visible(transaction, topic, f"it has stopped ({self.stopped[topic]})")
 
@@ -299,39 +309,56 @@ class TransactionCompletion:
         for session, request, _ in waiters:
             self._core.answer(session, request, error)
 
-    def _answer(self, transaction: TransactionState, outcome: Outcome) -> None:
-        core, waiters = self._core, transaction.waiters
-        if not waiters:
-            return
-        transaction.waiters = None
-        for waiter in waiters:
-            session, request, commit = waiter
-            if outcome is Outcome.COMMIT:
-                core.answer(session, request, outcome)
-            elif commit and transaction.refusal is not None:
-                core.answer(session, request, transaction.refusal)
-            else:
-                core.answer_outcome(waiter, transaction.txn, outcome, transaction.reason)
+    def _answer(self, transactions: Iterable[TransactionState]) -> None:
+        """Answer the waiting requests of transactions that have ended."""
+        core = self._core
+        for transaction in transactions:
+            waiters, transaction.waiters = transaction.waiters or (), None
+            outcome = OUTCOME_OF_STATE[transaction.state]
+            for waiter in waiters:
+                session, request, commit = waiter
+                if outcome is Outcome.COMMIT:
+                    core.answer(session, request, outcome)
+                elif commit and transaction.refusal is not None:
+                    core.answer(session, request, transaction.refusal)
+                else:
+                    core.answer_outcome(waiter, transaction.txn, outcome, transaction.reason)
 
-    def _settle_if_due(self, transaction: TransactionState) -> None:
-        if transaction.unfinished or transaction.unseen or transaction.hidden:
-            return
-        if transaction.txn.least in self._core.live:
-            self._settle(transaction, OUTCOME_OF_STATE[transaction.state])
+    def _settle_due(self, transactions: Iterable[TransactionState]) -> None:
+        """Settle those that have nothing left to do."""
+        live, settled = self._core.live, []
+        for transaction in transactions:
+            if transaction.unfinished or transaction.unseen or transaction.hidden:
+                continue
+            if live.pop(transaction.txn.least, None) is not None:
+                settled.append(transaction)
+        self._settle(settled)
 
-    def _settle(self, transaction: TransactionState, outcome: Outcome) -> None:
-        core, least = self._core, transaction.txn.least
-        del core.live[least]
-        core.outcomes.add(least, outcome, core.now, timed_out=transaction.reason == TIME_UP)
-        core.progress.settled.add(least)
-        if transaction.one_phase:
-            core.progress.one_phase[outcome].add(least)
-        else:
+    def _settle(self, transactions: Sequence[TransactionState]) -> None:
+        """Remember how transactions have ended that are not live any more."""
+        by_outcome: dict[Outcome, list[TransactionState]] = {}
+        for transaction in transactions:
+            by_outcome.setdefault(OUTCOME_OF_STATE[transaction.state], []).append(transaction)
+        for outcome, some in by_outcome.items():
+            self._remember(some, outcome)
+
+    def _remember(self, transactions: Sequence[TransactionState], outcome: Outcome) -> None:
+        core, ids = self._core, [transaction.txn.least for transaction in transactions]
+        timed_out = [transaction.txn.least for transaction in transactions if transaction.reason == TIME_UP]
+        core.outcomes.update(ids, outcome, core.now, timed_out)
+        core.progress.settled.update(ids)
+        one_phase = [transaction.txn.least for transaction in transactions if transaction.one_phase]
+        core.progress.one_phase[outcome].update(one_phase)
+        ended: dict[Block, int] = {}
+        for transaction in transactions:
             if transaction.group is not None:
                 transaction.group.unsettled -= 1
-            self._producers.settled(transaction)
-        if transaction.block is not None:
-            self._sessions.reduce(transaction.block, 1)
+            if transaction.name is not None or transaction.participant_of is not None:
+                self._producers.settled(transaction)
+            if transaction.block is not None:
+                ended[transaction.block] = ended.get(transaction.block, 0) + 1
+        for block, count in ended.items():
+            self._sessions.reduce(block, count)
 
 
 def _row(transaction: TransactionState, outcome: Outcome) -> Row:

@@ -57,8 +57,7 @@ class Coordinator:
         self._commits = CommitRequests(core, self._sessions, self._producers, self._completion, horizon)
         self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion, self._takeover)
         self._registration = Registration(core)
-        self.refusal = self._sessions.write_refusal
-        """`refusal(session, txn)` returns why a session may not write to a transaction; None if it may."""
+        self.write_refusals = self._sessions.write_refusals
 
     @property
     def stopped(self) -> str | None:
@@ -110,6 +109,12 @@ class Coordinator:
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended and all its markers are durable."""
         return self._core.progress.has_ended(least)
+
+    def ended_among(self, ids: Iterable[int]) -> list[int]:
+        """Those of these ids (`least`) of which `has_ended` is true."""
+        progress = self._core.progress
+        mark, settled = progress.low_water_mark, progress.settled
+        return [least for least in ids if least <= mark or least in settled]
 
     def take_effects(self) -> list[Effect]:
         """What the caller has to do now."""

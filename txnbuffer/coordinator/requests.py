@@ -39,6 +39,9 @@ from txnbuffer.errors import (
 )
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
+ALONE = Commit(0, TxnId(0, 0), (), ())[5:]
+"""The end of a commit without a name, branches and positions."""
+
 
 @dataclass
 class CommitRequests:
@@ -57,25 +60,37 @@ class CommitRequests:
 
     def commit_many(self, session: Session, commits: Sequence[Commit], stored: Set[int] = frozenset()) -> None:
         """`stored` as for the coordinator."""
-        core, name = self._core, session.name
+        core, name, sessions = self._core, session.name, self._sessions
+        unused = sessions.unused(session, [commit.txn for commit in commits])
         for commit in commits:
             if commit.sequence is not None and (fenced := self._fenced(commit, commit.sequence)) is not None:
                 core.answer(name, commit.request, fenced)
                 continue
-            transaction = self._find(session, commit)
-            if transaction is None:
+            request, txn = commit.request, commit.txn
+            if fresh := txn in unused and txn.least not in core.live:  # as is usual: the commit is its first request
+                found: TransactionState | None = TransactionState(txn, session, session.block)
+            else:
+                found = sessions.find(name, request, txn, commit=True)
+            if found is None:
                 continue
-            request = commit.request
+            transaction = core.live[txn.least] = found
+            alone = fresh and commit[5:] == ALONE
             if transaction.state is not State.OPEN or transaction.plan is not None:
                 transaction.wait(name, request, commit=True)
                 self._completion.answer_if_due(transaction)
-            elif (error := self._invalid(transaction, commit)) is not None:
+                continue
+            error = self._invalid_counts(txn, commit.topics, commit.records)
+            if error is None and not alone:
+                error = self._invalid(transaction, commit)
+            if error is not None:
                 core.answer(name, request, error)
             else:
                 transaction.waiters = [(name, request, True)]
                 transaction.plan = commit
                 transaction.topics, transaction.records = commit.topics, commit.records
-                if self._link_branches(transaction, commit):
+                if alone and txn.least in stored:
+                    self._completion.commit(transaction, commit)
+                elif alone or self._link_branches(transaction, commit):
                     self._check_counts(transaction, commit, stored)
 
     def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]]) -> None:
@@ -115,17 +130,6 @@ class CommitRequests:
                 if member is not None and member.state is State.OPEN and member.checks:
                     self._completion.abort(member, "its records could not be counted in time")
 
-    def _find(self, session: Session, commit: Commit) -> TransactionState | None:
-        core, sessions = self._core, self._sessions
-        most, least = txn = commit.txn
-        block = session.block
-        if block is not None and block.first <= least <= block.last and most == core.shard:
-            fresh = least not in core.live and not core.progress.has_ended(least)
-            if fresh and not sessions.is_retiring(least):  # the usual case: the commit is its first request
-                transaction = core.live[least] = TransactionState(txn, session, block)
-                return transaction
-        return sessions.find(session.name, commit.request, txn, commit=True)
-
     def _fenced(self, commit: Commit, sequence: ProducerSequence) -> Error | None:
         """The refusal of a commit whose attempt has ended because another producer opened the name; None otherwise."""
         least = commit.txn.least
@@ -145,8 +149,8 @@ class CommitRequests:
     # Validation
 
     def _invalid(self, transaction: TransactionState, commit: Commit) -> Error | None:
-        error = self._invalid_counts(commit.txn, commit.topics, commit.records)
-        if error is None and transaction.parent is not None:
+        error: Error | None = None
+        if transaction.parent is not None:
             parent = transaction.parent.txn
             error = InvalidRequest(
                 f"transaction {commit.txn} is a branch of {parent}: commit that one, and name it there"

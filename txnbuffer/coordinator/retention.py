@@ -12,7 +12,7 @@ from txnbuffer.coordinator.decisions import ENDED_KEY, FIXED, EndedIds, Lease, L
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.producers import NamedProducers
-from txnbuffer.coordinator.transaction import GroupRecord, principal_tag
+from txnbuffer.coordinator.transaction import GroupRecord, principal_tag, within
 
 
 class OutcomeRetention:
@@ -115,14 +115,14 @@ class OutcomeRetention:
         if self._ended_under_way or core.now < self._covered_at + core.config.ended_interval:
             return
         self._covered_at = core.now
-        settled = core.progress.settled.bitmap()
+        settled = core.progress.settled
         ids, count, covered = settled.copy(), len(settled), settled & self._ended
         while self._is_too_large(ids):  # then the lowest ids, and those of deleted groups
             count //= 2
             if not count:
                 return
             up_to = int(settled[count - 1])
-            ids = core.progress.settled.up_to(up_to) | covered
+            ids = within(core.progress.settled, 0, up_to) | covered
         self._ended_under_way = True
         core.journal.put(EndedIds(ids), lambda: self._ended_durable(ids))
 

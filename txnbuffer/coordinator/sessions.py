@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -272,7 +272,32 @@ class Sessions:
         core.watch(transaction, core.now + core.config.transaction_timeout)
         return transaction
 
-    def write_refusal(self, name: str, txn: TxnId) -> Error | None:
+    def unused(self, session: Session, ids: Iterable[TxnId]) -> set[TxnId]:
+        """Those ids of a session's last lease with which nothing has begun, as is usual; they are the session's own."""
+        core, block = self._core, session.block
+        if block is None:
+            return set()
+        shard, live, settled, retiring = core.shard, core.live, core.progress.settled, self._retiring
+        first, last = max(block.first, core.progress.low_water_mark + 1), block.last
+        return {
+            txn
+            for txn in ids
+            if first <= txn.least <= last
+            and txn.most == shard
+            and not (txn.least in live or txn.least in settled or txn.least in retiring)
+        }
+
+    def write_refusals(self, name: str, ids: Sequence[TxnId]) -> dict[TxnId, Error]:
+        """Why a session may not write to these transactions; those that are its own, and open, have no entry."""
+        session = self.by_name.get(name)
+        unused: Set[TxnId] = set() if session is None else self.unused(session, ids)
+        refusals = {}
+        for txn in ids:
+            if txn not in unused and (refusal := self._write_refusal(name, txn)) is not None:
+                refusals[txn] = refusal
+        return refusals
+
+    def _write_refusal(self, name: str, txn: TxnId) -> Error | None:
         """Why a session may not write to a transaction; None if it is the session's own, and open."""
         core, least = self._core, txn.least
         if txn.most != core.shard:
@@ -447,7 +472,7 @@ class Sessions:
 
     def _unended(self, ids: BitMap64) -> BitMap64:
         progress = self._core.progress
-        unended = ids - progress.settled.bitmap()
+        unended = ids - progress.settled
         unended.remove_range(0, progress.low_water_mark + 1)
         return unended
 

@@ -106,7 +106,7 @@ class TakeOver:
         core = self._core
         aborted, committed = self._one_phase_outcomes
         aborted = aborted - committed
-        known = core.progress.settled.bitmap() | bitmap_of(core.live)
+        known = core.progress.settled | bitmap_of(core.live)
         for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
             new = within(ids - known, core.progress.low_water_mark, self.horizon)
             core.progress.one_phase[outcome].update(new)
@@ -137,7 +137,7 @@ class TakeOver:
             if transaction.state is State.ABORTED:
                 transaction.reason = "it had ended before"
             self._completion.publish(transaction)
-        taken = self._sessions.used_unleased = core.progress.settled.bitmap() | bitmap_of(core.live)
+        taken = self._sessions.used_unleased = core.progress.settled | bitmap_of(core.live)
         taken.remove_range(0, self.horizon + 1)
 
     def _load_group(self, group: Group) -> list[TransactionState]:
@@ -156,7 +156,7 @@ class TakeOver:
         for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
             core.outcomes.update(ids, outcome, record.decided_at)
             core.progress.settled.update(ids)
-        core.progress.settled.drop_up_to(core.progress.low_water_mark)
+        core.progress.settled.remove_range(0, core.progress.low_water_mark + 1)
         return unsettled
 
 

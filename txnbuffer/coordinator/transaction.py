@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,40 +141,6 @@ class Retirement:
     ids: BitMap64
 
 
-@dataclass(slots=True, eq=False)
-class IdSet:
-    """A growing set of ids, as fast to add to as a Python set and as small as a bitmap."""
-
-    _kept: BitMap64 = field(default_factory=BitMap64)
-    _recent: set[int] = field(default_factory=set)
-
-    def __contains__(self, least: int) -> bool:
-        return least in self._recent or least in self._kept
-
-    def __len__(self) -> int:
-        return len(self.bitmap())
-
-    def add(self, least: int) -> None:
-        self._recent.add(least)
-
-    def update(self, ids: BitMap64) -> None:
-        self._kept |= ids
-
-    def bitmap(self) -> BitMap64:
-        """All ids; this is the set's own bitmap, not a copy."""
-        if self._recent:
-            self._kept |= bitmap_of(self._recent)
-            self._recent.clear()
-        return self._kept
-
-    def up_to(self, limit: int) -> BitMap64:
-        """The ids that are at most `limit`."""
-        return within(self.bitmap(), 0, limit)
-
-    def drop_up_to(self, limit: int) -> None:
-        self.bitmap().remove_range(0, limit + 1)
-
-
 def bitmap_of(ids: Iterable[int]) -> BitMap64:
     return BitMap64(np.fromiter(ids, np.uint64))
 
@@ -219,16 +185,16 @@ class SettledIds:
     """
 
     low_water_mark: int = 0
-    settled: IdSet = field(default_factory=IdSet)
+    settled: BitMap64 = field(default_factory=BitMap64)
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    one_phase: tuple[IdSet, IdSet] = field(default_factory=lambda: (IdSet(), IdSet()))
+    one_phase: tuple[BitMap64, BitMap64] = field(default_factory=lambda: (BitMap64(), BitMap64()))
 
     def has_ended(self, least: int) -> bool:
         return least <= self.low_water_mark or least in self.settled
 
     def reachable(self, live: Collection[int] = ()) -> int:
         """The highest possible low-water mark. `live`: ids that have not ended, some perhaps in a gap."""
-        settled, mark = self.settled.bitmap(), self.low_water_mark
+        settled, mark = self.settled, self.low_water_mark
         for first, last in self.gaps:
             mark = end_of_run(settled, mark)
             if mark < first - 1 or last + 1 not in settled or any(first <= least <= last for least in live):
@@ -239,14 +205,14 @@ class SettledIds:
     def passed(self, mark: int) -> tuple[BitMap64, BitMap64]:
         """The one-phase transactions up to a mark: the aborted ones, the committed ones."""
         aborted, committed = self.one_phase
-        return aborted.up_to(mark), committed.up_to(mark)
+        return within(aborted, 0, mark), within(committed, 0, mark)
 
     def raise_to(self, mark: int) -> None:
         """The mark is durable."""
         self.low_water_mark = mark
         self.gaps = [gap for gap in self.gaps if gap[1] > mark]
         for ids in (self.settled, *self.one_phase):
-            ids.drop_up_to(mark)
+            ids.remove_range(0, mark + 1)
 
 
 SLOTS = 60
@@ -260,19 +226,16 @@ class Outcomes:
     """The outcomes of settled transactions, kept for `remember` seconds; all times are in seconds."""
 
     _remember: float
-    _slots: dict[int, tuple[IdSet, IdSet, IdSet]] = field(default_factory=dict)
+    _slots: dict[int, tuple[BitMap64, BitMap64, BitMap64]] = field(default_factory=dict)
 
-    def add(self, least: int, outcome: Outcome, now: float, *, timed_out: bool = False) -> None:
-        """Remember an outcome. `timed_out`: a timeout was the reason."""
-        slot = self._slot(now + self._remember)
-        slot[outcome].add(least)
-        if timed_out:
-            slot[TIMED_OUT].add(least)
-
-    def update(self, ids: BitMap64, outcome: Outcome, since: float) -> None:
-        """Remember many outcomes, whose time counts from `since`."""
+    def update(
+        self, ids: BitMap64 | Sequence[int], outcome: Outcome, since: float, timed_out: Sequence[int] = ()
+    ) -> None:
+        """Remember outcomes, whose time counts from `since`. `timed_out`: those of which a timeout was the reason."""
         if ids:
-            self._slot(since + self._remember)[outcome].update(ids)
+            slot = self._slot(since + self._remember)
+            slot[outcome].update(ids)
+            slot[TIMED_OUT].update(timed_out)
 
     def find(self, least: int) -> Outcome | None:
         """The outcome of a transaction; None if it is forgotten, or has not ended."""
@@ -292,9 +255,9 @@ class Outcomes:
         for slot in [slot for slot in self._slots if slot * self._remember <= now * SLOTS]:
             del self._slots[slot]
 
-    def _slot(self, until: float) -> tuple[IdSet, IdSet, IdSet]:
+    def _slot(self, until: float) -> tuple[BitMap64, BitMap64, BitMap64]:
         number = int(until * SLOTS / self._remember) + 1
         slot = self._slots.get(number)
         if slot is None:
-            slot = self._slots[number] = (IdSet(), IdSet(), IdSet())
+            slot = self._slots[number] = (BitMap64(), BitMap64(), BitMap64())
         return slot

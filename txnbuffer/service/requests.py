@@ -8,7 +8,7 @@ the send is appended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import eq
@@ -124,19 +124,18 @@ class Sends:
         written = self.written.get(txn.least)
         return named if written is None else (*named, *written.topics)
 
-    def open_on(self, topic: str) -> Iterator[TxnId]:
+    def open_on(self, topic: str) -> list[TxnId]:
         """The transactions that have sent records to a topic and have not ended."""
-        shard, has_ended = self._coordinator.shard, self._coordinator.has_ended
-        for least, written in self.written.items():
-            if topic in written.topics and not has_ended(least):
-                yield TxnId(shard, least)
+        wrote = [least for least, written in self.written.items() if topic in written.topics]
+        ended = set(self._coordinator.ended_among(wrote))
+        return [TxnId(self._coordinator.shard, least) for least in wrote if least not in ended]
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
         """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
         written = self.written.get(least)
         return written is not None and least not in self.failed and written.topics.get(topic.name, 0) > highest
 
-    def stored(self, commits: Iterable[Commit], topics: Topics) -> set[int]:
+    def stored(self, commits: Sequence[Commit], topics: Topics) -> set[int]:
         """The commits whose records, all and no others, are in the logs, or in the unit that is being formed.
 
         The buffers count the records of the others, which come later, or never.
@@ -145,6 +144,8 @@ class Sends:
         units = self._units
         if units is None:
             return found
+        named = {topic for commit in commits for topic in commit.topics}
+        followed = set(filter(topics.is_followed, named))
         for commit in commits:
             least = commit.txn.least
             written = self.written.get(least)
@@ -154,15 +155,14 @@ class Sends:
             elif written.first == units.number or written.last <= units.durable:
                 sent = written.topics
                 same = len(sent) == len(commit.topics) and all(map(eq, map(sent.get, commit.topics), commit.records))
-                if same and least not in self.failed and all(map(topics.is_followed, sent)):
+                if same and least not in self.failed and followed.issuperset(sent):
                     found.add(least)
         return found
 
     def sweep(self) -> None:
         """Forget transactions that have ended."""
-        has_ended = self._coordinator.has_ended
         for known in (self.written, self.failed):
-            for least in [least for least in known if has_ended(least)]:
+            for least in self._coordinator.ended_among(known):
                 del known[least]
 
     @property
@@ -224,7 +224,7 @@ class Sends:
         quota: ClientQuota,
     ) -> CheckedSend:
         """`slices`: transaction, first row, number of rows, first sequence number."""
-        refusal, name = self._coordinator.refusal, topic.name
+        name, refusals = topic.name, self._coordinator.write_refusals(session, [txn for txn, *_ in slices])
         dropped: list[tuple[int, int]] = []
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
@@ -233,7 +233,7 @@ class Sends:
         full = self._no_space
         for txn, start, size, seq in slices:
             least = txn.least
-            error = refusal(session, txn) or self.failed.get(least)
+            error = refusals.get(txn) or self.failed.get(least)
             if limited and error is None and least not in self.written:
                 error = self._admission(least, quota)
                 admitted += error is None
