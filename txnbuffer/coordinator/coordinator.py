@@ -121,7 +121,8 @@ class Coordinator:
         if self._core.stopped is None:
             if not self._takeover.ready:
                 self._takeover.advance()
-            self._commits.ask_counts()
+            if self._commits.checks:
+                self._commits.ask_counts()
         return self._core.take_effects()
 
     # Sessions

@@ -159,9 +159,9 @@ class DecisionJournal:
 
     def take(self) -> AppendDecisions | None:
         """The messages to append now."""
-        self._seal()
-        if not self._messages:
+        if not (self._messages or self._rows or self._retired):
             return None
+        self._seal()
         self._token += 1
         append = AppendDecisions(self._token, tuple(self._messages))
         self._under_way.append((self._token, self._callbacks))
@@ -250,14 +250,14 @@ class Markers:
     _epoch: int
     _progress: SettledIds
     _max_bytes: int
-    _waiting: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
+    waiting: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
     _failed: dict[Queue, list[MarkerItem]] = field(default_factory=dict)
     _under_way: dict[int, tuple[Queue, tuple[MarkerItem, ...]]] = field(default_factory=dict)
     _answered: dict[str, BitMap64] = field(default_factory=dict)
     _token: int = 0
 
     def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
-        self._waiting.setdefault((topic, decided), []).append(item)
+        self.waiting.setdefault((topic, decided), []).append(item)
 
     def answer_query(self, topic: str, item: MarkerItem) -> None:
         """Answer an outcome query of a topic's buffer with a marker: once, until the buffer has applied the marker."""
@@ -280,7 +280,7 @@ class Markers:
 
     def take(self) -> Iterator[AppendMarker]:
         """The markers to append now."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         mark, most = self._progress.low_water_mark, min(MAX_ITEMS, marker_items(self._max_bytes))
         for queue, items in waiting.items():
             topic, decided = queue
@@ -313,7 +313,7 @@ class Markers:
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: drop the markers that it still needed."""
-        for queues in (self._waiting, self._failed):
+        for queues in (self.waiting, self._failed):
             for decided in (False, True):
                 queues.pop((topic, decided), None)
 
@@ -425,9 +425,11 @@ class Core:
             append = self.journal.take()
             if append is not None:
                 effects.append(append)
-            effects += self.markers.take()
-        answers, self._answers = self._answers, {}
-        effects += [SessionResults(session, tuple(items)) for session, items in answers.items()]
+            if self.markers.waiting:
+                effects += self.markers.take()
+        if self._answers:
+            answers, self._answers = self._answers, {}
+            effects += [SessionResults(session, tuple(items)) for session, items in answers.items()]
         return effects
 
 

@@ -55,7 +55,8 @@ class CommitRequests:
     _producers: NamedProducers
     _completion: TransactionCompletion
     _horizon: int
-    _checks: dict[str, list[int]] = field(default_factory=dict)
+    checks: dict[str, list[int]] = field(default_factory=dict)
+    """The records that are still to be counted: transactions by topic."""
     _under_check: deque[tuple[float, list[int]]] = field(default_factory=deque)
 
     def commit_many(self, session: Session, commits: Sequence[Commit], stored: Set[int] = frozenset()) -> None:
@@ -116,10 +117,10 @@ class CommitRequests:
     def ask_counts(self) -> None:
         """Add the counts that the buffers have to report now to the effects."""
         deadline = self._core.now + self._core.config.transaction_timeout
-        for topic, least in self._checks.items():
+        for topic, least in self.checks.items():
             self._under_check.append((deadline, least))
             self._core.effects.append(CheckCounts(topic, tuple(least)))
-        self._checks.clear()
+        self.checks.clear()
 
     def tick(self) -> None:
         """Abort transactions whose records were not counted in time."""
@@ -142,7 +143,7 @@ class CommitRequests:
         for member in (transaction, *(transaction.branches or ())) if self._core.config.verify_counts else ():
             for topic in member.topics if member.txn.least not in stored else ():
                 transaction.checks += 1
-                self._checks.setdefault(topic, []).append(member.txn.least)
+                self.checks.setdefault(topic, []).append(member.txn.least)
         if not transaction.checks:
             self._completion.commit(transaction, commit)
 

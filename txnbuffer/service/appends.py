@@ -45,19 +45,20 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 """Approximate maximum size of one append."""
 
 
-@dataclass(slots=True, eq=False)
 class AppendPart:
-    """Messages to append, and the callbacks for the result; `size` is their approximate size in bytes."""
+    """Messages to append, and the callbacks for the result.
 
-    batch: Batch
-    acknowledged: Callable[[], None]
-    failed: Callable[[Error], None]
-    since: float = 0.0
-    """When it was queued, by the time of the loop."""
-    size: int = field(init=False)
+    `size` is their approximate size in bytes; `since` is when it was queued, by the time of the loop.
+    """
 
-    def __post_init__(self) -> None:
-        self.size = self.batch.weight
+    __slots__ = ("acknowledged", "batch", "failed", "since", "size")
+
+    def __init__(self, batch: Batch, acknowledged: Callable[[], None], failed: Callable[[Error], None]) -> None:
+        self.batch = batch
+        self.acknowledged = acknowledged
+        self.failed = failed
+        self.since = 0.0
+        self.size = batch.weight
 
 
 class AppendInFlight(NamedTuple):
@@ -176,13 +177,17 @@ MAX_IN_FLIGHT = 2
 
 @dataclass(eq=False)
 class Appends:
-    """Queues and writes appends, each topic by itself; `wake` schedules a turn of the loop.
+    """Queues and writes appends, each topic by itself.
+
+    `wake` schedules a turn of the loop, which `turn` is: that of an append that another thread has completed is no
+    iteration of the event loop later.
 
     A topic is notified of each append that is durable or failed on the loop, in order.
     """
 
     _loop: asyncio.AbstractEventLoop
     _wake: Callable[[], None]
+    _turn: Callable[[], None]
     failure: Error | None = None
     waiting_bytes: int = 0
     _ready: dict[ServiceTopic, None] = field(default_factory=dict)
@@ -296,7 +301,7 @@ class Appends:
         self._completed.append((topic, flight, future))
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._wake)
+            self._loop.call_soon_threadsafe(self._turn)
 
     def _flight_durable(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
         topic.durable(flight, positions)
@@ -356,9 +361,14 @@ class UnitAppends(Appends):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], broker: AtomicBroker, decisions: ServiceTopic
+        self,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        turn: Callable[[], None],
+        broker: AtomicBroker,
+        decisions: ServiceTopic,
     ) -> None:
-        super().__init__(loop, wake)
+        super().__init__(loop, wake, turn)
         self.number, self.durable = 1, 0
         self._broker = broker
         self._decisions = decisions
@@ -457,7 +467,7 @@ class UnitAppends(Appends):
         """Called in the thread that completed the future."""
         if not self._woken:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._wake)
+            self._loop.call_soon_threadsafe(self._turn)
 
     def complete(self) -> None:
         """Report every unit that is durable or was refused since the last call."""

@@ -115,7 +115,10 @@ class SessionConnection:
         self._held = False
         self._held_until = 0.0
         self._closing_error: Error | None = None
-        self._wakeup = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        """What `next` waits for."""
+        self._reads = True
+        """Whether the client is read from; `_room` is set then."""
         self._room = asyncio.Event()
         self._room.set()
         quota.last_send = self._last_send
@@ -137,19 +140,20 @@ class SessionConnection:
         if not self.closed:
             self._take(self, frame)
             if self.waiting_rows > WAITING_ROWS:
-                self._room.clear()
+                self._let_read(False)
 
     async def room(self) -> None:
         """Wait until the client may send more; then read its next frame."""
-        await self._room.wait()
+        if not self._reads:
+            await self._room.wait()
 
     async def next(self) -> ServerFrame | None:
         """Return the next frame to send; None once the connection has ended."""
         while (frame := self._frame()) is None:
             if self.closed:
                 return None
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         return frame
 
     def lost(self) -> None:
@@ -166,7 +170,7 @@ class SessionConnection:
     def welcome(self, welcome: Welcome, allowed: int) -> None:
         self.welcomed = True
         self._welcome, self._credits, self._allowed = welcome, allowed, allowed
-        self._wakeup.set()
+        self._wake()
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
         self._answers += answers
@@ -176,8 +180,9 @@ class SessionConnection:
                 mistakes += 1
                 if type(result) is ForeignTransaction:
                     self.permissions.denied(result)
-        self.mistaken(mistakes)
-        self._wakeup.set()
+        if mistakes:
+            self.mistaken(mistakes)
+        self._wake()
 
     def settle(self, send: int, size: int) -> None:
         """A send is durable, or has failed and the failure is queued."""
@@ -187,7 +192,7 @@ class SessionConnection:
         while self._acknowledged + 1 in settled:
             self._acknowledged += 1
             settled.discard(self._acknowledged)
-        self._wakeup.set()
+        self._wake()
 
     def fail(self, send: int, error: Error, txn: TxnId | None = None) -> None:
         """Report records of a send that were not appended; the caller settles the send."""
@@ -198,11 +203,11 @@ class SessionConnection:
     def allow(self, allowed: int) -> None:
         if allowed != self._allowed:
             self._credits = self._allowed = allowed
-            self._wakeup.set()
+            self._wake()
 
     def drain(self) -> None:
         self._draining = True
-        self._wakeup.set()
+        self._wake()
 
     def limit_reading(self, full: bool) -> None:
         """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
@@ -210,9 +215,17 @@ class SessionConnection:
         much = much or self.waiting_rows > WAITING_ROWS
         full = full or self.quota.usage.too_many_bytes
         if (full and self.unsettled) or much or self._held:
-            self._room.clear()
-        else:
+            if self._reads:
+                self._let_read(False)
+        elif not self._reads:
+            self._let_read(True)
+
+    def _let_read(self, reads: bool) -> None:
+        self._reads = reads
+        if reads:
             self._room.set()
+        else:
+            self._room.clear()
 
     def _last_send(self) -> Callable[[], bool]:
         number = self.sends
@@ -234,7 +247,7 @@ class SessionConnection:
         self._held_until = when
         if not (self._held or self.closed):
             self._held = True
-            self._room.clear()
+            self._let_read(False)
             asyncio.get_running_loop().call_at(when, self._release)
 
     def _release(self) -> None:
@@ -243,16 +256,20 @@ class SessionConnection:
             loop.call_at(self._held_until, self._release)
             return
         self._held = False
-        self._room.set()  # the next turn clears it again if another limit is reached
+        self._let_read(True)  # the next turn clears it again if another limit is reached
 
     def close(self, error: Error | None = None) -> None:
         """End the connection after all queued frames are sent; `error` tells the client why."""
         if not self.closed:
             self.closed = True
             self._closing_error = error
-            self._room.set()
-            self._wakeup.set()
+            self._let_read(True)
+            self._wake()
             self._disconnected(self)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _frame(self) -> ServerFrame | None:
         closing, self._closing_error = self._closing_error, None

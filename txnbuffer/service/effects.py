@@ -93,6 +93,11 @@ class EffectExecutor:
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
+        if self.visible.due or self.shard_messages.queued:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send what waits for this: answers of visible commits, and messages to other shards."""
         self.visible.release()
         if self.shard_messages.queued:
             self.shard_messages.send()

@@ -121,10 +121,10 @@ class Engine(Loop):
         self.notes = owned.manager.notes
         self._decisions = ServiceTopic(shard.topic(DECISIONS))
         self._decisions.writer, self._decisions.held = owned.decisions, False
-        self.appends: Appends = Appends(self._loop, self.wake)
-        self._units: UnitAppends | None = None
-        if topics.takes_records:
-            self.appends = self._units = UnitAppends(self._loop, self.wake, _atomic(broker), self._decisions)
+        calls = self._loop, self.wake, self._turn
+        units = UnitAppends(*calls, _atomic(broker), self._decisions) if topics.takes_records else None
+        self._units = units
+        self.appends: Appends = units or Appends(*calls)
         self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
         self.sends = Sends(self.coordinator, limits.max_message_bytes, self._units)
         self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)

@@ -563,29 +563,29 @@ class RequestHandler:
         if batch is None:
             connection.settle(number, 0)
             return
-        durable = partial(self._send_durable, connection, number, batch, begun)
-        failed = partial(self._send_failed, connection, number, batch, least)
-        part = AppendPart(batch, durable, failed)
-        self.unsettled_bytes += part.size
-        connection.unsettled += part.size
-        connection.quota.usage.bytes_in_flight += part.size
-        self._appends.add(topic, part)
+        size = batch.weight
+        durable = partial(self._send_durable, connection, number, size, len(batch), begun)
+        failed = partial(self._send_failed, connection, number, size, least)
+        self.unsettled_bytes += size
+        connection.unsettled += size
+        connection.quota.usage.bytes_in_flight += size
+        self._appends.add(topic, AppendPart(batch, durable, failed))
 
-    def _send_durable(self, connection: SessionConnection, number: int, batch: Batch, begun: int) -> None:
-        self.unsettled_bytes -= batch.weight
-        connection.quota.usage.bytes_in_flight -= batch.weight
-        self._quotas.served(begun, batch.weight)
-        self.records += len(batch)
-        connection.settle(number, batch.weight)
+    def _send_durable(self, connection: SessionConnection, number: int, size: int, records: int, begun: int) -> None:
+        self.unsettled_bytes -= size
+        connection.quota.usage.bytes_in_flight -= size
+        self._quotas.served(begun, size)
+        self.records += records
+        connection.settle(number, size)
 
     def _send_failed(
-        self, connection: SessionConnection, number: int, batch: Batch, least: list[int], error: Error
+        self, connection: SessionConnection, number: int, size: int, least: list[int], error: Error
     ) -> None:
-        self.unsettled_bytes -= batch.weight
-        connection.quota.usage.bytes_in_flight -= batch.weight
+        self.unsettled_bytes -= size
+        connection.quota.usage.bytes_in_flight -= size
         self._sends.failed.update(dict.fromkeys(least, error))
         connection.fail(number, error)
-        connection.settle(number, batch.weight)
+        connection.settle(number, size)
 
     def _is_owned(self, connection: SessionConnection, request: int, kind: str, name: str) -> bool:
         """Whether a producer or group belongs to this shard; otherwise answer with an error."""

@@ -49,7 +49,8 @@ class VisibleCommits:
     """The last record of those that have ended."""
     _blocked: dict[Part, list[Request]] = field(default_factory=dict)
     """The commits that wait for the end of an older transaction in a topic."""
-    _due: list[Request] = field(default_factory=list)
+    due: list[Request] = field(default_factory=list)
+    """Those that may be visible by now."""
 
     def expect(self, session: str, commits: Iterable[Commit]) -> None:
         """Remember the commits whose client waits; one with branches waits for its markers only."""
@@ -67,7 +68,7 @@ class VisibleCommits:
                 part = (entry.txn, topic)
                 if part in self._parts and entry.last is not None:
                     self._lasts[part] = entry.last
-                self._due += self._blocked.pop(part, ())
+                self.due += self._blocked.pop(part, ())
 
     def checked(self, results: SessionResults) -> SessionResults:
         """The results to send now: without commits that are not visible yet."""
@@ -84,12 +85,12 @@ class VisibleCommits:
             self._forget(waiting)
             return False
         self._committed[session, request] = waiting
-        self._due.append((session, request))
+        self.due.append((session, request))
         return True
 
     def release(self) -> None:
         """Answer the commits that are visible by now."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         for request in due:
             self._check(request)
 
