@@ -279,6 +279,14 @@ class TestTime:
         assert isinstance(result, TransactionAborted)
         assert not result.timed_out
 
+    def test_a_transaction_whose_first_request_is_an_invalid_commit_ends_in_time(self) -> None:
+        stage = Stage(CoordinatorConfig(transaction_timeout=20.0))
+        assert isinstance(stage.commit(0, "a", "a"), InvalidRequest)
+        stage.owner.age(10)
+        assert stage.query(0) is State.OPEN
+        stage.owner.age(15)
+        assert stage.query(0) is Outcome.ABORT
+
     def test_nobody_may_ask_for_more_than_the_maximum(self) -> None:
         stage = Stage(CoordinatorConfig(max_transaction_timeout=100.0))
         request = stage.begin(0, timeout=101.0)

@@ -219,9 +219,11 @@ class TransactionCompletion:
                 return
             else:
                 decided.append(transaction)
-        self._answer(one_phase)
-        self._settle(one_phase)
-        self._applied(decided, topic)
+        if one_phase:
+            self._answer(one_phase)
+            self._settle(one_phase)
+        if decided:
+            self._applied(decided, topic)
 
     def _applied(self, transactions: Sequence[TransactionState], topic: str) -> None:
         for transaction in transactions:
@@ -343,20 +345,27 @@ class TransactionCompletion:
             self._remember(some, outcome)
 
     def _remember(self, transactions: Sequence[TransactionState], outcome: Outcome) -> None:
-        core, ids = self._core, [transaction.txn.least for transaction in transactions]
-        timed_out = [transaction.txn.least for transaction in transactions if transaction.reason == TIME_UP]
-        core.outcomes.update(ids, outcome, core.now, timed_out)
-        core.progress.settled.update(ids)
-        one_phase = [transaction.txn.least for transaction in transactions if transaction.one_phase]
-        core.progress.one_phase[outcome].update(one_phase)
+        core = self._core
+        ids: list[int] = []
+        timed_out: list[int] = []
+        one_phase: list[int] = []
         ended: dict[Block, int] = {}
         for transaction in transactions:
+            least = transaction.txn.least
+            ids.append(least)
+            if transaction.reason == TIME_UP:
+                timed_out.append(least)
+            if transaction.one_phase:
+                one_phase.append(least)
             if transaction.group is not None:
                 transaction.group.unsettled -= 1
             if transaction.name is not None or transaction.participant_of is not None:
                 self._producers.settled(transaction)
             if transaction.block is not None:
                 ended[transaction.block] = ended.get(transaction.block, 0) + 1
+        core.outcomes.update(ids, outcome, core.now, timed_out)
+        core.progress.settled.update(ids)
+        core.progress.one_phase[outcome].update(one_phase)
         for block, count in ended.items():
             self._sessions.reduce(block, count)
 

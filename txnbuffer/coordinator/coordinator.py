@@ -20,7 +20,16 @@ from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Done, Effect, GroupHeartbeat, State
+from txnbuffer.coordinator.messages import (
+    Begin,
+    Commit,
+    CoordinatorConfig,
+    Done,
+    Effect,
+    GroupHeartbeat,
+    SessionResults,
+    State,
+)
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.requests import CommitRequests, Registration, TransactionRequests
 from txnbuffer.coordinator.retention import OutcomeRetention
@@ -118,12 +127,22 @@ class Coordinator:
 
     def take_effects(self) -> list[Effect]:
         """What the caller has to do now."""
-        if self._core.stopped is None:
+        core = self._core
+        if core.stopped is None:
             if not self._takeover.ready:
                 self._takeover.advance()
             if self._commits.checks:
                 self._commits.ask_counts()
-        return self._core.take_effects()
+        if core.stopped is None:
+            if (append := core.journal.take()) is not None:
+                core.effects.append(append)
+            if core.markers.waiting:
+                core.effects += core.markers.take()
+        if core.answers:
+            answers, core.answers = core.answers, {}
+            core.effects += [SessionResults(session, tuple(items)) for session, items in answers.items()]
+        effects, core.effects = core.effects, []
+        return effects
 
     # Sessions
 

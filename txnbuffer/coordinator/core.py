@@ -42,7 +42,6 @@ from txnbuffer.coordinator.messages import (
     CoordinatorConfig,
     Effect,
     Result,
-    SessionResults,
     StopAnswering,
 )
 from txnbuffer.coordinator.transaction import (
@@ -354,18 +353,18 @@ class Core:
         )
         self.markers = Markers(shard, epoch, self.progress, config.max_message_bytes)
         self.effects: list[Effect] = []
-        self._answers: dict[str, list[tuple[int, Result]]] = {}
+        self.answers: dict[str, list[tuple[int, Result]]] = {}
         self._deadlines: list[tuple[float, int]] = []
 
     def stop(self, reason: str) -> None:
         """Answer nothing more: the next owner finds out how the open requests ended."""
         if self.stopped is None:
             self.stopped = reason
-            self._answers.clear()
+            self.answers.clear()
             self.effects = [StopAnswering(reason)]
 
     def answer(self, session: str, request: int, result: Result) -> None:
-        self._answers.setdefault(session, []).append((request, result))
+        self.answers.setdefault(session, []).append((request, result))
 
     def answer_outcome(self, waiter: Waiter, txn: TxnId, outcome: Outcome, reason: str) -> None:
         """Answer with a durable outcome, or with an error if the request was a commit and the outcome is an abort."""
@@ -418,19 +417,6 @@ class Core:
             if transaction is not None and transaction.deadline == deadline:
                 found.append(transaction)
         return found
-
-    def take_effects(self) -> list[Effect]:
-        effects, self.effects = self.effects, []
-        if self.stopped is None:
-            append = self.journal.take()
-            if append is not None:
-                effects.append(append)
-            if self.markers.waiting:
-                effects += self.markers.take()
-        if self._answers:
-            answers, self._answers = self._answers, {}
-            effects += [SessionResults(session, tuple(items)) for session, items in answers.items()]
-        return effects
 
 
 def never_leased(txn: TxnId) -> UnknownTransaction:

@@ -69,7 +69,7 @@ class CommitRequests:
                 continue
             request, txn = commit.request, commit.txn
             if fresh := txn in unused and txn.least not in core.live:  # as is usual: the commit is its first request
-                found: TransactionState | None = TransactionState(txn, session, session.block)
+                found: TransactionState | None = TransactionState(txn, session, unused[txn])
             else:
                 found = sessions.find(name, request, txn, commit=True)
             if found is None:
@@ -85,6 +85,8 @@ class CommitRequests:
                 error = self._invalid(transaction, commit)
             if error is not None:
                 core.answer(name, request, error)
+                if fresh:
+                    core.watch(transaction, core.now + core.config.transaction_timeout)
             else:
                 transaction.waiters = [(name, request, True)]
                 transaction.plan = commit

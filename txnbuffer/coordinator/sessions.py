@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -272,25 +272,30 @@ class Sessions:
         core.watch(transaction, core.now + core.config.transaction_timeout)
         return transaction
 
-    def unused(self, session: Session, ids: Iterable[TxnId]) -> set[TxnId]:
-        """Those ids of a session's last lease with which nothing has begun, as is usual; they are the session's own."""
+    def unused(self, session: Session, ids: Iterable[TxnId]) -> dict[TxnId, Block]:
+        """Those of these ids that a session has leased and nothing has begun with, as is usual, with their leases."""
         core, block = self._core, session.block
+        found: dict[TxnId, Block] = {}
         if block is None:
-            return set()
-        shard, live, settled, retiring = core.shard, core.live, core.progress.settled, self._retiring
-        first, last = max(block.first, core.progress.low_water_mark + 1), block.last
-        return {
-            txn
-            for txn in ids
-            if first <= txn.least <= last
-            and txn.most == shard
-            and not (txn.least in live or txn.least in settled or txn.least in retiring)
-        }
+            return found
+        shard, live, retiring = core.shard, core.live, self._retiring
+        mark, settled = core.progress.low_water_mark, core.progress.settled
+        for txn in ids:
+            least = txn.least
+            if not block.first <= least <= block.last:
+                other = self.locate(least)
+                if other is None or other.session is not session:
+                    continue
+                block = other
+            known = least in live or least <= mark or least in settled or least in retiring
+            if txn.most == shard and not known:
+                found[txn] = block
+        return found
 
     def write_refusals(self, name: str, ids: Sequence[TxnId]) -> dict[TxnId, Error]:
         """Why a session may not write to these transactions; those that are its own, and open, have no entry."""
         session = self.by_name.get(name)
-        unused: Set[TxnId] = set() if session is None else self.unused(session, ids)
+        unused: Mapping[TxnId, Block] = {} if session is None else self.unused(session, ids)
         refusals = {}
         for txn in ids:
             if txn not in unused and (refusal := self._write_refusal(name, txn)) is not None:

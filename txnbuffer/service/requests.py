@@ -459,7 +459,7 @@ class RequestHandler:
         """Handle the requests that end transactions or ask how they ended."""
         coordinator, name = self._coordinator, connection.session
         commits = frame.commits
-        if commits and (self._sends.failed or (connection.quota.limited and not self._topics.takes_records)):
+        if commits and (self._sends.failed or (not self._topics.takes_records and connection.quota.limited)):
             commits = self._admitted(connection, commits)
         elif commits and not self._topics.takes_records:
             connection.quota.ask(len(commits), 0)
