@@ -171,6 +171,7 @@ SMALL_WITH_A_REASON = {
     "txnbuffer.service.group_lag": "counts records, which requests of operators only show",
     "txnbuffer.cli.submit": "spark-submit runs it by its path",
     "txnbuffer.client.topic_queries": "questions to the broker, which need no session",
+    "txnbuffer.client.producer_names": "a state of its own, with its tests; only transactions use it",
 }
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")

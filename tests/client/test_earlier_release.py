@@ -21,7 +21,7 @@ from service_process import ServiceProcess, kept_port
 from source_tree import ROOT
 
 RELEASE = ROOT / "tests" / "releases" / "txnbuffer-0.2.0.tar.xz"
-"""The packages of 0.2.0, made by `git archive` of commit 33570cfb, so that a clone without its history has them, too."""
+"""The packages of 0.2.0, by `git archive` of commit 33570cfb: a clone may lack its history."""
 LIFE = ROOT / "tests" / "release_life.py"
 SECONDS = 280.0
 """Within which a program must do what a test waits for, on a busy machine."""

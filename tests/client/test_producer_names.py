@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from service_setup import on_a_loop_for
+from service_setup import on_a_loop, on_a_loop_for
 
 from txnbuffer import connect
-from txnbuffer.client.transaction import ProducerNames
+from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.coordinator.messages import NameOpened
-from txnbuffer.errors import AlreadyCommitted, Fenced, ProducerFenced, ServiceUnavailable, StaleGeneration
+from txnbuffer.errors import (
+    AlreadyCommitted,
+    Fenced,
+    ProducerFenced,
+    ServiceUnavailable,
+    StaleGeneration,
+    TransactionAborted,
+)
+from txnbuffer.model import TxnId
 
 
 class Opening:
@@ -82,3 +90,28 @@ async def test_tasks_of_one_client_do_not_fence_each_other() -> None:
             await txn.send("log", b"v")
             await txn.commit()
         assert await client.committed_number("n") == 5
+
+
+@on_a_loop
+async def test_after_a_commit_that_fails_those_of_its_name_that_wait_fail() -> None:
+    names, failed = ProducerNames(), asyncio.Event()
+    order: list[int] = []
+
+    async def commit(number: int, error: Exception | None = None) -> None:
+        async with names.committing(TxnId(0, number), "shop"):
+            order.append(number)
+            await failed.wait()
+            if error is not None:
+                raise error
+
+    first = asyncio.create_task(commit(5, ValueError("refused")))
+    second = asyncio.create_task(commit(6))
+    await asyncio.sleep(0)
+    assert order == [5]
+    failed.set()
+    with pytest.raises(ValueError, match="refused"):
+        await first
+    with pytest.raises(TransactionAborted, match="an earlier commit of producer 'shop' failed"):
+        await second
+    await commit(7)
+    assert order == [5, 7]

@@ -318,6 +318,8 @@ class RecordPath(ABC):
         self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter, first: int = 0
     ) -> None:
         """Queue records of a transaction, of which the first has this number, or ordinary ones (None)."""
+        if transaction is None and topic.registered and topic.transactional.size:
+            self.seal(topic)
         outbox = topic.ordinary if transaction is None else topic.transactional
         before = outbox.size
         if not outbox.fits(rows):
@@ -340,8 +342,10 @@ class RecordPath(ABC):
             self.ready[topic.name] = topic
 
     def seal(self, topic: SendTopic) -> None:
-        """Let the queued records of transactions go before all that is queued later."""
+        """Let the queued records of transactions go before all that is queued later, and after all that was before."""
         if topic.transactional.size:
+            if topic.ordinary.size:
+                topic.sealed.append(topic.ordinary.take())
             topic.sealed.append(topic.transactional.take())
 
     def registered(self, topic: SendTopic) -> None:

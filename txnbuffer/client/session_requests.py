@@ -217,11 +217,8 @@ class Transactions:
 
     def send_topic_early(self, topic: SendTopic) -> None:
         """Queue what is collected for a topic before an ordinary record."""
-        early = [one for one in self.collecting.values() if topic.name in one.counts]
-        for transaction in early:
+        for transaction in [one for one in self.collecting.values() if topic.name in one.counts]:
             self._send_early(transaction)
-        if early and topic.registered:
-            self._path.seal(topic)
 
     def _send_early(self, transaction: OpenTransaction) -> None:
         """Queue what a transaction has collected, and later records at once."""

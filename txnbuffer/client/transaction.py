@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakValueDictionary
 
 from broker_io.batch import Blobs
 from broker_io.errors import InvalidTopicName
@@ -17,6 +15,7 @@ from snapshots.format import INTERNAL_PREFIX, is_internal
 from txnbuffer.checks import MAX_NUMBER, check_flag, check_name, check_txn
 from txnbuffer.client import lifecycle
 from txnbuffer.client.async_reader import AsyncReader
+from txnbuffer.client.producer_names import ProducerNames
 from txnbuffer.client.reader import EndsBy, unknown_end
 from txnbuffer.client.record_path import EndPlan, OpenTransaction
 from txnbuffer.client.routing import Groups, Routes
@@ -49,77 +48,17 @@ from txnbuffer.coordinator.messages import (
     ProducerSequence,
 )
 from txnbuffer.errors import (
-    AlreadyCommitted,
     Error,
     Fenced,
     InvalidRequest,
     NotVisible,
     OutcomeUnknown,
-    ProducerFenced,
     TransactionAborted,
     TransactionCommitted,
 )
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
 from txnbuffer.rpc.frames import NamedRequest, Query
-
-
-@dataclass(eq=False)
-class ProducerNames:
-    """The producer names that a client has opened, with their epochs and last committed numbers.
-
-    Opening a name fences its previous holder, which may be this client; so each name is opened once. After another
-    client has opened it, its program has to ask for the committed number first: a transaction that was built before
-    would repeat what the other one has committed under other numbers.
-    """
-
-    _opened: dict[str, NameOpened] = field(default_factory=dict)
-    _fenced: set[str] = field(default_factory=set)
-    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-
-    async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
-        """Return the sequence of a transaction; open the name with `open_name` first if necessary.
-
-        Raises AlreadyCommitted, and ProducerFenced after another client has opened the name.
-        """
-        if name in self._fenced:
-            raise ProducerFenced(
-                f"another client has opened producer {name!r}: stop, or continue after what it has committed: call "
-                f"committed_number({name!r}) and begin behind that number"
-            )
-        held = self._opened.get(name)
-        if held is None:
-            async with self._turns.setdefault(name, asyncio.Lock()):
-                if name not in self._opened:
-                    await open_name(name)
-                held = self._opened[name]
-        if number <= held.committed:
-            raise AlreadyCommitted(name, number, held.committed)
-        return ProducerSequence(name, number, held.epoch)
-
-    def opened(self, name: str, opened: NameOpened) -> None:
-        """A name was opened."""
-        self._fenced.discard(name)
-        self._opened[name] = opened
-
-    def committed(self, sequence: ProducerSequence) -> None:
-        """A transaction of the name has committed."""
-        held = self._opened.get(sequence.name)
-        if held is not None and held.epoch == sequence.epoch:
-            self._opened[sequence.name] = held._replace(committed=sequence.number)
-
-    def lost(self, sequence: ProducerSequence, error: Fenced) -> None:
-        """A transaction of the name was fenced."""
-        held = self._opened.get(sequence.name)
-        if held is not None and held.epoch == sequence.epoch:
-            del self._opened[sequence.name]
-            if isinstance(error, ProducerFenced):
-                self._fenced.add(sequence.name)
-
-    def forget(self, name: str) -> None:
-        """Release a name; the next use opens it again."""
-        self._fenced.discard(name)
-        self._opened.pop(name, None)
 
 
 class BaseClient:
@@ -582,6 +521,14 @@ class Transaction:
         if self._partial:
             await self._wait_whole(opened)
         rest = (wait_visible, self._positions, branches)
+        if opened.sequence is None:
+            await self._commit(opened, *rest)
+        else:
+            await self._commit_number(opened, opened.sequence, *rest)
+
+    async def _commit(self, opened: OpenTransaction, *rest: Any) -> None:
+        """Request the commit and wait for its answer; `rest`: that of the plan."""
+        session = self._session
         try:
             await session.result(lambda future: session.end(opened, EndPlan(True, future, *rest)))
         except asyncio.CancelledError as cancelled:
@@ -596,8 +543,21 @@ class Transaction:
             self._committed = error
             raise
         self._committed = True
-        if opened.sequence is not None:
-            self._client.names.committed(opened.sequence)
+
+    async def _commit_number(self, opened: OpenTransaction, sequence: ProducerSequence, *rest: Any) -> None:
+        """Commit a number, after the commits of its name that this client has begun before."""
+        names = self._client.names
+        self._committing = True
+        try:
+            async with names.committing(opened.txn, sequence.name):
+                await self._commit(opened, *rest)
+                names.committed(sequence)
+        except BaseException:
+            if not opened.ending:
+                self._session.end(opened, EndPlan(False, None))
+            raise
+        finally:
+            self._committing = False
 
     async def _wait_whole(self, opened: OpenTransaction) -> None:
         """Wait until no call has sent only some of its records; calls that have sent none yet are rejected."""

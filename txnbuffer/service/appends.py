@@ -1,8 +1,8 @@
 """Appends of all topics: collected during a turn of the loop, written in groups, reported in order.
 
 On a log that the service owns, everything that is collected is one *unit*: one atomic append to all topics
-(`UnitAppends`). On a cluster each topic is appended to by itself (`Appends`). At most `MAX_IN_FLIGHT` appends are in
-flight: while one is synced the next one fills, so a slower disk gets larger groups. Futures complete in other threads,
+(`UnitAppends`). On a cluster each topic is appended to by itself (`Appends`), with at most `MAX_IN_FLIGHT` appends in
+flight. While one is synced the next one fills, so a slower disk gets larger groups. Futures complete in other threads,
 which wake the loop once for many appends.
 
 In cluster mode only markers are appended to topics, and no client waits for them: the answers of a turn are sent first.
@@ -374,9 +374,10 @@ class UnitAppends(Appends):
         self._decisions = decisions
         self.queued_bytes = 0
         """The size of what is queued for the next unit."""
-        self._units: deque[Unit] = deque()
-        self._again: deque[list[FlightOfTopic]] = deque()
-        """The units that were refused."""
+        self._unit: Unit | None = None
+        """The unit in flight: one at a time, so that none is written that follows a refused one."""
+        self._again: Unit | None = None
+        """The unit that was refused."""
         self._refused_by: Error | None = None
         """Why the last unit was refused."""
         self._paused = False
@@ -384,7 +385,7 @@ class UnitAppends(Appends):
 
     @property
     def idle(self) -> bool:
-        return not self._units and (self._paused or not (self._again or self._ready))
+        return self._unit is None and (self._paused or not (self._again or self._ready))
 
     @property
     def full(self) -> bool:
@@ -394,7 +395,7 @@ class UnitAppends(Appends):
     @property
     def may_append(self) -> bool:
         """Whether the next unit is written at the end of this turn."""
-        return len(self._units) < MAX_IN_FLIGHT and not self._paused
+        return self._unit is None and not self._paused
 
     @property
     def refusal(self) -> Error | None:
@@ -404,15 +405,15 @@ class UnitAppends(Appends):
     @property
     def age(self) -> float:
         now = self._loop.time()
-        for unit in self._units:
-            return now - unit.flights[0].flight.parts[0].since
+        if self._unit is not None:
+            return now - self._unit.flights[0].flight.parts[0].since
         return now - min([topic.waiting[0].since for topic in self._ready if topic.waiting], default=now)
 
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
         super().add(topic, part)
-        self.queued_bytes += part.size
-        if not topic.held:
+        if not (topic.held or topic.problem or self.failure):
             topic.formed = len(topic.waiting)
+            self.queued_bytes += part.size
 
     def fail(self, topic: ServiceTopic, error: Error) -> None:
         formed = [topic.waiting.popleft() for _ in range(topic.formed)]
@@ -426,41 +427,44 @@ class UnitAppends(Appends):
         super().release(topic)
 
     def flush(self) -> None:
-        """Append what was refused, and then as one unit what is queued; a large backlog in pieces."""
-        while self._again and self.may_append:
-            self._submit(self._again.popleft())
-        if not (self._ready and self.may_append):
+        """Append what was refused, or else as one unit what is queued; a large backlog in pieces."""
+        if not self.may_append:
             return
-        if self._units and self._broker.space_refusal() is not None:
-            return  # the one in flight may be refused, and this one must not overtake it
+        if self._again is not None:
+            number, flights, _ = self._again
+            self._again = None
+            self._submit(number, flights)
+        elif self._ready and (flights := self._formed()):
+            self._submit(self.number, flights)
+            self.number += 1
+
+    def _formed(self) -> list[FlightOfTopic]:
+        """Take what the next unit holds."""
         ready, self._ready = self._ready, {}
-        unit: list[FlightOfTopic] = []
-        size = self.queued_bytes
+        flights: list[FlightOfTopic] = []
+        size, self.queued_bytes = self.queued_bytes, 0
         for topic in ready:
             while topic.formed if topic.held or topic.problem else topic.waiting:
-                if topic.backlog and size > BACKLOG_BYTES and unit:
+                if topic.backlog and size > BACKLOG_BYTES and flights:
                     self._ready[topic] = None
                     break
                 flight = topic.take(topic.formed) if topic.held else topic.take()
                 topic.formed = max(topic.formed - len(flight.parts), 0)
-                unit.append(FlightOfTopic(topic, flight))
+                flights.append(FlightOfTopic(topic, flight))
                 topic.flights.append(flight)
                 if topic.backlog:
                     size += sum([part.size for part in flight.parts])
             topic.backlog = topic.backlog and bool(topic.waiting)
-        self.queued_bytes = 0
-        if unit:
-            self._submit(unit)
+        return flights
 
-    def _submit(self, unit: list[FlightOfTopic]) -> None:
-        appends = [TogetherAppend(_writer(topic), flight.batch, reserved=True) for topic, flight in unit]
+    def _submit(self, number: int, flights: list[FlightOfTopic]) -> None:
+        appends = [TogetherAppend(_writer(topic), flight.batch, reserved=True) for topic, flight in flights]
         try:
             future = self._broker.append_together(appends)
         except Error as error:
             future = Future()
             future.set_exception(error)
-        self._units.append(Unit(self.number, unit, future))
-        self.number += 1
+        self._unit = Unit(number, flights, future)
         future.add_done_callback(self._on_unit)
 
     def _on_unit(self, _: Future[list[Positions | Error]]) -> None:
@@ -470,29 +474,29 @@ class UnitAppends(Appends):
             self._loop.call_soon_threadsafe(self._turn)
 
     def complete(self) -> None:
-        """Report every unit that is durable or was refused since the last call."""
+        """Report the unit in flight if it is durable, or was refused."""
         self._woken = False
-        while self._units and self._units[0].future.done():
-            number, unit, future = self._units.popleft()
-            error = future.exception()
-            results = [] if error is not None else future.result()
-            refusal = next((one for one in (error, *results) if isinstance(one, REFUSALS)), None)
-            if refusal is not None:  # of all that it has, but for deleted topics
-                self._refused(unit, refusal)
-            elif error is not None:
-                self._failed_unit(unit, as_error(error))
-            elif self._again:
-                self.failure = Error("a unit became durable before one that was refused")
-            else:
-                self.durable = number
-                self._durable_unit(unit, results)
+        unit = self._unit
+        if unit is None or not unit.future.done():
+            return
+        self._unit = None
+        error = unit.future.exception()
+        results = [] if error is not None else unit.future.result()
+        refusal = next((one for one in (error, *results) if isinstance(one, REFUSALS)), None)
+        if refusal is not None:  # of all that it has, but for deleted topics
+            self._refused(unit, refusal)
+        elif error is not None:
+            self._failed_unit(unit.flights, as_error(error))
+        else:
+            self.durable = unit.number
+            self._durable_unit(unit.flights, results)
 
-    def _durable_unit(self, unit: list[FlightOfTopic], results: list[Positions | Error]) -> None:
+    def _durable_unit(self, flights: list[FlightOfTopic], results: list[Positions | Error]) -> None:
         if self._wait is not None:
             waits.end(self._wait)
             self._wait = self._refused_by = None
         for decisions in (True, False):
-            for (topic, flight), result in zip(unit, results, strict=True):
+            for (topic, flight), result in zip(flights, results, strict=True):
                 if (topic is self._decisions) is not decisions:
                     continue
                 topic.flights.popleft()
@@ -501,32 +505,26 @@ class UnitAppends(Appends):
                 else:
                     self._flight_durable(topic, flight, result)
 
-    def _failed_unit(self, unit: list[FlightOfTopic], error: Error) -> None:
+    def _failed_unit(self, flights: list[FlightOfTopic], error: Error) -> None:
         """Nobody knows whether a unit is durable: the engine ends, and the next owner of the log reads what it has.
 
         Clients repeat their requests there; those of a log that has stopped get its error.
         """
         self.failure = self.failure or error
-        for _, flight in unit if isinstance(error, DiskFailed) else ():
+        for _, flight in flights if isinstance(error, DiskFailed) else ():
             for part in flight.parts:
                 self._failed(part, error)
 
-    def _refused(self, unit: list[FlightOfTopic], error: Error) -> None:
+    def _refused(self, unit: Unit, error: Error) -> None:
         """Nothing of a unit was written: write it again later, before all that follows."""
-        self._again.append(unit)
-        if not self._paused:
-            self._paused = True
-            self._loop.call_later(PAUSE, self._retry)
-        self._refused_by = error
+        self._again, self._paused, self._refused_by = unit, True, error
+        self._loop.call_later(PAUSE, self._retry)
         self._wait = self._wait or waits.begin("space for the log")
         self._wait.failed(error)
 
     def _retry(self) -> None:
-        if self._units:  # they are refused as well
-            self._loop.call_later(PAUSE, self._retry)
-        else:
-            self._paused = False
-            self._wake()
+        self._paused = False
+        self._wake()
 
 
 def _writer(topic: ServiceTopic) -> Writer:

@@ -253,8 +253,8 @@ class Sends:
                         error = self.failed[least] = full
                     elif known < size:
                         written.topics[name] = seq + size - 1
-                        written.last = unit
-                        written.first = max(written.first, unit) if unit == NO_UNIT else written.first
+                        written.last = max(written.last, unit)
+                        written.first = written.first if unit != NO_UNIT else NO_UNIT
                         accepted.append(least)
             if error is not None:
                 failures[txn] = error
