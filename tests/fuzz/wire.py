@@ -270,7 +270,7 @@ WIRE = (
     ),
     Target(
         "client-certificate",
-        lambda data: certificate_end(ssl.DER_cert_to_PEM_cert(data).encode()),
+        lambda data: certificate_end.__wrapped__(ssl.DER_cert_to_PEM_cert(data).encode()),
         ("broker_io.rpc.credential_files.certificate_end",),
         (),
         lambda: [_certificate(b"\x17\x0d301231235959Z"), _certificate(b"\x18\x0f20801231235959Z")],
