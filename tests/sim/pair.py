@@ -22,6 +22,7 @@ from sim.scenario import Scenario
 from sim.service import Service, embedded
 from sim.world import Finding, Host
 
+from broker_io.block import HEADER_BYTES, parse_header
 from broker_io.environment import current
 from broker_io.file import FileBroker
 from broker_io.file.following import FollowingBroker
@@ -53,6 +54,18 @@ QUIET_SECONDS = 5.0
 
 FORCED_ROLES = (["reader"], ["follower"], ["reader", "follower"])
 """The roles of seeds with forced promotions: those whose rules hold for what is left."""
+
+
+def is_padding(segment: bytes, at: int) -> bool:
+    """Whether a byte of a segment is one of those between parts of blocks, of which there is no checksum."""
+    start = 0
+    while True:
+        header = parse_header(segment[start : start + HEADER_BYTES])
+        if start + header.length > at:
+            values = HEADER_BYTES + -(-header.keys_size // 8) * 8
+            keys_end, values_end = HEADER_BYTES + header.keys_size, values + header.values_size
+            return keys_end <= at - start < values or values_end <= at - start
+        start += header.length
 
 
 class PairScenario(Scenario):
@@ -217,6 +230,8 @@ class PairScenario(Scenario):
             return
         path = choose.choice(paths)
         bit = choose.randrange(8 * len(found[path]))
+        while is_padding(found[path], bit // 8):
+            bit = choose.randrange(8 * len(found[path]))
         service.host.disk.flip(path, bit)
         self.world.count("repaired bit")
         self.world.log("fault", f"bit {bit} of {path} of {service.host.name} is flipped")
