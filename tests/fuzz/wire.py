@@ -237,6 +237,7 @@ WIRE = (
                 "_decode_records",
                 "_decode_durable",
                 "_decode_rewrite_done",
+                "_decode_damaged_topics",
                 "_decode_copy_chunk",
                 "_decode_copy_end",
             )
