@@ -27,7 +27,7 @@ COLUMNS = {
 }
 UNITS = {name: name if name not in ("python", "c") else "calls" for name in COLUMNS}
 FOR_ALL_VERSIONS = ("syncs", "frames")
-SPREAD = 0.03
+SPREAD = 0.05
 ALLOWED = {"syncs": 0.5, "iterations": 1.5, "frames": 0.5}
 """What a figure may differ in addition to SPREAD: the last sync of a transaction may also be the first of the next."""
 GAIN = 0.1

@@ -92,6 +92,7 @@ def test_the_last_visible_record(client: SyncClient) -> None:
     assert after > last
 
 
+@pytest.mark.usefixtures("early_sends")
 def test_a_topic_without_visible_records_has_none(client: SyncClient) -> None:
     with client.transaction() as aborted:
         aborted.send("orders", b"never")
