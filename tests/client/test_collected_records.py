@@ -290,3 +290,15 @@ def test_transaction_that_is_not_committed_counts_as_uncommitted() -> None:
     transaction = collecting(core)
     assert core.transactions.uncommitted() == [transaction]
     assert transaction.counts == {"a": 1}
+
+
+def test_ordinary_record_comes_after_all_that_was_sent_before() -> None:
+    core = ready_core()
+    transaction = core.begin()
+    values = [b"1" * COLLECT_BYTES, b"2"]
+    for value in values:  # which exceed what is collected
+        core.send("a", rows(value), transaction)
+    core.send("a", rows(b"3"), None, "w")
+    core.send("a", rows(b"4"), transaction)
+    core.send("a", rows(b"5"), None, "w")
+    assert sent(taken(core)) == [*values, b"3", b"4", b"5"]
