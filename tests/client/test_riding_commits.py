@@ -75,13 +75,19 @@ def test_commit_waits_for_the_registration_of_its_topic() -> None:
     assert (sent(frame), commits(frame)) == ([b"v"], [transaction.txn])
 
 
-def test_commit_waits_for_the_frame_with_its_last_record() -> None:
-    core = welcomed()
-    topic_known(core)
+def larger_than_a_frame(core: SessionCore) -> tuple[OpenTransaction, int]:
+    """An open transaction whose records need two frames, and how many it has sent."""
     transaction = core.begin()
     count = FRAME_BYTES // len(LARGE) + 2
     for _ in range(count):
         core.send("a", rows(LARGE), transaction)
+    return transaction, count
+
+
+def test_commit_waits_for_the_frame_with_its_last_record() -> None:
+    core = welcomed()
+    topic_known(core)
+    transaction, count = larger_than_a_frame(core)
     core.transactions.end(transaction, EndPlan(True, "w"))
     first = taken(core)
     assert commits(first) == []
@@ -106,10 +112,7 @@ def test_commit_waits_while_the_most_frames_are_unacknowledged() -> None:
 def test_lost_commit_is_repeated_with_its_records_or_after_them() -> None:
     core = welcomed()
     topic_known(core)
-    transaction = core.begin()
-    count = FRAME_BYTES // len(LARGE) + 2
-    for _ in range(count):
-        core.send("a", rows(LARGE), transaction)
+    transaction, count = larger_than_a_frame(core)
     small = committing(core, b"small")
     core.transactions.end(transaction, EndPlan(True, "w"))
     lost = [taken(core), taken(core)]

@@ -28,7 +28,7 @@ class ProducerNames:
     _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _commits: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _failures: Counter[str] = field(default_factory=Counter)
-    """How many commits of each name have failed while others of it waited."""
+    """How many commits of each name have failed, so that those that waited for one notice it."""
 
     async def sequence(self, name: str, number: int, open_name: Callable[[str], Awaitable[object]]) -> ProducerSequence:
         """Return the sequence of a transaction; open the name with `open_name` first if necessary.

@@ -179,8 +179,8 @@ MAX_IN_FLIGHT = 2
 class Appends:
     """Queues and writes appends, each topic by itself.
 
-    `wake` schedules a turn of the loop, which `turn` is: that of an append that another thread has completed is no
-    iteration of the event loop later.
+    `wake` schedules a turn of the loop. A thread that completes an append schedules `turn` itself, which saves an
+    iteration of the event loop.
 
     A topic is notified of each append that is durable or failed on the loop, in order.
     """
@@ -283,9 +283,7 @@ class Appends:
     def _append(self, topic: ServiceTopic) -> None:
         """Append what is queued for a topic, in as many appends as may be in flight."""
         while topic.waiting and not topic.held and len(topic.flights) < MAX_IN_FLIGHT:
-            flight, writer = topic.take(), topic.writer
-            if writer is None:
-                raise AssertionError(f"topic {topic.name} was released without a writer")
+            flight, writer = topic.take(), _writer(topic)
             try:
                 future = writer.append(flight.batch)
             except Error as error:
