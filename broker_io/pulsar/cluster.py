@@ -90,6 +90,8 @@ INCARNATION = "txnbuffer.incarnation"
 """The property that distinguishes a topic of this package from a re-created one of its name."""
 OPERATION_SECONDS = 10.0
 """Timeout of an attempt to open; the answer can get lost if the topic is unloaded meanwhile."""
+OPENING_STEPS = 3
+"""Operations that open a reader or a writer, each with its timeout: find the broker, connect to it, create it there."""
 CLOSE_SECONDS = OPERATION_SECONDS + 5.0
 """Timeout of closing. With a hung broker it lasts as long as an operation; if Python ends sooner, it is aborted."""
 NOTE = "txnbuffer.note"
@@ -124,6 +126,7 @@ class Cluster:
         self.max_message_bytes = max_message_bytes
         self.close_timeout = max_unavailable if close_timeout is None else close_timeout
         self._attempt = min(max(max_unavailable, 1.0), OPERATION_SECONDS)
+        self._opening = OPENING_STEPS * self._attempt + 1.0
         self.retry = RetryPolicy(max_unavailable, self.check, from_start=True)
         self.admin = AdminClient(admin_url or address.admin, credentials, self.retry)
         self.reading = READING if credentials.role is None else f"{credentials.role}-{READING}"
@@ -222,6 +225,13 @@ class Cluster:
         except TopicNotFound:
             return 0
 
+    def open(self, opening: Callable[[], Any]) -> Any:
+        """The reader or producer that `opening` opens with the client library, in a thread.
+
+        Raises TimeoutError if the library does not return in time, and its errors.
+        """
+        return flusher.open(opening, self._opening)
+
     def opened(self, topic: str, what: str, opening: Callable[[], T], *, retry: bool = True) -> T:
         """The reader or writer that `opening` opens with the client library."""
 
@@ -232,6 +242,12 @@ class Cluster:
             except pulsar.PulsarException as error:
                 self.check()
                 raise open_error(error, topic, what) from None
+            except TimeoutError:
+                self.check()
+                raise ServiceUnavailable(
+                    f"the cluster did not open the {what} of topic {topic!r} within {self._opening:g} s: check that "
+                    "its brokers run, then try again"
+                ) from None
 
         return self.retry(f"the {what} of topic {topic!r} to be opened", attempt) if retry else attempt()
 

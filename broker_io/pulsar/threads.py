@@ -3,6 +3,9 @@
 A callback of a future may call anything, but a call into the client library from its own thread would stop the library
 for ever. So the library's thread only queues results, and a thread of this package resolves the futures.
 
+The calls that open a reader or a writer can wait for ever although the library has a timeout, if an answer of the
+cluster is lost; so each runs in a thread, too.
+
 The library's asynchronous flush and close hold Python's global lock while they wait for a lock of the library, under
 which it calls back into Python: a deadlock. The blocking calls release the global lock, so each runs in a thread.
 
@@ -19,6 +22,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -94,11 +98,39 @@ class Flusher:
 
     def run(self, call: Callable[[], Any], seconds: float) -> None:
         """Run a flush or close in a thread, and wait for it at most `seconds`."""
+        self._start(call, "pulsar closing").join(seconds)
+
+    def open(self, opening: Callable[[], Any], seconds: float) -> Any:
+        """The reader or producer that `opening` opens in a thread. One that comes later is closed.
+
+        Raises TimeoutError after `seconds`, and what `opening` raises.
+        """
+        opened: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                handle = opening()
+            except BaseException as error:
+                with contextlib.suppress(InvalidStateError):
+                    opened.set_exception(error)
+                return
+            try:
+                opened.set_result(handle)
+            except InvalidStateError:
+                handle.close()
+
+        self._start(call, "pulsar opening")
+        try:
+            return opened.result(seconds)
+        finally:
+            opened.cancel()  # does nothing to a future that is done
+
+    def _start(self, call: Callable[[], Any], name: str) -> threading.Thread:
         with self._changed:
             self._busy += 1
-        thread = threading.Thread(target=self._do, args=(call,), name="pulsar closing", daemon=True)
+        thread = threading.Thread(target=self._do, args=(call,), name=name, daemon=True)
         thread.start()
-        thread.join(seconds)
+        return thread
 
     def wait_idle(self, seconds: float) -> None:
         """Wait until no thread is in the library: one that returns while Python ends would abort it."""
