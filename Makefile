@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -p no:cacheprovider -n 4 --dist loadscope
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress lint typecheck mutants bench compare golden docs protocols dist releases lock clean
+.PHONY: help setup demo test test-fast pulsar explore explore-pair sim sim-planted power fuzz foreign-page soak soak-overload soak-pair stress size lint typecheck mutants bench compare golden docs protocols dist releases lock clean
 
 help: ## list the targets
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ demo: $(STAMP) ## run the demo (1 minute), BROKER=pulsar on a real broker (3 min
 test: lint pulsar ## run lint, type checks and all tests, as CI does
 	$(BIN)/mypy --no-error-summary >.venv/types 2>&1 & # meanwhile
 	types=$$! failed=0
-	$(PYTEST) || failed=$$?
+	PRINT_SIZE=1 $(PYTEST) || failed=$$?
 	wait $$types || { cat .venv/types >&2; exit 1; }
 	exit $$failed
 
@@ -53,6 +53,9 @@ test-fast: $(STAMP) ## run the tests only; ARGS="tests/buffer -k trim"
 pulsar: $(STAMP) ## show which Pulsar and which etcd the tests use, and download Pulsar if necessary
 	$(BIN)/python tests/etcd_server.py >&2 || true # without one of them the tests that need it fail
 	$(BIN)/python tests/pulsar_cluster.py >&2 || true
+
+size: $(STAMP) ## print the size of packages, tests and hot paths, and the seconds of the tests
+	$(BIN)/python tests/size.py
 
 lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check --quiet .

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import size
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -54,6 +55,13 @@ def shared_fixture(module: str) -> str:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingScheduling:
     return SharingScheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the size of the project after a whole run."""
+    if os.environ.get("PRINT_SIZE"):
+        size.record(each for kind in ("", "passed", "failed") for each in terminalreporter.stats.get(kind, []))
+        terminalreporter.write_line("\n".join(size.report()))
 
 
 @pytest.fixture
