@@ -1,7 +1,7 @@
 """Writes a small embedded log with transactions and snapshots: `python tests/make_directory.py DIRECTORY`.
 
-The directory in tests/golden/directory-v1 must stay readable by all releases. When a format changes on purpose, another
-directory is added.
+The directory in tests/golden/directory-v2 must stay readable. When a format changes on purpose, another directory is
+added.
 """
 
 from __future__ import annotations

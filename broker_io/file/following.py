@@ -96,7 +96,7 @@ class OfflineJournal:
         if manifest.pair is not None:
             operations = list(itertools.takewhile(partial(_has_files, disk, directory, manifest.pair), operations))
         with record_damage(layout.journal_path(directory, manifest.journal)):
-            redone = redo(stored.manifest, operations)
+            redone = redo(manifest, operations)
         self.topics = redone.manifest.topics if manifest.pair is not None else None
         self._sizes, self._patches = _sizes(redone.manifest), redone.patches
 

@@ -119,23 +119,18 @@ def encode_note(token: bytes, end: Mark, commit: int) -> bytes:
     return encode_head(token, end, commit, commit, 0, NOTE)
 
 
-def version_of(data: bytes) -> int | None:
-    """The version of a journal that begins with these bytes; None for anything else."""
-    return data[7] if len(data) >= _VERSION_BYTES and data.startswith(_MAGIC) else None
-
-
 def decode_file_head(data: bytes, number: int, path: str) -> FileHead:
     """The head of a file. Raises Damaged or UnsupportedFormat that names the file."""
-    version = version_of(data)
-    if version is not None and version > VERSION:
+    if len(data) >= _VERSION_BYTES and data.startswith(_MAGIC) and data[7] != VERSION:
         raise UnsupportedFormat(
-            f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
+            f"{path}: a journal of format version {data[7]}; this release reads version {VERSION}: use the release "
+            "that wrote it, or a newer one"
         )
     head = data[:FILE_HEAD_BYTES]
     if len(head) < FILE_HEAD_BYTES or with_crc(head[:-4]) != head:
         raise Damaged(path, 0, "the head of the journal is damaged")
-    magic, version, found, token, *before = _FILE_HEAD.unpack_from(head)
-    if magic != _MAGIC or version != VERSION or found != number:
+    magic, _, found, token, *before = _FILE_HEAD.unpack_from(head)
+    if magic != _MAGIC or found != number:
         raise Damaged(path, 0, f"this is not journal {number}")
     return FileHead(found, token, Mark(*before))
 

@@ -52,7 +52,7 @@ compaction has written and not yet put in its place: number of the operation, to
 digest in hexadecimal). It has id (hexadecimal), the random id that the founder of the pair drew and all copies have,
 unless the store has no copy yet.
 
-Version 1 had one journal, also of version 1 (journal_v1.py), and neither last, mark, pair nor operations.
+Version 1, of the release 0.1.0, is refused: the release 0.2.0 converts it.
 """
 
 from __future__ import annotations
@@ -290,9 +290,11 @@ def take_lock(environment: Environment, directory: str) -> Lock:
 
 VERSION = 2
 """The version of the manifest."""
-OLD_VERSION = 1
-"""An older version, which is read."""
-_VERSIONS = {str(version).encode(): version for version in (OLD_VERSION, VERSION)}
+_ADVICE = {
+    "1": "open the log for writing with the release 0.2.0, which converts this format of 0.1.0, or restore the backup "
+    "with that release"
+}
+"""What to do about a version that is not read."""
 _MAGIC = "txnbuffer-log"
 
 
@@ -435,7 +437,6 @@ class Manifest(NamedTuple):
     last_journal: int = 0
     mark: Mark = START
     pair: PairEntry | None = None
-    version: int = VERSION
 
 
 TopicTexts: TypeAlias = dict[int, tuple[TopicEntry, bytes]]
@@ -517,11 +518,11 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     words = line.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC.encode():
         raise Damaged(path, 0, "the first line is not that of a log's manifest")
-    version = _VERSIONS.get(words[1])
-    if version is None:
+    version = words[1].decode(errors="replace")
+    if version != str(VERSION):
+        advice = _ADVICE.get(version, "use the release that wrote it, or a newer one")
         raise UnsupportedFormat(
-            f"{path}: a log of format version {words[1].decode(errors='replace')}; this release reads versions "
-            f"{OLD_VERSION} and {VERSION}: use the release that wrote it, or a newer one"
+            f"{path}: a log of format version {version}; this release reads version {VERSION}: {advice}"
         )
     if words[2] != f"{google_crc32c.value(rest):08x}".encode():
         raise Damaged(path, len(line) + 1, "the checksum of the manifest is wrong: restore it from a copy")
@@ -530,7 +531,7 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         topics = tuple(map(_read_topic, document["topics"]))
         numbers = document["journal"], document["next_topic"]
         manifest = Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
-        return manifest._replace(version=version, **({} if version == OLD_VERSION else _read_place(document)))
+        return manifest._replace(**_read_place(document))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(path, len(line) + 1, f"the manifest can't be parsed ({error!r})") from None
 

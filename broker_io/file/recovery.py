@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from broker_io.environment import Disk, Environment, File, read_file
+from broker_io.environment import Disk, Environment, File
 from broker_io.errors import Damaged, NotAMember, ReadOnly, disk_error
-from broker_io.file import journal_v1, layout
+from broker_io.file import layout
 from broker_io.file.commit import FileTopic
-from broker_io.file.journal_chain import FoundJournal, Journal, find_journal, missing_journal, record_damage
+from broker_io.file.journal_chain import FoundJournal, Journal, find_journal, record_damage
 from broker_io.file.layout import (
-    OLD_VERSION,
     Lock,
     Manifest,
     Options,
@@ -49,15 +48,6 @@ class OpenedLog(NamedTuple):
     log: FileLog
     report: list[str]
     found: FoundJournal | None
-
-
-def read_needed(disk: Disk, path: str) -> bytes:
-    """The bytes of a journal. Raises Damaged if it is missing, OSError."""
-    try:
-        with closing(disk.open(path)) as file:
-            return read_file(file)
-    except FileNotFoundError:
-        raise missing_journal(path) from None
 
 
 def missing_segment(path: str) -> Damaged:
@@ -149,9 +139,9 @@ def open_locked(environment: Environment, directory: str, options: Options, lock
     stored = stored_log(disk, directory, manifest)
     for topic in manifest.topics:
         check_sizes(disk, directory, topic)
-    journal = _open_journal(environment, directory, stored)
+    journal = Journal.open(environment, directory, stored.found)
     try:
-        log = FileLog(environment, directory, options, stored.manifest, journal, lock)
+        log = FileLog(environment, directory, options, manifest, journal, lock)
         report = [stored.torn] if stored.torn else []
         if manifest.pair is None:
             _recover(disk, log, stored, report)
@@ -166,46 +156,28 @@ def open_locked(environment: Environment, directory: str, options: Options, lock
 
 
 class StoredLog(NamedTuple):
-    """What is stored of a log: its manifest, as the engine begins with it, and the operations after its mark.
+    """What the journal of a log has: the operations after the mark of its manifest; `torn` says what was dropped."""
 
-    `torn` says what was dropped; `found` is the journal, None of version 1.
-    """
-
-    manifest: Manifest
     operations: list[NumberedOperation]
     torn: str
-    found: FoundJournal | None
+    found: FoundJournal
 
 
 def stored_log(disk: Disk, directory: str, manifest: Manifest) -> StoredLog:
     """Read the journal that a manifest names. Raises Damaged, UnsupportedFormat, OSError."""
     path = layout.journal_path(directory, manifest.journal)
-    if manifest.version == OLD_VERSION:
-        operations, size = journal_v1.read_operations(read_needed(disk, path), manifest.journal, path)
-        manifest = manifest._replace(version=layout.VERSION, journal=manifest.journal + 1)
-        return StoredLog(manifest, operations, _torn(path, size), None)
     found = find_journal(disk, directory, manifest)
     end = found.end.lsn if manifest.pair is None else found.shown(manifest)
     records = [record for record in found.records if manifest.mark.lsn < record.lsn <= end]
-    return StoredLog(manifest, journal_operations(records, path), _torn(found.files[-1].path, found.torn), found)
-
-
-def _torn(path: str, size: int) -> str:
-    return f"{path}: dropped {size} bytes of an append that was never completed or acknowledged" if size else ""
-
-
-def _open_journal(environment: Environment, directory: str, stored: StoredLog) -> Journal:
-    if stored.found is not None:
-        return Journal.open(environment, directory, stored.found)
-    journal = Journal.create(environment, directory, stored.manifest.journal, START)
-    environment.disk.sync_directory(directory)
-    return journal
+    dropped = f"dropped {found.torn} bytes of an append that was never completed or acknowledged"
+    torn = f"{found.files[-1].path}: {dropped}" if found.torn else ""
+    return StoredLog(journal_operations(records, path), torn, found)
 
 
 def _recover(disk: Disk, log: FileLog, stored: StoredLog, report: list[str]) -> None:
     """Apply what the journal has, and cut torn tails off; idempotent, so a crash meanwhile is harmless."""
     log.apply(list(_merged(stored.operations)))
-    changed = bool(stored.operations or stored.torn or stored.found is None or len(stored.found.files) > 1)
+    changed = bool(stored.operations or stored.torn or len(stored.found.files) > 1)
     log.applied = log.journal.end
     for topic in log.all_topics():
         changed |= _keep_tail(disk, topic, report)

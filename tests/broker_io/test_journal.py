@@ -2,7 +2,7 @@
 
 import google_crc32c
 import pytest
-from golden_files import committed
+from golden_files import GOLDEN, committed
 
 from broker_io.errors import Damaged, StorageError, UnsupportedFormat
 from broker_io.file.journal import (
@@ -53,6 +53,11 @@ def test_golden() -> None:
     data, ends = journal()
     noted = committed("broker_io/journal.bin", data + encode_note(TOKEN, RECORDS[-1].mark, 42))
     assert read(noted) == JournalContent(HEAD, RECORDS, ends, 42, ends[1], 0)
+
+
+def test_version_1_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFormat, match="journal-5: a journal of format version 1"):
+        read((GOLDEN / "broker_io/journal-v1.bin").read_bytes())
 
 
 def test_largest_number_of_a_record_is_the_last_one() -> None:

@@ -18,7 +18,7 @@ from broker_io.file.layout import (
     load_manifest,
     replace_manifest,
 )
-from broker_io.replication.records import START, Fork, Mark
+from broker_io.replication.records import Fork, Mark
 from broker_io.testing import Crash, SimulatedDisk, Unsynced
 
 MANIFEST = Manifest(
@@ -88,11 +88,9 @@ def test_golden_of_a_member_with_the_id_of_its_pair() -> None:
     assert decode_manifest(data, "manifest") == manifest
 
 
-def test_version_1_is_read() -> None:
-    """It has no place in a log of records."""
-    found = decode_manifest((GOLDEN / "broker_io/manifest-v1.txt").read_bytes(), "manifest")
-    assert found == COMPACTED._replace(version=1)
-    assert (found.mark, found.last_journal, found.pair) == (START, 0, None)
+def test_version_1_is_refused_with_the_release_that_converts_it() -> None:
+    with pytest.raises(UnsupportedFormat, match=r"dir/manifest.*version 1;.*0\.2\.0, which converts.*0\.1\.0"):
+        decode_manifest((GOLDEN / "broker_io/manifest-v1.txt").read_bytes(), "dir/manifest")
 
 
 LARGE_MARK = f'[0,{2**64},"0000000000000000"]'

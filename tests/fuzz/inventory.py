@@ -32,7 +32,6 @@ INSIDE = {
     "broker_io.block._of_columns.decode_columns": "wraps the decoders of columns",
     "broker_io.errors": "reads the cause of an error, a part of what the caller unpickles",
     "broker_io.file.journal_chain": "reads files with the decoders of broker_io.file.journal",
-    "broker_io.file.journal_v1.read_operations": "numbers what read_journal has read",
     "broker_io.file.log": "makes a number of random bytes",
     "broker_io.file.recovery": "opens logs, which the fuzzed directories are",
     "broker_io.file.compaction_tasks": "reads bitmaps and keys that the same compaction has found",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import google_crc32c
 
 from broker_io.block import HEADER_BYTES, MAGIC
-from broker_io.file import journal, journal_v1
+from broker_io.file import journal
 from broker_io.file.segment import ENTRY_BYTES
 from broker_io.replication.records import Mark, mark_after
 from snapshots.format import DIGEST_BYTES, digest
@@ -120,8 +120,6 @@ def size_of_blocks(data: bytes) -> int:
 
 def seal_journal(data: bytes) -> bytes:
     """Repair the checksums of a journal: of its head, its records and their chain."""
-    if journal.version_of(data) == journal_v1.VERSION:
-        return _seal_journal_v1(data)
     size, head_size = journal.FILE_HEAD_BYTES, journal.HEAD_BYTES
     if len(data) < size:
         return data
@@ -137,20 +135,6 @@ def seal_journal(data: bytes) -> bytes:
         struct.pack_into("<QQQ", out, at + 8, *[number % 2**64 for number in mark])
         _CRC.pack_into(out, at + 60, google_crc32c.value(bytes(out[at : at + 60])))
         at += head_size + length
-    return bytes(out)
-
-
-def _seal_journal_v1(data: bytes) -> bytes:
-    data, size = seal_blocks(data), journal_v1.FILE_HEAD_BYTES
-    if len(data) < size:
-        return data
-    out, mark = bytearray(_with_crc(data[: size - 4]) + data[size:]), data[16:24]
-    at = data.find(mark, size)
-    while 0 <= at <= len(out) - 40:
-        (count,) = struct.unpack_from("<I", out, at + 24)
-        _CRC.pack_into(out, at + 28, google_crc32c.value(bytes(out[at + 40 : at + 40 + 40 * count])))
-        _CRC.pack_into(out, at + 36, google_crc32c.value(bytes(out[at : at + 36])))
-        at = data.find(mark, at + 8)
     return bytes(out)
 
 

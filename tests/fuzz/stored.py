@@ -17,7 +17,7 @@ from broker_io import block
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.environment import Environment
 from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
-from broker_io.file import FileBroker, backup, journal, journal_v1, layout, operations, segment
+from broker_io.file import FileBroker, backup, journal, layout, operations, segment
 from broker_io.pair.lock_state import LockState, decode_record
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
@@ -157,7 +157,7 @@ def segments() -> list[bytes]:
     return [b"".join(chunks)]
 
 
-DIRECTORY = GOLDEN / "directory-v1"
+DIRECTORY = GOLDEN / "directory-v2"
 FILES = sorted(str(path.relative_to(DIRECTORY)) for path in DIRECTORY.rglob("*") if path.is_file())
 
 
@@ -370,19 +370,6 @@ STORED = (
         seal_journal,
     ),
     Target(
-        "journal-v1",
-        lambda data: journal_v1.read_journal(data, 5, PATH),
-        (
-            "broker_io.file.journal_v1.read_journal",
-            "broker_io.file.journal_v1._read_record",
-            "broker_io.file.journal_v1._read_head",
-        ),
-        (Damaged, UnsupportedFormat),
-        golden("broker_io/journal-v1.bin"),
-        seal_journal,
-        size_of_blocks,
-    ),
-    Target(
         "lock-file",
         lambda data: LockState.decode(data, PATH),
         ("broker_io.pair.lock_state.LockState.decode",),
@@ -437,7 +424,7 @@ STORED = (
         lambda data: layout.decode_manifest(data, PATH),
         ("broker_io.file.layout.decode_manifest", "broker_io.file.layout._read_topic"),
         (Damaged, UnsupportedFormat),
-        golden("broker_io/manifest.txt", "directory-v1/manifest"),
+        golden("broker_io/manifest.txt", "directory-v2/manifest"),
         seal_manifest,
     ),
     Target(

@@ -1,4 +1,4 @@
-"""A directory that an earlier release wrote is read correctly by readers and owners."""
+"""A directory of this format is read correctly by readers and owners, and one of version 1 is refused."""
 
 import shutil
 
@@ -7,6 +7,7 @@ from golden_files import GOLDEN
 from make_directory import TOPICS, make
 from snapshot_driver import manager_on
 
+from broker_io.errors import UnsupportedFormat
 from broker_io.file import FileBroker
 from txnbuffer.follow import visible_records
 from txnbuffer.model import TxnId
@@ -14,7 +15,7 @@ from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify
 
 
-@pytest.fixture(params=["directory-v1", "made now"])
+@pytest.fixture(params=["directory-v2", "made now"])
 def directory(request, tmp_path):
     target = tmp_path / "log"
     if request.param == "made now":
@@ -60,32 +61,15 @@ def test_golden_directory_is_taken_over_by_an_owner(directory):
                     check(topic, broker, owner.buffer(topic), owner.followed(topic).numbered.next_seqno)
 
 
-CONTENT = {
-    "later": [b"l000"],
-    "orders": [b"o%03d" % number + b"x" * 50 for number in range(5)] + [b"o005"],
-    "payments": [b"p000", b"p001", *[b"v%d" % number for number in range(200)]],
-    "rolled": [b"r%03d" % number for number in range(6)],
-}
-
-
-def values_of(broker):
-    found = {}
-    for topic in broker.topics():
-        with broker.reader(topic) as reader:
-            found[topic] = [placed.message.value for batch in iter(reader.read, None) for placed in batch]
-    return found
-
-
-def test_golden_directory_of_a_killed_owner_is_read_and_taken_over(tmp_path):
-    """Most of it is in its journal of version 1, behind which is a torn tail."""
+@pytest.mark.parametrize("name", ["directory-v1", "directory-v1-killed"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_log_of_version_1_is_refused_and_left_alone(tmp_path, name, read_only):
     directory = tmp_path / "log"
-    shutil.copytree(GOLDEN / "directory-v1-killed", directory)
-    with FileBroker.open(str(directory), read_only=True) as broker:
-        assert values_of(broker) == CONTENT
-    assert (directory / "manifest").read_bytes().startswith(b"txnbuffer-log 1 ")
-    for _ in range(2):
-        with FileBroker.open(str(directory)) as broker:
-            assert values_of(broker) == CONTENT
-            assert (directory / "manifest").read_bytes().startswith(b"txnbuffer-log 2 ")
-    with FileBroker.open(str(directory), read_only=True) as broker:
-        assert values_of(broker) == CONTENT
+    shutil.copytree(GOLDEN / name, directory)
+    with pytest.raises(UnsupportedFormat, match=r"version 1;.*the release 0\.2\.0, which converts"):
+        FileBroker.open(str(directory), read_only=read_only)
+    assert files_of(directory) == files_of(GOLDEN / name)
+
+
+def files_of(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
