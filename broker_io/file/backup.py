@@ -91,7 +91,7 @@ def write_backup(disk: Disk, directory: str, manifest: Manifest, path: str, prog
     raises; then there is no backup.
     """
     if disk.exists(path):
-        raise CallerError(f"{path} exists: name a file that does not, a backup replaces none")
+        raise CallerError(f"{path} exists: choose another file: a backup is never overwritten")
     parent, partial = posixpath.dirname(path) or ".", path + PARTIAL
     text = encode_manifest(manifest)
     total = HEAD_BYTES + len(text) + sum(ledger.bytes + _CRC.size for _, ledger in _ledgers(manifest))
@@ -198,7 +198,7 @@ class Backup:
         self._file = file
         head = file.read(0, HEAD_BYTES)
         if len(head) < HEAD_BYTES or not head.startswith(_MAGIC):
-            raise Damaged(path, 0, "this is no backup: name a file that `txnbuf backup` wrote")
+            raise Damaged(path, 0, "this is not a backup: name a file that `txnbuf backup` wrote")
         if with_crc(head[:-4]) != head:
             raise Damaged(path, 0, "the head of the backup is damaged: use another copy of it")
         _, version, length, self.bytes = _HEAD.unpack_from(head)

@@ -346,8 +346,8 @@ class FileBroker(ReadingBroker):
             free = self.environment.disk.free_bytes(self.directory)
             if free < least:
                 raise DiskWatermark(
-                    f"{self.directory}: {free} bytes are free, and a compaction leaves {least}, a quarter more than "
-                    "the watermark: free some space"
+                    f"{self.directory}: {free} bytes are free, and compaction needs {least} (the watermark and 25 %): "
+                    "free some space"
                 )
             request.progress(moved)
 
@@ -585,7 +585,7 @@ class FileBroker(ReadingBroker):
         """Raises MessageTooLarge, InvalidMessage, and CallerError for a writer of another broker."""
         writer, batch, reserved = append
         if not isinstance(writer, FileWriter) or writer.broker is not self:
-            raise CallerError(f"{writer!r} is no writer of the log {self.directory}: open one with this broker")
+            raise CallerError(f"{writer!r} is not a writer of the log {self.directory}: open one with this broker")
         return PendingBatch.checked(writer.topic, batch, self.max_message_bytes, reserved=reserved)
 
     def _check_writer(self, writer: FileWriter) -> None:

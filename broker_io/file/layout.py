@@ -279,7 +279,7 @@ def take_lock(environment: Environment, directory: str) -> Lock:
             what = f"process {holder}, which is also the id of this one: close it there"
         else:
             what = f"another process{f' ({holder})' if holder else ''}: stop that process"
-        raise Locked(f"{directory} is owned by {what}, or only read the log: open it with read_only=True")
+        raise Locked(f"{directory} is owned by {what}, or open the log with read_only=True")
     try:
         file.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
         return Lock(disk, path, file)

@@ -264,7 +264,10 @@ class FileLog:
         self.replicator.applied(mark)
         if self.replicator.may_answer():
             return None
-        return AppendUnknown(f"{self._directory}: the lease of this live has ended, and another one may not have this")
+        return AppendUnknown(
+            f"{self._directory}: its lease ended, so the backup may lack this: start both members of the pair and stop "
+            "them cleanly first"
+        )
 
     def apply(self, operations: Sequence[NumberedOperation], lsn: int = 0) -> None:
         """Apply operations in order, which record `lsn` has and which are committed; some may be applied already.

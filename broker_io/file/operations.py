@@ -272,7 +272,7 @@ def changed_topic(entry: TopicEntry | None, operation: NumberedOperation) -> Top
     change, topic, number, _, body = operation
     if isinstance(body, MakeTopic):
         if entry is not None:
-            raise StorageError(f"topic {topic} is made again: copy the log")
+            raise StorageError(f"topic {topic} is created twice by the journal: copy the log from the other member")
         return empty_topic(topic, body.name, bytes.fromhex(body.incarnation), body.ledger)._replace(operations=number)
     if entry is None or isinstance(body, DeleteTopic):
         return None

@@ -362,7 +362,7 @@ class MemoryBroker(Resource):
         ours = []
         for writer, batch, _ in appends:
             if not isinstance(writer, MemoryWriter) or writer.connection is not self._connection:
-                raise CallerError(f"{writer!r} is no writer of this broker: open one with it")
+                raise CallerError(f"{writer!r} is not a writer of this broker: open one with it")
             ours.append((writer, batch))
         return self._connection.append(ours, alone=False)
 

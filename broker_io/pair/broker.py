@@ -114,7 +114,7 @@ class PairReader(FileReader):
 
     def _check_floor(self, topic: TopicEntry) -> None:
         if self._pair.log is not self._log:
-            raise NotLive(f"topic {topic.name!r} was replaced by a copy of the live's: open another reader")
+            raise NotLive(f"topic {topic.name!r} was replaced by the copy from the active member: open a new reader")
         super()._check_floor(topic)
 
 
@@ -431,7 +431,7 @@ class PairBroker(FileBroker):
             if self._node.failure is not None:
                 raise Fenced(f"this member of the pair has stopped: {self._node.failure}")
             name = writer.topic.entry.name
-            raise Fenced(f"this member of the pair is not live any more, or again: open another writer of {name!r}")
+            raise Fenced(f"this member of the pair lost its role: open a new writer of {name!r}")
         super()._check_writer(writer)
 
     def _leave(self, writer: FileWriter) -> None:
@@ -510,7 +510,7 @@ class PairBroker(FileBroker):
             raise pending.error
         if not pending.done:
             raise AppendUnknown(
-                f"topic {pending.topic.entry.name!r}: this member is not live any more; the compaction may not count"
+                f"topic {pending.topic.entry.name!r}: this member lost its role; the compaction may be undone"
             )
 
     def _append_swap(self, result: RewriteFinished) -> None:

@@ -86,7 +86,7 @@ def _mark(lock: PairLock, store: Store, ttl: float) -> None:
     """Store in the lock that the pair was dissolved by a store, which was live last. Raises LockUnavailable."""
     session = lock.renew(store, None, ttl)
     if session is None:
-        raise LockUnavailable("the lock began no session: try again")
+        raise LockUnavailable("there is no session with the lock service: try again")
     view = lock.read()
     record = view.record
     if (record.live, record.in_sync) != (store, (store,)):

@@ -160,7 +160,7 @@ class EtcdLock(Resource):
             done, seen = self._change(unchanged, self._record, encode_record(swap.record, swap.session), 0)
             if done:
                 return True, seen.view
-        raise LockUnavailable(f"{self._members}: the lock changes all the time: try again")
+        raise LockUnavailable(f"{self._members}: other members keep changing the lock: try again")
 
     def renew(self, store: Store, session: int | None, ttl: float) -> int | None:
         if session is None:
@@ -172,7 +172,7 @@ class EtcdLock(Resource):
                 return None
             if seen.term == answer.header.raft_term:
                 return session
-        raise LockUnavailable(f"{self._members}: its members have no steady leader: try again")
+        raise LockUnavailable(f"{self._members}: etcd has no stable leader: try again")
 
     def end_session(self, session: int) -> None:
         import grpc

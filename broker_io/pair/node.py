@@ -525,7 +525,7 @@ class PairNode:
                         self._waiter = None
                         break
         if waiter.lost is not None or waiter.mark is None:
-            raise waiter.lost or Error("a commit without a record")
+            raise waiter.lost or Error("internal error: there is no commit record")
         return waiter.mark
 
     def _begin_commit(self, content: bytes, fits: Callable[[], bool]) -> CommitWaiter:

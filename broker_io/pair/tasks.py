@@ -198,7 +198,7 @@ class JournalTasks:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """A thread that has set `_busy` does one thing."""
+        """Run one task; the caller has set `_busy`."""
         try:
             yield
         except Exception as error:

@@ -77,7 +77,7 @@ class Credentials:
         try:
             text = read_checked(self.token_file, secret=True).decode("ascii")
         except UnicodeError:  # its text would show a part of the token
-            raise CallerError(f"the token file {self.token_file} has other characters than ASCII") from None
+            raise CallerError(f"the token file {self.token_file} contains non-ASCII characters") from None
         except OSError as error:
             raise CallerError(f"the token file {self.token_file} can't be read ({error.strerror})") from None
         return _check_token(text, f"token file {self.token_file}")
@@ -111,7 +111,7 @@ def _check_token(text: object, what: str) -> str:
     """The token without surrounding white space. Raises CallerError, which does not contain the token."""
     token = text.strip() if isinstance(text, str) else ""
     if not token:
-        raise CallerError(f"the {what} is empty or no text: set it to a token, or leave it out")
+        raise CallerError(f"the {what} is empty or not a string: set it to a token, or leave it out")
     if not all("!" <= character <= "~" for character in token):
         raise CallerError(f"the {what} has white space or characters other than ASCII in it: copy it again")
     return token
@@ -208,6 +208,8 @@ def _content(place: str) -> bytes:
             return base64.b64decode(place.partition(",")[2], validate=True)
         return read_checked(place.removeprefix("file://").removeprefix("file:"), secret=True)
     except ValueError:
-        raise CallerError("private_key of oauth2 is no valid data: URL: write data:application/json;base64,…") from None
+        raise CallerError(
+            "private_key of oauth2 is not a valid data: URL: write data:application/json;base64,…"
+        ) from None
     except OSError as error:
         raise CallerError(f"private_key of oauth2 can't be read ({error.strerror})") from None

@@ -93,7 +93,7 @@ def foreign(record: LockRecord, pair: bytes) -> CallerError | None:
     if record.pair == pair or not (record.pair and pair):
         return None
     return CallerError(
-        "this directory is the store of another pair than the one of this lock: name the lock of its own pair, or name "
+        "this directory belongs to another pair than this lock: name the lock of its own pair, or name "
         "an empty directory here"
     )
 

@@ -52,13 +52,13 @@ def test_file_is_read_as_it_was_written(tokens: list[IssuedToken]) -> None:
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        ([], "tokens is no file of tokens: create one with `txnbuf token create`"),
+        ([], "tokens is not a token file: create one with `txnbuf token create`"),
         (["# other"], "tokens is no file of tokens"),
-        ([HEAD, "", ""], "line 2 is no token: remove it"),
-        ([HEAD, "a\tb"], "line 2 is no token"),
-        ([HEAD, f"000102030405\to*\t{TOKEN.hash}\t2025-11-24T16:00:00Z\tnever"], "line 2 is no token"),
-        ([HEAD, f"000102030405\to\t{TOKEN.hash}\t2025-11-24\tnever"], "line 2 is no token"),
-        ([HEAD, f"000102030405\to\t{TOKEN.hash[1:]}\t2025-11-24T16:00:00Z\tnever"], "line 2 is no token"),
+        ([HEAD, "", ""], "line 2 is not a token: remove it"),
+        ([HEAD, "a\tb"], "line 2 is not a token"),
+        ([HEAD, f"000102030405\to*\t{TOKEN.hash}\t2025-11-24T16:00:00Z\tnever"], "line 2 is not a token"),
+        ([HEAD, f"000102030405\to\t{TOKEN.hash}\t2025-11-24\tnever"], "line 2 is not a token"),
+        ([HEAD, f"000102030405\to\t{TOKEN.hash[1:]}\t2025-11-24T16:00:00Z\tnever"], "line 2 is not a token"),
         (FILE.format().splitlines() + FILE.format().splitlines()[1:], "line 3 has the id of another one"),
     ],
 )

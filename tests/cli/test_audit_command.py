@@ -212,7 +212,7 @@ def test_a_temporary_directory_that_does_not_exist_is_refused(log: str, tmp_path
     missing = tmp_path / "missing"
     refused = txnbuf("audit", log, T, environ={"TMPDIR": str(missing)})
     assert refused.returncode == 2
-    assert f"TMPDIR is {missing}, which is no directory that can be written" in refused.stderr
+    assert f"TMPDIR is {missing}, which is not a writable directory" in refused.stderr
     assert txnbuf("audit", log, T, environ={"TMPDIR": ""}).returncode == 0
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
     with mock.patch.object(tempfile, "mkdtemp", side_effect=full):

@@ -44,10 +44,10 @@ def record_of(machines: Machines) -> LockRecord:
 def check_refused(broker: PairBroker) -> None:
     until(lambda: broker.failure is not None)
     assert isinstance(broker.failure, CallerError)
-    assert "the store of another pair" in str(broker.failure)
-    with pytest.raises(CallerError, match="the store of another pair"):
+    assert "belongs to another pair" in str(broker.failure)
+    with pytest.raises(CallerError, match="belongs to another pair"):
         broker.promote()
-    with pytest.raises(CallerError, match="the store of another pair"):
+    with pytest.raises(CallerError, match="belongs to another pair"):
         broker.wait_live(LEASE)
 
 
@@ -104,7 +104,7 @@ def test_store_of_a_dissolved_pair_is_refused_by_the_new_one(machines: Machines,
     machines.stop(1, 0)
     check_refused(machines.start(1))
     machines.stop(1)
-    with pytest.raises(CallerError, match="the store of another pair"):
+    with pytest.raises(CallerError, match="belongs to another pair"):
         dissolve(machines.directories[1], machines.options(1), force=True)
 
 

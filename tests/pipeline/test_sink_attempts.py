@@ -185,13 +185,13 @@ def test_attempts_after_a_job_without_a_name_block_nobody(address: str, service:
     written = writer.write(rows("a"))
     writer.commit([written])
     assert isinstance(written, TaskResult)
-    with pytest.raises(ProducerFenced, match="is too late"):
+    with pytest.raises(ProducerFenced, match="has already ended"):
         writer.write(rows("late"))
     failing = BatchWriter(
         options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
     )
     failing.abort([failing.write(rows("b")), None])
-    with pytest.raises(ProducerFenced, match="is too late"):
+    with pytest.raises(ProducerFenced, match="has already ended"):
         failing.write(rows("late"))
     assert open_transactions(service) == 0
     assert read(address, "nameless") == [b"a"]

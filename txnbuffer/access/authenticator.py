@@ -107,7 +107,7 @@ class Authenticator:
             what = "token" if caller.token or caller.keys is not None else "client certificate"
             raise Unauthenticated(f"the {what} has expired: get a new one")
         if caller.keys not in (None, self._keys):
-            raise Unauthenticated("the keys that verify tokens have changed: get a token of a new one")
+            raise Unauthenticated("the keys that verify tokens have changed: get a token signed with a current key")
 
     def _of_token(self, text: str) -> Caller:
         if self._tokens is not None and is_issued(text):

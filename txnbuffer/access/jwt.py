@@ -91,7 +91,7 @@ def _time(claims: Mapping[str, Any], name: str) -> int | None:
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) < 2**53:
-        raise Unauthenticated(f"the claim {name!r} of the token is no time: get a new token")
+        raise Unauthenticated(f"the claim {name!r} of the token is not a time: get a new token")
     return int(found)
 
 

@@ -262,7 +262,9 @@ def _names(where: str, table: Mapping[str, Any], key: str, *, needed: bool = Tru
         if key == "topics" and "-partition-" in pattern:
             raise InvalidPolicy(f"{where}: topics: {pattern!r}: partitions have the rights of their topic: name that")
         if bad:
-            raise InvalidPolicy(f"{where}: {key}: {pattern!r} is no pattern: write a name, a prefix and *, or *")
+            raise InvalidPolicy(
+                f"{where}: {key}: {pattern!r} is not a valid pattern: write a name, a prefix and *, or *"
+            )
     return Names.of(patterns)
 
 

@@ -74,19 +74,19 @@ def tokens_of(data: bytes, source: str) -> TokenFile:
     try:
         return parse_tokens(data.decode(), source)
     except UnicodeDecodeError:
-        raise InvalidTokenFile(f"{source} is no file of tokens: create one with `txnbuf token create`") from None
+        raise InvalidTokenFile(f"{source} is not a token file: create one with `txnbuf token create`") from None
 
 
 def parse_tokens(text: str, source: str) -> TokenFile:
     """Parse a file of tokens; `source` names it in errors. Raises InvalidTokenFile."""
     lines = text.splitlines()
     if not lines or lines[0] != HEAD:
-        raise InvalidTokenFile(f"{source} is no file of tokens: create one with `txnbuf token create`")
+        raise InvalidTokenFile(f"{source} is not a token file: create one with `txnbuf token create`")
     tokens: dict[str, IssuedToken] = {}
     for number, line in enumerate(lines[1:], 2):
         token = _parse(line)
         if token is None or token.id in tokens:
-            what = "is no token" if token is None else f"has the id of another one, {token.id}"
+            what = "is not a token" if token is None else f"has the id of another one, {token.id}"
             raise InvalidTokenFile(f"{source}: line {number} {what}: remove it")
         tokens[token.id] = token
     return TokenFile(tokens)

@@ -145,7 +145,7 @@ def _working(memory: int) -> Iterator[dict[str, Any]]:
     if named and not (os.path.isdir(named) and os.access(named, os.W_OK | os.X_OK)):
         # Python would silently take another directory.
         raise InvalidConfiguration(
-            f"TMPDIR is {named}, which is no directory that can be written: set it to one with room for temporary files"
+            f"TMPDIR is {named}, which is not a writable directory: set it to one with room for temporary files"
         )
     try:
         temporary = tempfile.TemporaryDirectory("", "txnbuf-audit-", named or None, ignore_cleanup_errors=True)

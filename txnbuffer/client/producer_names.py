@@ -38,7 +38,7 @@ class ProducerNames:
         if name in self._fenced:
             raise ProducerFenced(
                 f"another client has opened producer {name!r}: stop, or continue after what it has committed: call "
-                f"committed_number({name!r}) and begin behind that number"
+                f"committed_number({name!r}) and continue after that number"
             )
         held = self._opened.get(name)
         if held is None:

@@ -115,11 +115,11 @@ class NamedProducers:
         if state is not None and number <= state.committed:
             if state.deleted:
                 return ProducerFenced(
-                    f"number {number} of {name!r} is finished and the name deleted: this participant is too late"
+                    f"number {number} of {name!r} is finished and the name deleted: the transaction has already ended"
                 )
             return AlreadyCommitted(name, number, state.committed)
         if any(other.plan is not None and other.state is State.OPEN for other in self.attempts(name)):
-            return ProducerFenced(f"{name!r} is committing a number: this participant is too late")
+            return ProducerFenced(f"{name!r} is committing a number: the transaction has already ended")
         return None
 
     def commit(self, sequence: ProducerSequence, group: int) -> None:
