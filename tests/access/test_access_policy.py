@@ -133,8 +133,8 @@ GOOD = 'principals = ["a"]\nroles = ["write"]\ntopics = ["a"]\n'
         ("[[allow]]\nprincipals = ['a']\nroles = 'read'", "roles must be a list of at least one text, got 'read'"),
         ("[[allow]]\nprincipals = ['a']\nroles = []", "roles must be a list of at least one text, got []"),
         ("[[allow]]\nprincipals = [1]\nroles = ['read']\ntopics = ['a']", "principals must be a list"),
-        ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a*b']", "topics: 'a*b' is no pattern"),
-        ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['']", "topics: '' is no pattern"),
+        ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a*b']", "topics: 'a*b' is not a valid pattern"),
+        ("[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['']", "topics: '' is not a valid pattern"),
         (
             "[[allow]]\nprincipals = ['a']\nroles = ['read']\ntopics = ['a-partition-*']",
             "topics: 'a-partition-*': partitions have the rights of their topic: name that",

@@ -53,7 +53,7 @@ def test_file_is_read_as_it_was_written(tokens: list[IssuedToken]) -> None:
     ("lines", "error"),
     [
         ([], "tokens is not a token file: create one with `txnbuf token create`"),
-        (["# other"], "tokens is no file of tokens"),
+        (["# other"], "tokens is not a token file"),
         ([HEAD, "", ""], "line 2 is not a token: remove it"),
         ([HEAD, "a\tb"], "line 2 is not a token"),
         ([HEAD, f"000102030405\to*\t{TOKEN.hash}\t2025-11-24T16:00:00Z\tnever"], "line 2 is not a token"),
