@@ -151,7 +151,7 @@ def test_secrets_of_a_service_and_of_its_commands_are_nowhere(tmp_path: Path) ->
         assert service.finish() == 0
         outputs += service.lines
     listed = txnbuf("token", "list", "--file", str(tokens.path))
-    assert "line 4 is no token" in listed.stderr
+    assert "line 4 is not a token" in listed.stderr
     outputs += [listed.stdout, listed.stderr]
     text = json.dumps(outputs)
     assert "denied" in text
