@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +112,15 @@ class Member(App):
 
 
 class Rival(App):
-    """One of several processes with the same producer name: it commits numbers until another one fences it."""
+    """One of several processes with the same producer name: it commits numbers until another one fences it.
+
+    At times it commits two at the same time, and gives up the first of them if that takes long: then neither is there,
+    the first one alone, or both.
+    """
 
     NAME = "rivals"
+    TWO = 0.3
+    """How often it commits two numbers at the same time."""
 
     def __init__(self, name: str, host: Host, setting: Setting, choose: random.Random, count: int) -> None:
         super().__init__(name, host, setting, choose)
@@ -125,8 +132,9 @@ class Rival(App):
             number = await client.committed_number(self.NAME) + 1  # this fences the others
             holds = True
             while holds and self.left > 0:
-                holds = await self._commit(client, number)
-                number += 1
+                two = self.choose.random() < self.TWO
+                holds = await (self._commit_two(client, number) if two else self._commit(client, number))
+                number += 1 + two
                 await asyncio.sleep(self.choose.choice((0.01, 0.3, 1.0)))
             await asyncio.sleep(self.choose.uniform(0.0, 3.0))
 
@@ -135,27 +143,68 @@ class Rival(App):
         values = {topic: self._value() for topic in self.setting.topics}
         instance = f"{self.name} from {self._values}"
         while True:
-            attempt = self.history.attempt(self.name, (instance, number))
-            self.attempts.append(attempt)
-            self.left -= 1
-            try:
-                async with client.transaction(name=self.NAME, number=number) as transaction:
-                    attempt.txn = transaction.id
-                    for topic, value in values.items():
-                        where = self._where(topic, value)
-                        self.history.sent(attempt, topic, value, **where)
-                        await transaction.send(topic, value, **where)
-                    self.history.asked(attempt)
-            except TransactionAborted:
-                self._ended(attempt, Fate.ABORTED)
-            except (AlreadyCommitted, Fenced):
-                self._ended(attempt, Fate.ABORTED)
-                return False
-            except NotVisible:
-                self._ended(attempt, Fate.COMMITTED)
-                return True
-            except (OutcomeUnknown, ServiceUnavailable):
-                await asyncio.sleep(PAUSE)
-            else:
-                self._ended(attempt, Fate.COMMITTED)
-                return True
+            attempt = self._attempt(instance, number)
+            committed = await self._outcome(attempt, self._all(client, attempt, values))
+            if committed is not None:
+                return committed
+
+    async def _commit_two(self, client: Client, number: int) -> bool:
+        """Commit a number and the next one; False unless both have committed."""
+        values = [{topic: self._value() for topic in self.setting.topics} for _ in range(2)]
+        instance = f"{self.name} from {self._values}"
+        attempts = [self._attempt(instance, number), self._attempt(instance, number + 1)]
+        try:
+            written = [await self._written(client, *each) for each in zip(attempts, values, strict=True)]
+        except (TransactionAborted, AlreadyCommitted, Fenced, ServiceUnavailable):
+            return False
+        patience = (self.choose.choice((0.0005, 0.005, 0.05)), None)
+        ends = [self._in_time(*each) for each in zip(attempts, written, patience, strict=True)]
+        outcomes = await asyncio.gather(*map(self._outcome, attempts, ends))
+        return all(outcomes)
+
+    def _attempt(self, instance: str, number: int) -> Attempt:
+        attempt = self.history.attempt(self.name, (instance, number))
+        self.attempts.append(attempt)
+        self.left -= 1
+        return attempt
+
+    async def _written(self, client: Client, attempt: Attempt, values: dict[str, bytes]) -> Transaction:
+        """A transaction of a number, with its records."""
+        assert attempt.producer is not None
+        transaction = await client.transaction(name=self.NAME, number=attempt.producer[1]).begin()
+        attempt.txn = transaction.id
+        for topic, value in values.items():
+            where = self._where(topic, value)
+            self.history.sent(attempt, topic, value, **where)
+            await transaction.send(topic, value, **where)
+        return transaction
+
+    async def _all(self, client: Client, attempt: Attempt, values: dict[str, bytes]) -> None:
+        await self._in_time(attempt, await self._written(client, attempt, values), None)
+
+    async def _in_time(self, attempt: Attempt, transaction: Transaction, seconds: float | None) -> None:
+        """Commit in so many seconds, or give up; then nobody knows what has become of it."""
+        self.history.asked(attempt)
+        try:
+            async with asyncio.timeout(seconds):
+                await transaction.commit()
+        except TimeoutError:
+            raise OutcomeUnknown(transaction.id, "it took too long") from None
+
+    async def _outcome(self, attempt: Attempt, end: Coroutine[Any, Any, None]) -> bool | None:
+        """Whether an attempt has committed; None if it is to be tried again."""
+        try:
+            await end
+        except TransactionAborted:
+            self._ended(attempt, Fate.ABORTED)
+            return None
+        except (AlreadyCommitted, Fenced):
+            self._ended(attempt, Fate.ABORTED)
+            return False
+        except NotVisible:
+            pass
+        except (OutcomeUnknown, ServiceUnavailable):
+            await asyncio.sleep(PAUSE)
+            return None
+        self._ended(attempt, Fate.COMMITTED)
+        return True
