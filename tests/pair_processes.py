@@ -13,27 +13,46 @@ from typing import Any
 from commands import txnbuf
 from etcd_server import EtcdServer
 from service_process import STARTING, ServiceProcess, kept_port
+from source_tree import ROOT
 
 LEASE = 3.0
 
 
 class PairOfProcesses:
-    """The services of a pair by number; `pair` events say which of them is live. `options` are those of each."""
+    """The services of a pair by number; `pair` events say which of them is live. `options` are those of each.
 
-    def __init__(self, place: Path, lock: str, options: Sequence[Sequence[str]] = ((), ())) -> None:
+    `trees` are the sources that each runs with when it starts, None for those of the tests.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        lock: str,
+        options: Sequence[Sequence[str]] = ((), ()),
+        trees: Sequence[Path | None] = (None, None),
+    ) -> None:
         self.directories = [place / "a", place / "b"]
         self.ports = [kept_port(), kept_port()]
         self.address = "txnbuf://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
         self.services: list[ServiceProcess] = []
         self._links = [kept_port(), kept_port()]
         self._lock, self._options = lock, options
+        self.trees = [*trees]
         self.services = [self._start(0, "--found"), self._start(1)]
 
     def _start(self, number: int, *flags: str) -> ServiceProcess:
         own, peer = (f"127.0.0.1:{self._links[each]}" for each in (number, 1 - number))
         pair = ["--pair-lock", self._lock, "--pair-listen", own, "--backup-of", peer]
         pair += ["--set", f"pair.lease_seconds={LEASE}"]
-        return ServiceProcess(self.directories[number], *pair, *self._options[number], *flags, port=self.ports[number])
+        return ServiceProcess(
+            self.directories[number],
+            *pair,
+            *self._options[number],
+            *flags,
+            port=self.ports[number],
+            python=("-P", "-m", "txnbuffer"),
+            environment={"PYTHONPATH": str(self.trees[number] or ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
 
     def again(self, number: int) -> None:
         """Start a service again, which has ended."""

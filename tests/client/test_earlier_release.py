@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pair_processes import PairOfProcesses
 from service_process import ServiceProcess, kept_port
 from source_tree import ROOT
 
@@ -94,6 +95,20 @@ def after(before: Counter[str], life: Life) -> bool:
     return all(now[kind] >= before[kind] + 2 for kind in KINDS)
 
 
+def progress(writers: dict[str, Life]) -> None:
+    """Wait until each writer has ended two more transactions of each kind."""
+    before = {name: life.kinds() for name, life in writers.items()}
+    for name, life in writers.items():
+        life.wait(partial(after, before[name], life))
+
+
+def stopped(writers: dict[str, Life]) -> dict[str, list[Any]]:
+    """Stop the writers; what they have printed."""
+    for life in writers.values():
+        life.process.terminate()
+    return {name: life.finish() for name, life in writers.items()}
+
+
 def end(service: ServiceProcess, how: str) -> None:
     if how == "terminate":
         service.terminate()
@@ -123,10 +138,10 @@ def check(found: dict[str, list[list[Any]]], name: str, lines: list[Any]) -> Non
     assert [value for _, value in found[f"{name}-out"]] == [value for _, value in found[f"{name}-in"]]
 
 
-def read(tree: Path, log: Path, errors: Path) -> dict[str, list[list[Any]]]:
-    """The committed records of all topics, by a program of a release that opens the log itself."""
+def read(tree: Path, address: str, errors: Path) -> dict[str, list[list[Any]]]:
+    """The committed records of all topics, by a program of a release."""
     topics = [f"{name}-{topic}" for name in WRITERS for topic in ("a", "b", "in", "out")]
-    reader = Life(tree, errors, f"file:{log}", "read", *topics)
+    reader = Life(tree, errors, address, "read", *topics)
     found: dict[str, list[list[Any]]] = defaultdict(list)
     for topic, *record in reader.finish():
         found[topic].append(record)
@@ -150,15 +165,11 @@ def test_services_of_both_releases_take_turns(
                 for name, of in WRITERS.items():
                     if name not in writers:
                         writers[name] = Life(trees[of], tmp_path / f"{name}.stderr", address, "write", name)
-                before = {name: life.kinds() for name, life in writers.items()}
-                for name, life in writers.items():
-                    life.wait(partial(after, before[name], life))
+                progress(writers)
                 if how is not None:
                     end(service, how)
                     continue
-                for life in writers.values():
-                    life.process.terminate()
-                written = {name: life.finish() for name, life in writers.items()}
+                written = stopped(writers)
                 end(service, "terminate")
     finally:
         for life in writers.values():
@@ -166,7 +177,38 @@ def test_services_of_both_releases_take_turns(
     for name, life in writers.items():
         assert Path(life.lines[0]).is_relative_to(trees[WRITERS[name]])
     orders = (NEW, OLD, NEW) if releases[-1] is NEW else (OLD, NEW, OLD)
-    found, *again = [read(trees[release], log, tmp_path / "reader.stderr") for release in orders]
+    found, *again = [read(trees[release], f"file:{log}", tmp_path / "reader.stderr") for release in orders]
     assert again == [found, found]
     for name, lines in written.items():
         check(found, name, lines)
+
+
+def test_the_machines_of_a_pair_run_both_releases(trees: dict[str, Path], tmp_path: Path) -> None:
+    """Either is the live and the backup of the other one, after switches and kills of the live."""
+    pair = PairOfProcesses(tmp_path, f"file:{tmp_path}/lock", trees=[trees[OLD], trees[NEW]])
+    writers = dict[str, Life]()
+
+    def found(release: str) -> dict[str, list[list[Any]]]:
+        return read(trees[release], pair.address, tmp_path / "reader.stderr")
+
+    try:
+        live = [pair.live()]
+        for name, of in WRITERS.items():
+            writers[name] = Life(trees[of], tmp_path / f"{name}.stderr", pair.address, "write", name)
+        progress(writers)
+        for how in ("kill", "switch", "switch", "kill"):
+            pair.disturb(how)
+            live.append(pair.live())
+            progress(writers)
+        written = stopped(writers)
+        first = found(OLD)
+        pair.disturb("switch")
+        live.append(pair.live())
+        assert [found(NEW), found(OLD)] == [first, first]
+    finally:
+        pair.kill()
+        for life in writers.values():
+            life.process.kill()
+    assert live == [0, 1, 0, 1, 0, 1]
+    for name, lines in written.items():
+        check(first, name, lines)
