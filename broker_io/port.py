@@ -349,14 +349,14 @@ class ReplicatedBroker(Protocol):
         """Facts about the pair as seen here, ready for JSON."""
 
     def switch(self) -> None:
-        """Make the other one live; returns once it is.
+        """Make the other one primary; returns once it is.
 
         Raises NotLive if this one is not live, NotInSync unless the other one has everything, and LockUnavailable if
         the other one has not taken the role in time.
         """
 
     def promote(self) -> None:
-        """Make this one live although records may be lost; returns once that is requested.
+        """Make this one primary although records may be lost; returns once that is requested.
 
         Raises NotPromotable if its directory can't become the log, and LockUnavailable.
         """

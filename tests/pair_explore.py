@@ -35,7 +35,7 @@ WEIGHTS = {
 STALE = {
     "pause": 2, "resume": 0.4, "read": 8, "append": 8, "swap": 20, "disk": 20, "isolate": 1, "crash": 0, "break": 0,
 }  # fmt: skip
-"""More weights of histories in which a live is away while another one begins."""
+"""More weights of histories in which a primary is away while another one begins."""
 
 
 @dataclass

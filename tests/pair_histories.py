@@ -14,7 +14,7 @@ LOCAL = ("net", "disk", "apply", "link", "start")
 
 
 def pair(*, appends: int = 0, min_in_sync: int = 1, clocked: bool = True, window: int = 1000) -> World:
-    """A pair in sync with A as live, and some appends acknowledged."""
+    """A pair in sync with A as primary, and some appends acknowledged."""
     terms = SETTINGS.terms._replace(clocked=clocked)
     world = World(SETTINGS._replace(min_in_sync=min_in_sync, terms=terms, window_bytes=window))
     world.do(("start", A))

@@ -15,7 +15,7 @@ class Pair:
     """`live`: the number of the live member, or None; `in_sync`: whether the other one has everything; `damage`: why it
     may not become live although it has.
 
-    `strict`: nothing can be written unless it has. `slow`: seconds without a live after a switch or a promotion.
+    `strict`: nothing can be written unless it has. `slow`: seconds without a primary after a switch or a promotion.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class MemoryStore:
         self.events: StoreEvents
         self.swapped: list[RewriteFinished] = []
         self.append: Callable[[bytes], object] = lambda _: None
-        """What `append_swap` calls, at a live."""
+        """What `append_swap` calls, at a primary."""
 
     def open_log(self, events: StoreEvents) -> StoreLog:
         disk = self.disk

@@ -64,7 +64,7 @@ class PairOfProcesses:
         return next((event for event in reversed(events) if event["event"] == "pair"), {})
 
     def live(self) -> int:
-        """Wait until one is live and the other one is in sync; the number of the live."""
+        """Wait until one is live and the other one is in sync; the number of the primary."""
         deadline = time.monotonic() + STARTING
         while time.monotonic() < deadline:
             for number in (0, 1):

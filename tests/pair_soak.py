@@ -42,7 +42,7 @@ DISK_FAILED = 4
 EXIT_SECONDS = 30.0
 """Seconds within which a service ends after a failed sync."""
 MEMBER_TIMEOUT = LEASE / 5
-"""Seconds after which a live continues without a silent backup."""
+"""Seconds after which a primary continues without a silent backup."""
 
 
 @dataclass
@@ -284,7 +284,7 @@ def killed(machines: Sequence[Machine]) -> Iterator[None]:
 
 @fault(4)
 def pause_live(soak: Soak) -> Iterator[None]:
-    """Pause the live until its lease has ended, and longer."""
+    """Pause the primary until its lease has ended, and longer."""
     yield from paused(soak.live(), LEASE + soak.random.uniform(0.2, 2.0))
 
 
@@ -326,7 +326,7 @@ def cut_lock(soak: Soak) -> Iterator[None]:
 
 @fault(3)
 def isolate_live(soak: Soak) -> Iterator[None]:
-    """The live reaches neither the backup nor etcd; clients reach it."""
+    """The primary reaches neither the backup nor etcd; clients reach it."""
     live = soak.live()
     yield from broken([live.lock, *(machine.link for machine in soak.pair.machines)], {"up", "down"})
 

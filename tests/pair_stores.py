@@ -1,4 +1,5 @@
-"""Stores of a pair on simulated disks, driven without a node: a live whose records are committed at once, its backup"""
+"""Stores of a pair on simulated disks, driven without a node: a primary whose records are committed at once, its
+backup"""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ class Member:
 
 
 class Live(Member):
-    """A live whose records are committed once they are durable here; `records` are all since its epoch began."""
+    """A primary whose records are committed once they are durable here; `records` are all since its epoch began."""
 
     def __init__(self, disk: SimulatedDisk | None = None, **options: Any) -> None:
         super().__init__(disk, **{"founder": True, **options})
@@ -235,7 +236,7 @@ class Live(Member):
 
 
 def pair(**options: Any) -> tuple[Live, Member]:
-    """A live that has founded the pair, and a backup that has a copy of it."""
+    """A primary that has founded the pair, and a backup that has a copy of it."""
     live, backup = Live(seed=1, **options).open(), Member(seed=2, **options).open()
     assert isinstance(live, Live)
     live.begin()

@@ -5,7 +5,7 @@ with the core of the product, and raises Violation as soon as one of these does 
 
     R1  every store that the lock would promote has every acknowledged record, at its lsn
     R2  and every record that a reader was shown
-    R3  an epoch has one live; a read shows everything that was acknowledged before it
+    R3  an epoch has one primary; a read shows everything that was acknowledged before it
     R4  logs agree up to the commit index, and what is applied is what was committed
     R5  once all faults have ended, both are in sync again (`settle`)
 
@@ -149,7 +149,7 @@ class World:
     slow_lock: bool = False
     """So are the answers of the lock to reads and renewals."""
     eager: bool = False
-    """A live builds records while others are under way."""
+    """A primary builds records while others are under way."""
 
     def now(self, node: Node) -> int:
         return self.real * node.rate // 1000

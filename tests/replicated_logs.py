@@ -23,7 +23,7 @@ from broker_io.testing.contract.base import WAIT_SECONDS, eventually, read_all
 
 LEASE = 2.0
 SILENCE = LEASE / 5
-"""Seconds after which a live continues without a backup that says nothing."""
+"""Seconds after which a primary continues without a backup that says nothing."""
 T = "orders"
 
 

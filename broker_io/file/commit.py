@@ -156,7 +156,7 @@ def admitted(units: Iterable[PendingUnit], watermark: Watermark) -> list[Pending
 
 
 class Replicator(Protocol):
-    """The pair, as the engine of its live sees it: changes are records that are committed before they are applied.
+    """The pair, as the engine of its primary sees it: changes are records that are committed before they are applied.
 
     One thread calls it at a time.
     """

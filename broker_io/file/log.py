@@ -115,14 +115,14 @@ class FileLog:
         self.applied = manifest.mark
         """The mark of the last record that is applied as a whole."""
         self.replicator: Replicator | None = None
-        """Set while this log is the live of a pair."""
+        """Set while this log is the primary of a pair."""
         self.on_replaced: Callable[[list[str]], None] | None = None
         """Called in a member of a pair with segments that nothing needs here any more, which `remove_files` removes."""
         self.on_checkpointed: Callable[[Mark], object] = lambda _: None
         """Called with the mark of each checkpoint."""
         self.changing = environment.threads.reentrant_lock()
         """Held while records are applied, but for appends of a backup, and while anything else is changed. So another
-        thread can make a checkpoint while the live of a pair waits until a record is committed.
+        thread can make a checkpoint while the primary of a pair waits until a record is committed.
         """
         self.on_stopped: Callable[[DiskFailed], object] = lambda _: None
         """Called with what has stopped this log."""
@@ -253,7 +253,7 @@ class FileLog:
 
     def _committed(self, operations: Sequence[NumberedOperation]) -> Mark:
         if self.replicator is None:
-            raise NotLive(f"{self._directory} is the store of a backup: change the log through the live of its pair")
+            raise NotLive(f"{self._directory} is the store of a backup: change the log through the primary of its pair")
         return self.replicator.commit(operations)
 
     def _answer(self, mark: Mark) -> AppendUnknown | None:
@@ -427,7 +427,7 @@ class FileLog:
         The mark of its journal is a random one: it is no log of the pair any more.
         """
         if self.applied != self.journal.end:
-            raise CallerError(f"{self._directory} has records that are not applied: let its pair end as live first")
+            raise CallerError(f"{self._directory} has records that are not applied: let its pair end as primary first")
         self._restart_journal(self._random_mark(), None)
 
     def _random_mark(self) -> Mark:

@@ -3,8 +3,8 @@
 It is the broker of an embedded log whose changes are records of the pair (`NodeReplicator`). While this member is live
 it can be written to. What it has applied can be read in every role; `check_answer` says whether that is the newest.
 
-A writer belongs to the term, the epoch of this live, in which it was opened: it is fenced once that has ended, also if
-this member is live again.
+A writer belongs to the term, the epoch of this primary, in which it was opened: it is fenced once that has ended, also
+if this member is live again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from broker_io.replication.records import Mark, Store
 from broker_io.replication.serving import Gate
 
 CLOSE_SECONDS = 5.0
-"""How long pending appends may take when a live is closed: its backup may not answer."""
+"""How long pending appends may take when a primary is closed: its backup may not answer."""
 _COPYING = "this member of the pair gets a copy of the log: connect to the other one, or wait until it is complete"
 _NOT_LIVE = "this member of the pair is not live: connect to the other one"
 
@@ -62,8 +62,8 @@ class PairOptions(NamedTuple):
     - `lock`: the address of the lock (`broker_io.pair.open_lock`).
     - `listen`: HOST:PORT for the other member. `peer`: its HOST:PORT.
     - `found`: found a pair with this directory, if the lock has none.
-    - `min_in_sync`: how many members must have an append; with 2 a live alone takes none.
-    - `lease_seconds`: the time after which a live that does not renew its lease may be replaced.
+    - `min_in_sync`: how many members must have an append; with 2 a primary alone takes none.
+    - `lease_seconds`: the time after which a primary that does not renew its lease may be replaced.
     - `lanes`: how many topics a backup applies to in parallel.
     - `window_bytes`: what may be sent and not applied. `keep_bytes`: what is kept for a backup that is behind.
     - `tls_cert`, `tls_key`, `tls_ca`: files for TLS between the members.
@@ -119,7 +119,7 @@ class PairReader(FileReader):
 
 
 class NodeReplicator:
-    """The pair as the engine of a live sees it (`broker_io.file.commit.Replicator`)."""
+    """The pair as the engine of a primary sees it (`broker_io.file.commit.Replicator`)."""
 
     def __init__(self, node: PairNode, log: FileLog) -> None:
         self._node = node
@@ -365,7 +365,7 @@ class PairBroker(FileBroker):
         return NotLive(_COPYING) if self._store.replacing else super().missing(error)
 
     def named(self, name: str) -> TopicEntry:
-        """As the base; a topic that an incomplete copy lacks raises NotLive, because the live may have it."""
+        """As the base; a topic that an incomplete copy lacks raises NotLive, because the primary may have it."""
         with self._while_copying():
             return super().named(name)
 
@@ -403,7 +403,7 @@ class PairBroker(FileBroker):
     ) -> FileWriter:
         """As the port. With `wait` an exclusive writer also waits until this member is live and can be written to.
 
-        A live that lacks the backup which `min_in_sync` asks for can't be: the first append would wait for it.
+        A primary that lacks the backup which `min_in_sync` asks for can't be: the first append would wait for it.
         """
         if exclusive and wait is not None:
             clock = self.environment.clock
@@ -456,7 +456,7 @@ class PairBroker(FileBroker):
         super().set_compaction_policy(topic, policy)
 
     def back_up(self, path: str, progress: BackupProgress) -> BackupReport:
-        """As `BackupBroker` says, at the live."""
+        """As `BackupBroker` says, at the primary."""
         self._check_live()
         return super().back_up(path, progress)
 

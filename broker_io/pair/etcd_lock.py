@@ -2,10 +2,10 @@
 
 Keys: `NAME/record` has the record with the number of the session that made it, as `lock_state` describes. A store with
 a session has `NAME/session/STORE`, its id in hex; its value is the number of the session, which is that of an etcd
-lease, and the key ends with that lease. The live has its lease as long as its key names the session of the record.
+lease, and the key ends with that lease. The primary has its lease as long as its key names the session of the record.
 
 A swap reads all of this and replaces the record in a transaction, which compares the revisions of the record and of the
-sender's key. So what `accepts` decided still holds when the record is replaced, as a lease of the old live can end
+sender's key. So what `accepts` decided still holds when the record is replaced, as a lease of the old primary can end
 meanwhile, but not begin; and a swap that arrives late finds another revision.
 
 A leader of etcd that has lost its office without knowing may renew a lease that its successor ends. A linearizable read

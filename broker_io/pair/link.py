@@ -22,7 +22,7 @@ from broker_io.pair.port import CopyChunk, LinkEvents, PairLink, StoreCopy
 from broker_io.replication.messages import CopyBegin, Message
 
 OUTBOX_BYTES = 512 * 1024 * 1024
-"""What may wait to be sent before the link is broken: far more than a live sends before it hears of its backup."""
+"""What may wait to be sent before the link is broken: far more than a primary sends before it hears of its backup."""
 
 
 @dataclass

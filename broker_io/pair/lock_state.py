@@ -9,7 +9,7 @@ A lock's record is stored as a JSON object, in UTF-8:
     reached   [epoch, lsn, chain] of the mark which they all had
     forced    null, or such a mark
     pair      the id of the pair, hex; missing if its founder had none
-    session   the session whose swap made this record; the lease of the live is that of this session
+    session   the session whose swap made this record; the lease of the primary is that of this session
 
 A lock that can end no session by itself stores all of its state: the object has in addition
 

@@ -4,9 +4,9 @@ Any thread may report an event. The core takes it under the node's lock, and eac
 messages are sent at once, a thread asks the lock outside, another one applies; the journal's tasks are in
 `broker_io.pair.tasks`. What follows from an effect is an event again.
 
-A live applies its own records: the thread that builds one calls `commit`, which returns once the record is committed,
-changes the state, and calls `applied`. Until then nothing else is applied. All other records, those of a backup and
-those before an epoch begins, are applied by a thread of the node.
+A primary applies its own records: the thread that builds one calls `commit`, which returns once the record is
+committed, changes the state, and calls `applied`. Until then nothing else is applied. All other records, those of a
+backup and those before an epoch begins, are applied by a thread of the node.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from broker_io.replication.serving import Gate, has_room, lacks_backup, reads, r
 from broker_io.replication.states import step
 
 BEAT_SECONDS = 0.05
-"""How often a live shows its backup, which has nothing else to go by, what is committed."""
+"""How often a primary shows its backup, which has nothing else to go by, what is committed."""
 RETRY_SECONDS = 0.25
 SEEN_SECONDS = 0.02
-"""How often a former live looks whether the other one has taken its role."""
+"""How often a former primary looks whether the other one has taken its role."""
 LACKS_BACKUP = (
     "nothing can be written, because pair.min_in_sync is 2 and the backup is not in sync; a machine that became live "
     "without it serves nobody"

@@ -30,7 +30,7 @@ class CopyChunk(NamedTuple):
 
 
 class StoreCopy(Resource, Protocol):
-    """The files of a live as of one record; none of them is removed until `close`, which the link calls."""
+    """The files of a primary as of one record; none of them is removed until `close`, which the link calls."""
 
     @property
     def mark(self) -> Mark:
@@ -126,15 +126,15 @@ class PairStore(Resource, Protocol):
     def apply(self, lsn: int) -> None:
         """Apply records of the journal up to an lsn, in lanes; a member that is live applies its own.
 
-        Raises PeerError if a prepared file can't be fetched now, TopicNotFound if the live does not have it any more;
-        it is called again, until a copy begins.
+        Raises PeerError if a prepared file can't be fetched now, TopicNotFound if the primary does not have it any
+        more; it is called again, until a copy begins.
         """
 
     def epoch_content(self, effect: BuildEpoch) -> bytes:
         """The content of the record with which an epoch begins; everything before it is applied."""
 
     def append_swap(self, result: RewriteFinished) -> None:
-        """At a live: put the result of a compaction in place, by an operation. Raises NotLive and AppendUnknown."""
+        """At a primary: put the result of a compaction in place, by an operation. Raises NotLive and AppendUnknown."""
 
     # for the peer
 

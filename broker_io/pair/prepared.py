@@ -1,7 +1,7 @@
 """The files that compactions have prepared: a member that lacks one fetches it from its peer
 
-The live has written a file before the log names it. Its backup fetches the bytes, because they are what the log says,
-and computing them twice would cost more. What a file has is checked by its length and digest before it counts.
+The primary has written a file before the log names it. Its backup fetches the bytes, because they are what the log
+says, and computing them twice would cost more. What a file has is checked by its length and digest before it counts.
 """
 
 from __future__ import annotations

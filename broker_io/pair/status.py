@@ -28,7 +28,7 @@ class LateRecord(NamedTuple):
 class BackupLag:
     """How far a backup is behind: what came to this node's log and is not applied there.
 
-    At a live "there" is its backup as far as that has said, at a backup it is this node. `count` gives the number of
+    At a primary "there" is its backup as far as that has said, at a backup it is this node. `count` gives the number of
     operations in the content of a record.
     """
 
@@ -75,7 +75,7 @@ class BackupLag:
 
 
 def _applied_there(member: PairMember) -> int:
-    """The last record that the backup is known to have applied; what is committed if it has not said that to a live."""
+    """The last record that the backup is known to have applied; what is committed if it said that to no primary."""
     if not member.serves:
         return member.log.applied
     peer = member.peer
@@ -85,7 +85,7 @@ def _applied_there(member: PairMember) -> int:
 
 
 def not_promotable(member: PairMember) -> str:
-    """Why a backup without a live that it follows does not become live; empty if it may, or that is not known."""
+    """Why a backup without a primary that it follows does not become live; empty if it may, or that is not known."""
     if member.record_lost:
         return RECORD_LOST
     if member.role is not Role.BACKUP or member.followed is not None or member.known is None:
@@ -111,7 +111,7 @@ def waits_for(member: PairMember) -> str:
     if member.record_lost:
         return f"nobody can become live: {RECORD_LOST}"
     if known.lease is not None and known.lease.store != member.store:
-        return "the other member has the lease of the live, which has to end, and there is no link to it"
+        return "the other member has the lease of the primary, which has to end, and there is no link to it"
     why = not_promotable(member)
     return f"nobody is live: this member can't become live, because {why}" if why else "nobody is live yet"
 

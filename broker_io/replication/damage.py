@@ -1,7 +1,7 @@
 """Members tell each other which of their topics have a damaged file
 
 A member with damage stays in `in_sync`: it has all records, and if the other one is lost it serves every other topic.
-But it is not preferred. A live switches to no backup that would lose a topic by that, and a store that could become
+But it is not preferred. A primary switches to no backup that would lose a topic by that, and a store that could become
 live leaves the role to the other one for a while. A topic that is damaged on both makes no difference.
 
 Each says what is damaged once the logs were compared on a link, if anything is, and whenever that changes. A member of

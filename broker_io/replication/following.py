@@ -1,7 +1,7 @@
-"""A backup follows its live
+"""A backup follows its primary
 
 A backup takes a record only if it is the next one of its log and the chain fits, on a link on which the end of its log
-was compared with the log of the live. It syncs before it says that something is durable. It applies no more than the
+was compared with the log of the primary. It syncs before it says that something is durable. It applies no more than the
 live says is committed, than was compared on this link, and than is durable here: a suffix of a former epoch may differ
 from what was committed, and an effect whose record is lost would have no cause after a crash.
 
@@ -44,7 +44,7 @@ def on_link_down(member: PairMember, event: LinkDown) -> None:
 
 
 def greet(member: PairMember) -> None:
-    """Say what this store has, so that a live can compare it with its log.
+    """Say what this store has, so that a primary can compare it with its log.
 
     A process that has not read the lock since its session began knows nothing of swaps that its store sent before.
     """
@@ -64,7 +64,7 @@ def obeys(member: PairMember, epoch: int) -> bool:
 
 
 def on_follow(member: PairMember, message: Follow) -> None:
-    """The live has compared the end of our log; what is durable up to there counts on this link."""
+    """The primary has compared the end of our log; what is durable up to there counts on this link."""
     log = member.log
     if not obeys(member, message.epoch):
         return
@@ -107,7 +107,7 @@ def _apply(member: PairMember) -> None:
 
 
 def report(member: PairMember) -> None:
-    """Say what is durable here, which keeps the live informed that this backup is well."""
+    """Say what is durable here, which keeps the primary informed that this backup is well."""
     followed, log = member.followed, member.log
     if followed is not None:
         mark = log.mark_at(log.durable)
@@ -154,13 +154,13 @@ def note_applied(member: PairMember, lsn: int) -> None:
 
 
 def on_disk_space(member: PairMember, event: DiskSpace) -> None:
-    """The live refuses appends while a disk in sync is full, before it sends them."""
+    """The primary refuses appends while a disk in sync is full, before it sends them."""
     member.full = event.full
     report(member)
 
 
 def on_tick(member: PairMember, _event: Tick) -> None:
-    """Keep the session, read the lock, and show the live that this backup is there."""
+    """Keep the session, read the lock, and show the primary that this backup is there."""
     member.keep_session()
     report(member)
     settings = member.settings

@@ -1,9 +1,9 @@
 """A backup that can't just follow: it cuts its log, or gets a copy
 
-Before anything durable is dropped three things must be true. The live has taken the store out of `in_sync`. The store
-has itself read the lock, after the live asked it to rejoin, and found this live in this epoch and itself not in sync.
-And it has synced a mark that it is partial, with which it never becomes live. The mark is removed after the last byte
-is synced and the end compared, and before the store says that anything is durable.
+Before anything durable is dropped three things must be true. The primary has taken the store out of `in_sync`. The
+store has itself read the lock, after the primary asked it to rejoin, and found this primary in this epoch and itself
+not in sync. And it has synced a mark that it is partial, with which it never becomes live. The mark is removed after
+the last byte is synced and the end compared, and before the store says that anything is durable.
 
 A copy is the first thing on a link: one that comes after records would take the state back.
 """
@@ -32,7 +32,7 @@ from broker_io.replication.records import START, Index, StoreLog
 
 
 def on_rejoin(member: PairMember, message: Rejoin) -> None:
-    """The live asks this store to rejoin, as the first thing on a link: read the lock before anything else."""
+    """The primary asks this store to rejoin, as the first thing on a link: read the lock before anything else."""
     if not following.obeys(member, message.epoch):
         return
     if member.followed is not None:
@@ -45,7 +45,7 @@ def on_rejoin(member: PairMember, message: Rejoin) -> None:
 
 
 def on_lock_read(member: PairMember, event: LockRead) -> None:
-    """Go on only if the lock says what the live says."""
+    """Go on only if the lock says what the primary says."""
     member.take_read(event.request, event.view)
     joining = member.joining
     if joining is None or joining.step is not Step.CHECK or event.request != joining.request:
@@ -87,7 +87,7 @@ def on_partial_synced(member: PairMember, event: PartialSynced) -> None:
 
 
 def on_files_missing(member: PairMember, _event: FilesMissing) -> None:
-    """Ask for a copy over a new link; the live takes this store out of `in_sync` before."""
+    """Ask for a copy over a new link; the primary takes this store out of `in_sync` before."""
     member.lacking = True
     member.break_link()
 
@@ -100,7 +100,7 @@ def cut(member: PairMember, lsn: int) -> None:
 
 
 def on_cut(member: PairMember, _event: WasCut) -> None:
-    """What is left is a prefix of the live's log: the store is whole again."""
+    """What is left is a prefix of the primary's log: the store is whole again."""
     member.busy, joining = False, member.joining
     if joining is None:
         following.greet(member)
@@ -141,7 +141,7 @@ def on_copy_begin(member: PairMember, message: CopyBegin) -> None:
 
 
 def on_copied(member: PairMember, event: Copied) -> None:
-    """Every byte of the copy is synced, and its end is that of the live's log."""
+    """Every byte of the copy is synced, and its end is that of the primary's log."""
     joining = member.joining
     if joining is None or joining.step is not Step.COPY or event.at != joining.copy_at:
         return

@@ -1,8 +1,8 @@
-"""The lease: how long a live may serve, and when a challenger may take its place
+"""The lease: how long a primary may serve, and when a challenger may take its place
 
 A lock keeps a lease for a time to live T after it received the last renewal. The clock of each side may run up to a
-share `drift` fast or slow, so the live counts T(1 - 2 drift), and from the moment when it sent the renewal: the answer
-comes later than the lock's clock started. Clocks must count suspended time (CLOCK_BOOTTIME).
+share `drift` fast or slow, so the primary counts T(1 - 2 drift), and from the moment when it sent the renewal: the
+answer comes later than the lock's clock started. Clocks must count suspended time (CLOCK_BOOTTIME).
 
 A lock without a clock, such as a file, ends no lease. There a challenger must see the counter of renewals unchanged for
 T(1 + 2 drift) by its own clock.
@@ -21,7 +21,7 @@ from broker_io.replication.records import Store
 
 
 class LockLease(NamedTuple):
-    """The lease of a live as a lock shows it: its store, its session, and how often it was renewed."""
+    """The lease of a primary as a lock shows it: its store, its session, and how often it was renewed."""
 
     store: Store
     session: int
@@ -58,7 +58,7 @@ class LockSession:
     renewing_since: int | None = None
 
     def holds_at(self, now: int, terms: Terms) -> bool:
-        """Whether a live may serve now."""
+        """Whether a primary may serve now."""
         return self.number is not None and now < self.sent + terms.held_for
 
     def renewed(self, number: int, sent: int) -> bool:

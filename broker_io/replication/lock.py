@@ -1,4 +1,4 @@
-"""The lock outside a pair: its record, swaps of it, and what a live must assume while an answer is missing
+"""The lock outside a pair: its record, swaps of it, and what a primary must assume while an answer is missing
 
 The record says who is live, and which stores have every committed record (`in_sync`): only these may be promoted. If
 there are none, the pair was dissolved: `live` is the store that went on without a pair, and no store is promoted any
@@ -58,7 +58,7 @@ NO_RECORD = LockRecord(0, 0, b"", (), START, None)
 
 
 class LockView(NamedTuple):
-    """What a read of a lock shows: the record, and the lease of the live unless it has ended."""
+    """What a read of a lock shows: the record, and the lease of the primary unless it has ended."""
 
     record: LockRecord
     lease: LockLease | None
@@ -123,7 +123,7 @@ def ineligible(record: LockRecord, log: StoreLog, *, founder: bool) -> str:
 
 @dataclass
 class PairMembership:
-    """The lock's record as a live knows it, and its swaps that may still happen, by request."""
+    """The lock's record as a primary knows it, and its swaps that may still happen, by request."""
 
     record: LockRecord
     pending: tuple[tuple[int, Swap], ...] = ()

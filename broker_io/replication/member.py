@@ -1,8 +1,8 @@
 """A member of a pair: its state, and what all roles share
 
 The rules are functions over this state: `following` and `joining` for a backup, `promotion` for one that becomes live,
-`serving` and `membership` for a live. `states` says which of them handles which event in which role. A member knows the
-time from its events only.
+`serving` and `membership` for a primary. `states` says which of them handles which event in which role. A member knows
+the time from its events only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SECOND = 1_000_000_000
 
 
 class Role(enum.Enum):
-    """BACKUP follows or waits for a live; JOINING drops, cuts or copies; CLAIMING has sent a swap that would make it
+    """BACKUP follows or waits for a primary; JOINING drops, cuts or copies; CLAIMING has sent a swap that would make it
     live; OPENING has won its epoch and begins it; LIVE serves; SWITCHING serves until the backup has everything.
     """
 
@@ -50,7 +50,7 @@ class Role(enum.Enum):
 class Settings(NamedTuple):
     """What a pair is configured with; times in nanoseconds.
 
-    - `min_in_sync`: how many stores must have an append before it is acknowledged; with 2 a live alone takes none.
+    - `min_in_sync`: how many stores must have an append before it is acknowledged; with 2 a primary alone takes none.
     - `founder`: may become live where the lock has no record.
     - `member_timeout`: a member of `in_sync` that is silent for so long is taken out.
     - `answer_timeout`: an answer of the lock that is missing for so long is taken as lost.
@@ -84,7 +84,7 @@ class Step(enum.Enum):
 
 @dataclass
 class Followed:
-    """The live that a backup follows on the present link; its log and ours were compared up to `compared`."""
+    """The primary that a backup follows on the present link; its log and ours were compared up to `compared`."""
 
     epoch: int
     store: Store
@@ -94,7 +94,7 @@ class Followed:
 
 @dataclass
 class Joining:
-    """A backup that gets the log of a live: under which plan, and how far it is."""
+    """A backup that gets the log of a primary: under which plan, and how far it is."""
 
     epoch: int
     store: Store
@@ -117,7 +117,7 @@ class Claim:
 
 
 class PeerStage(enum.Enum):
-    """A live's view of its backup: it has to leave `in_sync` first; it rejoins; it is copied to; it follows."""
+    """A primary's view of its backup: it has to leave `in_sync` first; it rejoins; it is copied to; it follows."""
 
     LEAVING = "leaving"
     REJOINING = "rejoining"
@@ -127,7 +127,7 @@ class PeerStage(enum.Enum):
 
 @dataclass
 class Peer:
-    """The backup of a live on the present link.
+    """The backup of a primary on the present link.
 
     `sent` is the last record sent, `durable` and `applied` what it said, if anything, since the logs were compared.
     `required`: commits wait for it, because it is about to join, once it has applied record `join_after`. `copied`: it
@@ -151,7 +151,7 @@ class Peer:
 
 @dataclass
 class Leading:
-    """What a member knows as live of an epoch. `begins` is the mark before its epoch record, `opened` that record's
+    """What a member knows as primary of an epoch. `begins` is the mark before its epoch record, `opened` that record's
     lsn; `heard` when the backup was heard last.
     """
 

@@ -1,11 +1,11 @@
-"""A live decides which stores are in sync, and keeps its lease
+"""A primary decides which stores are in sync, and keeps its lease
 
 A member of `in_sync` that does not answer for a while is taken out by a swap, whatever the policy: without the swap
 nothing more would be committed. The policy says how many stores an append needs.
 
-A backup that catches up is required from a moment that the live chooses. Once everything committed is durable on it the
-swap is sent, and from then on both are required, whether an answer comes or not. If the backup is lost before the swap
-was sent, it is required no longer.
+A backup that catches up is required from a moment that the primary chooses. Once everything committed is durable on it
+the swap is sent, and from then on both are required, whether an answer comes or not. If the backup is lost before the
+swap was sent, it is required no longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker_io.replication.records import Store
 
 
 def on_tick(member: PairMember, _event: Tick) -> None:
-    """Stop if the lease has lapsed; else renew it and show the backup that this live is there.
+    """Stop if the lease has lapsed; else renew it and show the backup that this primary is there.
 
     A renewal does not show whether the lock still has its record, without which no backup can take over.
     """
@@ -49,7 +49,7 @@ def on_view(member: PairMember, event: LockRead | SwapAnswered) -> None:
 
 
 def review(member: PairMember) -> None:
-    """After every event of a live: rejoin, require, swap, ship and commit what can be."""
+    """After every event of a primary: rejoin, require, swap, ship and commit what can be."""
     if not member.serves:
         return
     leading, peer = member.leading, member.peer

@@ -15,8 +15,8 @@ from broker_io.replication.records import Fork, LogRecord, Mark, Store
 
 
 class CatchUp(enum.Enum):
-    """How a backup gets the log of its live: what follows its end; what follows its commit index, after a cut there;
-    a copy; or a copy into another store, because this one applied what the live does not have.
+    """How a backup gets the log of its primary: what follows its end; what follows its commit index, after a cut there;
+    a copy; or a copy into another store, because this one applied what the primary does not have.
     """
 
     TAIL = "tail"
@@ -167,7 +167,7 @@ class SessionEnded(NamedTuple):
 
 
 class AppendRequested(NamedTuple):
-    """Everything that waits at the live, as the content of one record."""
+    """Everything that waits at the primary, as the content of one record."""
 
     content: bytes
 

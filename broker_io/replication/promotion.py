@@ -1,10 +1,10 @@
 """A store becomes live: by a swap to the next epoch, and never otherwise
 
-Also a live that restarts, or whose lease has lapsed, takes the next epoch: records of its epoch that it lost may be on
-the backup. It need not wait for its own lease, which ends when it begins another session, and it has locked its
+Also a primary that restarts, or whose lease has lapsed, takes the next epoch: records of its epoch that it lost may be
+on the backup. It need not wait for its own lease, which ends when it begins another session, and it has locked its
 directory; a lease of another store has to end first.
 
-From the moment when the swap is sent until it is settled the store takes nothing from its former live. The swap sets
+From the moment when the swap is sent until it is settled the store takes nothing from its former primary. The swap sets
 `in_sync` to the store alone, so after it everything in its log is committed. The epoch begins with a record that names
 the log before it. The store serves once that record is durable and applied, if its lease is still valid then.
 
@@ -139,7 +139,7 @@ def on_claim_answered(member: PairMember, event: SwapAnswered) -> None:
     """The claim is won by a success, and lost once no request of it can succeed.
 
     One that was refused may leave others without an answer, which could still arrive much later; they end with the
-    session. So a live that was only slow, and makes no swap, is followed again.
+    session. So a primary that was only slow, and makes no swap, is followed again.
     """
     member.see(event.view)
     claim = member.claim

@@ -5,7 +5,7 @@ all that may still ask for them have them: the stores in sync, which have everyt
 is copied to or catches up. Files that a copy lists are removed after it only. Both are bounded: beyond `keep_bytes` the
 link to the backup is broken, and its copy begins again.
 
-A compaction is two operations. The live has written the new files before `prepare`, which says their lengths and
+A compaction is two operations. The primary has written the new files before `prepare`, which says their lengths and
 digests; a backup that applies it fetches them. The `swap` is appended when all that are required have them. A backup
 that was not required then fetches them before it applies the swap.
 """
@@ -74,7 +74,7 @@ def review(member: PairMember) -> None:
 
 
 def on_rewrite_finished(member: PairMember, event: RewriteFinished) -> None:
-    """This store's result of a compaction; the live learns what a backup has."""
+    """This store's result of a compaction; the primary learns what a backup has."""
     _note_rewrite(member, member.store, event)
     following.report_rewrites(member)
 
@@ -93,7 +93,7 @@ def _note_rewrite(member: PairMember, store: Store, event: RewriteFinished) -> N
 
 
 def append_swaps(member: PairMember) -> None:
-    """Append the swap of each compaction that all required stores have rewritten, with the live's result."""
+    """Append the swap of each compaction that all required stores have rewritten, with the primary's result."""
     needed = serving.required(member)
     for event in [result for store, result in member.rewrites if store == member.store]:
         if needed <= {store for store, result in member.rewrites if result.number == event.number}:

@@ -1,4 +1,4 @@
-"""A live builds records, ships them, and answers once they are committed and applied
+"""A primary builds records, ships them, and answers once they are committed and applied
 
 A record goes to the backup and into the journal at the same time. It is committed when it is durable on every store
 that may be in `in_sync`; what a backup says counts only on the link on which the logs were compared. Only then is it
@@ -61,7 +61,7 @@ def reads(member: PairMember, now: int) -> Gate:
 
 
 def refusal(member: PairMember, now: int) -> Error | None:
-    """Why a live takes no append now, before anything is sent or written; None if it does.
+    """Why a primary takes no append now, before anything is sent or written; None if it does.
 
     A disk above its watermark raises at once; everything else passes.
     """
@@ -108,7 +108,7 @@ def required(member: PairMember) -> frozenset[Store]:
 
 
 def lacks_backup(member: PairMember) -> bool:
-    """Whether a live commits nothing because fewer stores than `min_in_sync` are required."""
+    """Whether a primary commits nothing because fewer stores than `min_in_sync` are required."""
     return member.serves and len(required(member)) < member.settings.min_in_sync
 
 
@@ -244,7 +244,7 @@ def on_switch(member: PairMember, _event: SwitchRequested) -> None:
 
 
 def switch_refusal(member: PairMember) -> str:
-    """Why a live does not switch to its backup now; empty if it does."""
+    """Why a primary does not switch to its backup now; empty if it does."""
     peer, membership = member.peer, member.leading.membership
     if member.record_lost:
         return RECORD_LOST

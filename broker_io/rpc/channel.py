@@ -58,7 +58,7 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 SOONER = {"grpc.keepalive_time_ms": 3_000, "grpc.keepalive_timeout_ms": 4_000, "grpc.http2.ping_timeout_ms": 4_000}
-"""Other values for a member of a pair: it is left before the lease of a live that hangs has ended."""
+"""Other values for a member of a pair: it is left before the lease of a primary that hangs has ended."""
 TOO_LONG = "larger than max"
 """Part of gRPC's error text for a message that exceeds the size limit of the client or the service."""
 REMEDY = "give the address of this log's service, or connect again if the log was re-created"

@@ -184,7 +184,7 @@ def test_services_of_both_releases_take_turns(
 
 
 def test_the_machines_of_a_pair_run_both_releases(trees: dict[str, Path], tmp_path: Path) -> None:
-    """Either is the live and the backup of the other one, after switches and kills of the live."""
+    """Either is the primary and the backup of the other one, after switches and kills of the primary."""
     pair = PairOfProcesses(tmp_path, f"file:{tmp_path}/lock", trees=[trees[OLD], trees[NEW]])
     writers = dict[str, Life]()
 

@@ -31,7 +31,7 @@ def brokers(tmp_path: Path) -> Iterator[BrokerPair]:
 
 
 def filled(brokers: BrokerPair) -> dict[str, Path]:
-    """A live alone, with two topics of a sealed and an open ledger each; the sealed files."""
+    """A primary alone, with two topics of a sealed and an open ledger each; the sealed files."""
     a = brokers.a.start()
     brokers.a.live()
     a.create_topics(["bad", "good"])

@@ -103,7 +103,7 @@ def test_r6_state_is_the_same_for_any_number_of_lanes(steps: list[tuple[str, int
 
 
 def prepared(live: Live) -> int:
-    """A compaction that the live has prepared; its number."""
+    """A compaction that the primary has prepared; its number."""
     live.make("a")
     live.append("a", b"one" * 100, b"two" * 100)
     live.roll("a")

@@ -92,7 +92,7 @@ def test_store_that_lacks_records_is_refused_unless_forced(machines: Machines) -
 def test_pair_with_a_live_is_not_dissolved(machines: Machines) -> None:
     machines.begin()
     machines.stop(1)
-    with pytest.raises(NotPromotable, match=r"has the lease of the live|not in sync"):
+    with pytest.raises(NotPromotable, match=r"has the lease of the primary|not in sync"):
         dissolve(machines.directories[1], machines.options(1))
     put(machines.open[0], "orders", "goes on")
     assert contents(machines.open[0], "orders") == ["both", "goes on"]

@@ -87,7 +87,7 @@ def test_store_of_another_pair_keeps_its_log(machines: Machines, tmp_path: Path)
 
 
 def test_store_of_a_dissolved_pair_is_refused_by_the_new_one(machines: Machines, tmp_path: Path) -> None:
-    """Its epoch is above that of the new pair, so the new live has nothing to say to it."""
+    """Its epoch is above that of the new pair, so the new primary has nothing to say to it."""
     machines.begin()
     for live, other in ((0, 1), (1, 0)):
         machines.stop(live)

@@ -136,7 +136,7 @@ def settings_of(**settings: Any) -> LinkSettings:
 
 
 def linked(start: Start, **settings: Any) -> tuple[Node, Node]:
-    """A live and a backup with a link."""
+    """A primary and a backup with a link."""
     live = start(live=True)
     backup = start(peer=f"127.0.0.1:{live.transport.port}", **settings)
     backup.seen.next("up")

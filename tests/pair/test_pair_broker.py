@@ -408,7 +408,7 @@ def test_load_over_failovers(pair: BrokerPair) -> None:
 
 
 def test_operations_that_were_made_before_others_are_refused(pair: BrokerPair) -> None:
-    """As when the role was lost, and won again after what the live did not know to be committed was applied."""
+    """As when the role was lost, and won again after what the primary did not know to be committed was applied."""
     pair.a.start()
     a = pair.a.live()
     a.create_topic("orders")

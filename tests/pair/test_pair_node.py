@@ -432,7 +432,7 @@ def test_status_says_who_is_live_or_what_is_waited_for(pair: Pair) -> None:
     pair.net.cut = True
     pair.net.break_links()
     pair.a.engine.append(b"x")
-    until(lambda: waits(pair.b).startswith("the other member has the lease of the live"))
+    until(lambda: waits(pair.b).startswith("the other member has the lease of the primary"))
     pair.a.stop()
     until(lambda: waits(pair.b) == "nobody is live: this member can't become live, because it is not in sync")
 
@@ -499,7 +499,7 @@ def test_times_of_the_status_are_rounded(pair: Pair) -> None:
 
 
 def test_record_that_is_applied_after_the_lease_is_not_answered_and_holds_up_the_next_epoch(pair: Pair) -> None:
-    """The live has to apply its record before anything else is, and this record may be one that another live drops."""
+    """The primary applies its record before anything else is, and this record may be one that another primary drops."""
     pair.a.start()
     live(pair.a)
     node, store = pair.a.node, pair.a.store

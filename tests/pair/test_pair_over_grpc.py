@@ -77,7 +77,7 @@ class Pair:
         until(lambda: self.follows(self.a, self.b))
 
     def follows(self, member: Member, other: Member) -> bool:
-        """Whether a live and its backup are in sync and have the same applied."""
+        """Whether a primary and its backup are in sync and have the same applied."""
         return len(member.node.status()["in_sync"]) == 2 and member.contents == other.contents
 
 

@@ -36,7 +36,8 @@ def live_a_life(live: Live) -> None:
 
 
 class Follow:
-    """A backup takes records, applies them, makes checkpoints, drops its journal, and cuts a record of another live."""
+    """A backup takes records, applies them, makes checkpoints, drops its journal, and cuts a record of another
+    primary."""
 
     def __init__(self) -> None:
         self.live, self.backup = pair(lanes=1)
@@ -57,7 +58,7 @@ class Follow:
         backup.store.remove_files([name for name, _ in backup.events.replaced])
 
     def other(self) -> LogRecord:
-        return make_record(self.backup.end, 9, self.written, b"of another live", Kind.DATA)
+        return make_record(self.backup.end, 9, self.written, b"of another primary", Kind.DATA)
 
     def check(self, found: Member) -> None:
         """What was written is there, and the rest can be taken."""
@@ -85,7 +86,7 @@ class Receive:
         self.done = True
 
     def check(self, found: Member) -> None:
-        """It is what it was, or what its live is, or partial; then another copy can be taken."""
+        """It is what it was, or what its primary is, or partial; then another copy can be taken."""
         found.store.apply(found.opened.commit)
         assert found.opened.store == self.backup.opened.store
         if self.done:

@@ -98,7 +98,7 @@ def test_h02_partial_store_never_becomes_live() -> None:
 
 
 def test_h02_store_that_the_lock_names_refuses_to_rejoin() -> None:
-    """A live that was paused may still ask for it."""
+    """A primary that was paused may still ask for it."""
     world = pair(appends=1)
     backup = member(world, B)
     backup.break_link()
@@ -323,7 +323,7 @@ def test_h10_late_answer_of_a_renewal_does_not_prolong_the_lease() -> None:
 
 @pytest.mark.parametrize("clocked", [True, False])
 def test_h10_clocks_that_drift_show_nothing_stale(clocked: bool) -> None:
-    """The clock of the live is slow, that of its backup fast: the one stops before the other begins."""
+    """The clock of the primary is slow, that of its backup fast: the one stops before the other begins."""
     world = pair(appends=1, clocked=clocked)
     slow, fast = world.nodes
     base = world.real
@@ -503,7 +503,7 @@ def test_h22_switch_ends_the_lease_after_everything_is_committed() -> None:
 
 
 def test_h22_switch_back_needs_no_wait() -> None:
-    """The former live lets the other one claim first; that is over once the other one is live."""
+    """The former primary lets the other one claim first; that is over once the other one is live."""
     world = pair(appends=1)
     world.do(("switch", A))
     run(world, until=lambda: role(world, B) is Role.LIVE)
@@ -587,7 +587,7 @@ def test_h26_session_that_ends_in_a_claim_leaves_the_claim_open() -> None:
 
 
 def test_h27_claim_that_was_refused_is_given_up_with_its_session() -> None:
-    """The live of a lock without a clock was only slow; an answer that was lost must not keep the claim open."""
+    """The primary of a lock without a clock was only slow; an answer that was lost must not keep the claim open."""
     world = pair(appends=1, clocked=False)
     world.do(("pause", A))
     run(world, "time", until=lambda: bool(world.lock.requests))
@@ -631,7 +631,7 @@ def test_empty_store_is_not_forced() -> None:
 
 
 def test_founder_whose_directory_was_emptied_is_not_forced() -> None:
-    """It begins at a random mark before any epoch: as a live it would have another log than the pair."""
+    """It begins at a random mark before any epoch: as a primary it would have another log than the pair."""
     world = World()
     world.do(("start", B))
     run(world, "answer")
@@ -643,7 +643,7 @@ def test_founder_whose_directory_was_emptied_is_not_forced() -> None:
 
 
 def test_request_to_force_expires() -> None:
-    """It must not come true when the live dies much later."""
+    """It must not come true when the primary dies much later."""
     world = alone(appends=1)
     world.do(("start", B))
     world.give(B, m.ForceRequested())

@@ -69,7 +69,7 @@ def test_h13_backup_says_again_on_a_new_link_what_it_has_rewritten() -> None:
 
 
 def copying(world: World) -> PairMember:
-    """A live whose backup is copied to."""
+    """A primary whose backup is copied to."""
     live = member(world, A)
     live.peer = Peer(b"b2", PeerStage.COPYING, sent=live.log.applied, copied=True)
     return live
@@ -163,7 +163,7 @@ def follow(world: World) -> None:
 
 
 def test_h13_backup_joins_once_it_has_applied_what_was_swapped_without_it() -> None:
-    """What the live swaps before the backup is required waits for the live's own files only."""
+    """What the primary swaps before the backup is required waits for the primary's own files only."""
     world = pair()
     world.do(("crash", B))
     while len(world.lock.record.in_sync) == 2:

@@ -32,7 +32,7 @@ def client(pair: PairOfMachines) -> Iterator[SyncClient]:
 
 
 def in_sync(pair: PairOfMachines) -> Machine:
-    """Start what has ended, and wait until both have everything; the live."""
+    """Start what has ended, and wait until both have everything; the primary."""
     for machine in pair.machines:
         if machine.service.process.poll() is not None:
             machine.service.finish()

@@ -101,7 +101,7 @@ def test_what_a_forced_promotion_drops_is_gone_for_all_and_nothing_else(tmp_path
             table.follow(client, 5)
             for machine in pair.machines:
                 machine.link.cut()
-            wait_until(lambda: len(pair.record().in_sync) == 1, "the live waits for its backup")
+            wait_until(lambda: len(pair.record().in_sync) == 1, "the primary waits for its backup")
             lost = load(client, LOST, "lost")
             with connect(pair.address, max_unavailable=PATIENCE) as other:  # its ids are leased in the lost part
                 with other.transaction() as txn:
@@ -126,10 +126,10 @@ def test_what_a_forced_promotion_drops_is_gone_for_all_and_nothing_else(tmp_path
             machine.link.heal()
         live.service.finish()
         live.start()
-        wait_until(pair.in_sync, "the former live does not join")
+        wait_until(pair.in_sync, "the former primary does not join")
         assert [*live.log.glob("aside-*")]
         backup.kill()
-        wait_until(lambda: live.serves, "the former live does not take over")
+        wait_until(lambda: live.serves, "the former primary does not take over")
         with connect(pair.address, max_unavailable=PATIENCE) as client:
             expected = texts(KEPT, "kept") + texts(NEW, "new")
             assert read(client, "b", len(expected)) == expected

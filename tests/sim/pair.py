@@ -170,7 +170,7 @@ class PairScenario(Scenario):
 
     def _swapped(self, old: LockRecord, new: LockRecord) -> None:
         if new.live != old.live:
-            self.world.count("change of the live")
+            self.world.count("change of the primary")
         if len(new.in_sync) > len(old.in_sync):
             self.world.count("joined backup")
         if new.forced is not None and new.forced != old.forced:

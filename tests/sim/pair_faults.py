@@ -135,7 +135,7 @@ class PairFaults(Faults):
         self._hold_apart(live.host.name, service.host.name)
 
         def wait() -> None:
-            """Wait until the live needs its backup no more; then it commits what the other one does not get."""
+            """Wait until the primary needs its backup no more; then it commits what the other one does not get."""
             record, store = self._scenario.lock.record, self._store_of(service)
             if record.live == store:  # another fault has moved the live role
                 self._stop_forcing()
@@ -175,7 +175,7 @@ class PairFaults(Faults):
     def _silence(self, live: Service, choose: random.Random) -> None:
         """Crash the live machine for a while, let its process pause, or cut it off from the lock."""
         how = choose.choice(("crash", "crash", "pause", "lock"))
-        self._world.log("fault", f"the live is silenced: {how}")
+        self._world.log("fault", f"the primary is silenced: {how}")
         if how == "crash" or live.running is None:
             live.held = True
             live.host.lose_power(choose.choice([*Unsynced]))

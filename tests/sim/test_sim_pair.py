@@ -165,5 +165,5 @@ def test_the_live_role_moves_and_a_forced_promotion_loses_records() -> None:
     faults = dict.fromkeys(PAIR, 0) | {"forced promotion": 1}
     found.append(run_seed(54, "pair", Size(2, 8, 4, 10.0), faults=faults))
     assert [one.finding for one in found] == ["", "", ""]
-    assert all(one.counts["change of the live"] > 1 and one.counts["joined backup"] > 1 for one in found)
+    assert all(one.counts["change of the primary"] > 1 and one.counts["joined backup"] > 1 for one in found)
     assert found[-1].counts["lost records"]

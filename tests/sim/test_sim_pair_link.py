@@ -97,7 +97,7 @@ class Node:
 
 
 class Rig:
-    """A live node on one host, and its backup on another."""
+    """A primary node on one host, and its backup on another."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -49,8 +49,8 @@ def status_command(service: ServiceAddress, output: str) -> None:
 
     Give the addresses of both as txnbuf://HOST:PORT,HOST:PORT. `in_sync` are the stores that have every acknowledged
     record; `partial`: the copy of the log is incomplete; `waits_for_backup`: appends wait for it. `lag_records`,
-    `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many seconds the live may serve
-    without another answer of the lock. --output json has all facts.
+    `lag_bytes` and `lag_seconds` say how far the backup is behind; `lease_left` is how many seconds the primary may
+    serve without another answer of the lock. --output json has all facts.
 
     Exit code 1 if no machine is live, if the backup is not in sync, or if a file of either is damaged; 3 if a machine
     does not answer.

@@ -176,7 +176,7 @@ PAIR_GAUGES = {
     "partial": ("pair_partial", "1 while the log of this machine lacks parts, so that it can't become live."),
     "linked": ("pair_linked", "1 while the machines of the pair are connected."),
     "waits_for_backup": ("pair_waits_for_backup", "1 while appends wait because too few machines are in sync."),
-    "lag_records": ("pair_lag_records", "Records that the live has and its backup has not applied."),
+    "lag_records": ("pair_lag_records", "Records that the primary has and its backup has not applied."),
     "lag_operations": ("pair_lag_operations", "Operations of these records: appends to one topic each, and changes."),
     "lag_bytes": ("pair_lag_bytes", "Bytes of these records."),
     "lag_seconds": ("pair_lag_seconds", "Seconds since the oldest of these records was written."),
@@ -184,7 +184,7 @@ PAIR_GAUGES = {
     "window_used": ("pair_window_used_bytes", "Bytes that are sent and not applied."),
     "lanes": ("pair_lanes", "Topics to which a backup applies in parallel, at most."),
     "lanes_busy": ("pair_lanes_busy", "Lanes that apply something now."),
-    "lease_left": ("pair_lease_left_seconds", "Seconds until the lease of a live ends if it is not renewed."),
+    "lease_left": ("pair_lease_left_seconds", "Seconds until the lease of a primary ends if it is not renewed."),
 }
 """Facts about the pair, and the metrics that show them."""
 PAIR_COUNTERS = {

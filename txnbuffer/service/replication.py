@@ -81,7 +81,7 @@ class Replication:
         facts = self.facts()
         if not facts:
             return "standing by: another service serves"
-        if facts["linked"] and last:  # only a live accepts a link
+        if facts["linked"] and last:  # only a primary accepts a link
             return f"standing by: the service at {last} serves"
         text = f"standing by: {facts['waits_for'] or 'this member has just become live'}"
         return f"{text}; the last service was at {last}" if last else text
