@@ -92,12 +92,12 @@ class PairOfProcesses:
     def disturb(self, how: str) -> None:
         """Take the live role from the live machine, and let it come back."""
         deadline = time.monotonic() + STARTING
-        while txnbuf("replication", "status", "--service", self.address).returncode != 0:  # the backup is not in sync
+        while txnbuf("replication", "status", self.address).returncode != 0:  # the backup is not in sync
             assert time.monotonic() < deadline
         number = self.live()
         service = self.services[number]
         if how == "switch":
-            done = txnbuf("replication", "switch", "--service", self.address)
+            done = txnbuf("replication", "switch", self.address)
             assert done.returncode == 0, done.stderr
         elif how == "pause":
             service.process.send_signal(signal.SIGSTOP)

@@ -141,10 +141,7 @@ USER_INFO = re.compile("//[^/]*@")
 """User and password in a URL."""
 
 NO_SETTINGS = {
-    *(
-        PREFIX + name
-        for name in ("ADDRESS", "SERVICE", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")
-    ),
+    *(PREFIX + name for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN", "TOKEN_FILE", "CACHE")),
     *(f"{PREFIX}PULSAR_{name}" for name in ("URL", "ADMIN", "IMAGE", "REQUIRE", "HOME")),
 }
 """Variables with this prefix that are not settings, but options of commands, tests and the demo."""

@@ -161,7 +161,7 @@ def test_a_compaction_is_proven_by_a_copy_and_by_a_digest(tmp_path: Path) -> Non
     copy = f"file:{shutil.copytree(tmp_path / 'log', tmp_path / 'copy')}"
     before = result(address, T)
     assert txnbuf("recover", address, "--decisions", "--write").returncode == 0  # this log has no decisions
-    compacted = txnbuf("compact", T, "--log", address, "--output", "json")
+    compacted = txnbuf("compact", address, T, "--output", "json")
     assert compacted.returncode == 0, compacted.stderr
     found = result(address, T, "--against", copy)
     assert (found["same"], found["up_to"], found["log_keys"]) == (True, 51, 4)

@@ -184,7 +184,7 @@ def test_an_audit_compares_with_a_backup(tmp_path: Path) -> None:
         txn.send("orders", "another", key="b")
     assert txnbuf("backup", other, str(tmp_path / "second")).returncode == 0
     assert audited(f"backup:{tmp_path / 'second'}")[0] == 1
-    assert txnbuf("compact", "orders", "--log", log).returncode == 0
+    assert txnbuf("compact", log, "orders").returncode == 0
     assert audited(f"backup:{file}")[0] == 0
     changed = tmp_path / "changed"
     data = bytearray(Path(file).read_bytes())

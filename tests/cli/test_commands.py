@@ -169,7 +169,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["tail", "smtp:x", "orders"], 2, "'smtp:x' is not a broker address"),
         (["tail", "file:{d}/none", "orders"], 4, "none"),
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is not a transaction id"),
-        (["abort", "foo", "--service", "127.0.0.1:1"], 2, "'foo' is not a transaction id: write MOST:LEAST"),
+        (["abort", "txnbuf://127.0.0.1:1", "foo"], 2, "'foo' is not a transaction id: write MOST:LEAST"),
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
         (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "is internal and has no buffer"),
         (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),

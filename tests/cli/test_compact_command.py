@@ -55,88 +55,86 @@ def values(address: str) -> list[str]:
 def test_a_service_compacts_a_topic_on_request(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
-        at = ("--service", f"127.0.0.1:{service.port}")
         write(address)
-        done = result("orders", *at)
+        done = result(address, "orders")
         assert (removed(done), done["purged"]) == (39, 0)
         assert (done["dirty_ratio_before"], done["dirty_ratio_after"], done["rewritten"]) == (1.0, 0.0, 1)
         assert done["bytes_in"] > done["bytes_out"] > 0
         assert done["passes"] >= 1
         assert done["read_amplification"] >= 1.0
         assert values(address) == ["a19", "b19"]
-        shown = txnbuf("compact", "orders", *at)
+        shown = txnbuf("compact", address, "orders")
         assert "records_out" in shown.stdout
-        (row,) = result(*at)
+        (row,) = result(address)
         assert (row["topic"], row["state"], row["policy"]) == ("orders", "done", None)
 
 
 def test_the_policy_is_stored_with_the_topic(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with ServiceProcess(log) as service:
-        at = ("--service", f"127.0.0.1:{service.port}")
-        write(f"txnbuf://127.0.0.1:{service.port}")
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        write(address)
         policy = {"dirty_ratio": 0.25, "least_lag": 0.0, "most_lag": 60.0, "grace": 3600.0}
         given = "dirty_ratio=0.25, most_lag = 60,grace=3600"
-        assert result("orders", "--policy", given, *at) == {"topic": "orders", "policy": policy}
+        assert result(address, "orders", "--policy", given) == {"topic": "orders", "policy": policy}
         service.kill()
     frequent = ("--set", "compaction.check_seconds=0.05")
     with ServiceProcess(log, *frequent) as service:
-        at = ("--service", f"127.0.0.1:{service.port}")
-        (row,) = result(*at)
-        assert row["policy"] == policy
         address = f"txnbuf://127.0.0.1:{service.port}"
+        (row,) = result(address)
+        assert row["policy"] == policy
         assert len(values(address)) == 40, "its only ledger is open"
-        short = result("orders", "--policy", "dirty_ratio=0.1,most_lag=0.01", *at)
+        short = result(address, "orders", "--policy", "dirty_ratio=0.1,most_lag=0.01")
         assert short["policy"]["most_lag"] == 0.01
-        while result(*at)[0]["state"] != "done":
+        while result(address)[0]["state"] != "done":
             pass
         assert values(address) == ["a19", "b19"]
-        assert result("orders", "--no-policy", *at) == {"topic": "orders", "policy": None}
+        assert result(address, "orders", "--no-policy") == {"topic": "orders", "policy": None}
 
 
 def test_a_log_that_nobody_has_open_is_compacted(tmp_path: Path) -> None:
     log = f"file:{tmp_path / 'log'}"
     with ServiceProcess(tmp_path / "log") as service:
         write(f"txnbuf://127.0.0.1:{service.port}")
-        refused = txnbuf("compact", "orders", "--log", log)
+        refused = txnbuf("compact", log, "orders")
         assert refused.returncode == 5
         assert "another process" in refused.stderr
         service.terminate()
         assert service.finish() == 0
-    assert removed(result("orders", "--log", log)) == 39
+    assert removed(result(log, "orders")) == 39
     assert values(log) == ["a19", "b19"]
-    assert result("orders", "--policy", "dirty_ratio=0.5", "--log", log)["policy"]["dirty_ratio"] == 0.5
+    assert result(log, "orders", "--policy", "dirty_ratio=0.5")["policy"]["dirty_ratio"] == 0.5
     assert txnbuf("verify", log).returncode == 0
 
 
 def test_a_damaged_segment_is_reported_until_it_is_restored(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
-        address, at = f"txnbuf://127.0.0.1:{service.port}", ("--service", f"127.0.0.1:{service.port}")
+        address = f"txnbuf://127.0.0.1:{service.port}"
         write(address)
         with connect(address) as client, client.transaction() as txn:
             txn.send("other", "1", key="k")
         (path,) = [path for path in (tmp_path / "log").rglob("*.log") if b"never" in path.read_bytes()]
         offset = path.read_bytes().index(b"never")
         change(path, offset)
-        refused = txnbuf("compact", "orders", *at)
+        refused = txnbuf("compact", address, "orders")
         assert refused.returncode == 4
         assert "'orders' was not compacted" in refused.stderr
         assert str(path) in refused.stderr
-        assert {row["topic"]: row["state"] for row in result(*at)} == {"orders": "quarantined"}
-        assert result("other", *at)["rewritten"] == 0
+        assert {row["topic"]: row["state"] for row in result(address)} == {"orders": "quarantined"}
+        assert result(address, "other")["rewritten"] == 0
         problem = service.wait_event("problem")
         assert problem["what"] in ("topic orders", "compaction of orders")
         assert str(path) in problem["error"]
         with urllib.request.urlopen(f"http://127.0.0.1:{service.http}/metrics", timeout=60) as answer:
             assert "txnbuffer_compaction_quarantined 1.0" in answer.read().decode()
-        refused = txnbuf("compact", "orders", *at)
+        refused = txnbuf("compact", address, "orders")
         assert refused.returncode == 4
         assert "stop the service, restore the whole directory" in refused.stderr
         service.terminate()
         assert service.finish() == 0
     change(path, offset)
     with ServiceProcess(tmp_path / "log") as service:
-        assert removed(result("orders", "--service", f"127.0.0.1:{service.port}")) == 39
+        assert removed(result(f"txnbuf://127.0.0.1:{service.port}", "orders")) == 39
 
 
 def change(path: Path, offset: int) -> None:
@@ -169,12 +167,12 @@ def test_an_interrupted_command_says_what_becomes_of_the_compaction(tmp_path: Pa
         for _ in range(3):
             txn.send("orders", bytes(100_000), key="k")
     with contextlib.ExitStack() as stack:
-        place: tuple[str, ...] = ("--log", f"file:{tmp_path / 'log'}", *slow)
+        place: tuple[str, ...] = (f"file:{tmp_path / 'log'}", "orders", *slow)
         if online:
             service = stack.enter_context(ServiceProcess(tmp_path / "log", *slow))
-            place = ("--service", f"127.0.0.1:{service.port}")
+            place = (f"txnbuf://127.0.0.1:{service.port}", "orders")
         ours, terminal = pty.openpty()
-        command = [sys.executable, "-m", "txnbuffer", "compact", "orders", *place]
+        command = [sys.executable, "-m", "txnbuffer", "compact", *place]
         waiting = stack.enter_context(subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL))
         os.close(terminal)
         shown = b""
@@ -191,10 +189,10 @@ def test_an_interrupted_command_says_what_becomes_of_the_compaction(tmp_path: Pa
         assert wanted in shown
         assert b"Traceback" not in shown
         if online:
-            assert result("--service", f"127.0.0.1:{service.port}")[0]["state"] == "running"
+            assert result(f"txnbuf://127.0.0.1:{service.port}")[0]["state"] == "running"
 
 
-NOBODY = ("--service", "127.0.0.1:1")
+NOBODY = "txnbuf://127.0.0.1:1"
 UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or grace"
 
 
@@ -204,20 +202,20 @@ UNKNOWN = "unknown policy value '{}': give dirty_ratio, least_lag, most_lag or g
         (("--policy", "dirty_ratio=0.5"), 2, "give the TOPIC"),
         (("orders", "--policy", "dirty_ratio=1", "--no-policy"), 2, "exclude each other"),
         (("orders", "--policy", "dirty_ratio"), 2, "NAME=NUMBER"),
-        (("orders", "--policy", "foo=1", *NOBODY), 2, UNKNOWN.format("foo")),
-        (("orders", "--policy", "topic=5", *NOBODY), 2, UNKNOWN.format("topic")),
-        (("orders", "--policy", "method=3", "--log", "file:LOG"), 2, UNKNOWN.format("method")),
-        (("orders", "--policy", "grace=1,grace = 2", *NOBODY), 2, "--policy has grace twice"),
-        (("orders", "--policy", "dirty_ratio=2", *NOBODY), 2, "dirty_ratio must be a number above 0"),
-        (("missing", "--log", "file:LOG"), 2, "no topic 'missing'"),
-        (("orders", "--log", "pulsar://127.0.0.1:1"), 2, "txnbuf relay"),
-        (("orders", "--log", "memory:"), 2, "'memory:' is an empty log in the memory of this command"),
+        ((NOBODY, "orders", "--policy", "foo=1"), 2, UNKNOWN.format("foo")),
+        ((NOBODY, "orders", "--policy", "topic=5"), 2, UNKNOWN.format("topic")),
+        (("file:LOG", "orders", "--policy", "method=3"), 2, UNKNOWN.format("method")),
+        ((NOBODY, "orders", "--policy", "grace=1,grace = 2"), 2, "--policy has grace twice"),
+        ((NOBODY, "orders", "--policy", "dirty_ratio=2"), 2, "dirty_ratio must be a number above 0"),
+        (("file:LOG", "missing"), 2, "no topic 'missing'"),
+        (("pulsar://127.0.0.1:1", "orders"), 2, "txnbuf relay"),
+        (("memory:", "orders"), 2, "'memory:' is an empty log in the memory of this command"),
         (("LOG", "orders"), 2, "is not an address: write file:DIR"),
-        (("orders", "--set", "compaction.least_dead=0", *NOBODY), 2, "--set can be used with file:DIR only"),
-        (("--config", "FILE", "--set", "log.compaction_bytes=1", *NOBODY), 2, "--config and --set can be used with"),
+        ((NOBODY, "orders", "--set", "compaction.least_dead=0"), 2, "--set can be used with file:DIR only"),
+        ((NOBODY, "--config", "FILE", "--set", "log.compaction_bytes=1"), 2, "--config and --set can be used with"),
         (("file:LOG", "orders", "--tls-ca", "FILE"), 2, "--tls-ca can't be used with file:DIR"),
-        (("orders", "--log", "file:LOG-mistyped"), 4, "LOG-mistyped contains no log"),
-        (("orders", *NOBODY), 3, "127.0.0.1:1"),
+        (("file:LOG-mistyped", "orders"), 4, "LOG-mistyped contains no log"),
+        ((NOBODY, "orders"), 3, "127.0.0.1:1"),
     ],
 )
 def test_a_wrong_request_gets_one_clear_error(tmp_path: Path, arguments: tuple[str, ...], code: int, why: str) -> None:

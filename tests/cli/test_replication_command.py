@@ -22,10 +22,6 @@ async def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(txnbuf, *arguments)
 
 
-def addresses(both: RunningPair) -> str:
-    return both.address.removeprefix("txnbuf://")
-
-
 def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -33,14 +29,14 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def test_the_status_shows_both_machines() -> None:
     async def test(both: RunningPair) -> None:
-        done = await command("replication", "status", "--service", addresses(both))
+        done = await command("replication", "status", both.address)
         assert done.returncode == 0
         assert "store0 store1" in done.stdout
         columns = done.stdout.splitlines()[1].split()
         assert {"store", "partial", "waits_for_backup"} <= {*columns}
         assert "live" in done.stdout
         assert "backup" in done.stdout
-        done = await command("replication", "status", "--output", "json", "--service", addresses(both))
+        done = await command("replication", "status", "--output", "json", both.address)
         assert [row["role"] for row in rows(done)] == ["live", "backup"]
         assert rows(done)[0]["window"] == 64
 
@@ -50,15 +46,15 @@ def test_the_status_shows_both_machines() -> None:
 def test_the_exit_code_of_the_status_says_whether_a_failover_would_lose_nothing() -> None:
     async def test(both: RunningPair) -> None:
         both.pair.in_sync = False
-        assert (await command("replication", "status", "--service", addresses(both))).returncode == 1
+        assert (await command("replication", "status", both.address)).returncode == 1
         both.pair.in_sync = True
-        first = f"127.0.0.1:{both.services[0].port}"
-        assert (await command("replication", "status", "--service", first)).returncode == 0
+        first = f"txnbuf://127.0.0.1:{both.services[0].port}"
+        assert (await command("replication", "status", first)).returncode == 0
         both.pair.move(None)
-        assert (await command("replication", "status", "--service", addresses(both))).returncode == 1
+        assert (await command("replication", "status", both.address)).returncode == 1
         both.pair.in_sync = False
         await both.services[1].stop()
-        done = await command("replication", "status", "--service", addresses(both))
+        done = await command("replication", "status", both.address)
         assert done.returncode == 3
         assert "1 of 2 services did not respond" in done.stderr
         assert "backup" in done.stdout
@@ -69,7 +65,7 @@ def test_the_exit_code_of_the_status_says_whether_a_failover_would_lose_nothing(
 def test_a_switch_asks_both_machines() -> None:
     async def test(both: RunningPair) -> None:
         await both.move_to(1)
-        done = await command("replication", "switch", "--output", "json", "--service", addresses(both))
+        done = await command("replication", "switch", "--output", "json", both.address)
         assert done.returncode == 0, done.stderr
         assert [(row["service"], row["role"]) for row in rows(done)] == [
             (f"127.0.0.1:{both.services[0].port}", "live"),
@@ -77,11 +73,11 @@ def test_a_switch_asks_both_machines() -> None:
         ]
         assert both.pair.live == 0
         both.pair.in_sync = False
-        done = await command("replication", "switch", "--service", addresses(both))
+        done = await command("replication", "switch", both.address)
         assert done.returncode == 3
         assert "the backup is not in sync: wait until it is, then switch" in done.stderr
         both.pair.move(None)
-        done = await command("replication", "switch", "--service", addresses(both))
+        done = await command("replication", "switch", both.address)
         assert done.returncode == 3
         assert "this machine is not live: ask the other one to switch" in done.stderr
 
@@ -91,13 +87,13 @@ def test_a_switch_asks_both_machines() -> None:
 def test_a_switch_waits_until_the_other_machine_is_live() -> None:
     async def test(both: RunningPair) -> None:
         both.pair.slow = 1.0
-        first = f"127.0.0.1:{both.services[0].port}"
-        done = await command("replication", "switch", "--output", "json", "--service", first)
+        first = f"txnbuf://127.0.0.1:{both.services[0].port}"
+        done = await command("replication", "switch", "--output", "json", first)
         assert done.returncode == 0, done.stderr
         assert [(row["role"], row["live"]) for row in rows(done)] == [("backup", "store1")]
         await both.serving(1)
         both.pair.slow = 3600.0
-        done = await command("replication", "switch", "--timeout", "0.5", "--service", addresses(both))
+        done = await command("replication", "switch", "--timeout", "0.5", both.address)
         assert done.returncode == 3
         assert "no other machine became live within 0.5 s" in done.stderr
 
@@ -106,14 +102,14 @@ def test_a_switch_waits_until_the_other_machine_is_live() -> None:
 
 def test_a_promotion_waits_until_the_machine_is_live() -> None:
     async def test(both: RunningPair) -> None:
-        second = f"127.0.0.1:{both.services[1].port}"
+        second = f"txnbuf://127.0.0.1:{both.services[1].port}"
         both.pair.move(None)
         both.pair.slow = 3600.0
-        done = await command("replication", "promote", "--force", "--timeout", "0.5", "--service", second)
+        done = await command("replication", "promote", "--force", "--timeout", "0.5", second)
         assert done.returncode == 3
         assert f"{second} has not become live within 0.5 s: its role is backup" in done.stderr
         both.pair.slow = 1.0
-        done = await command("replication", "promote", "--force", "--output", "json", "--service", second)
+        done = await command("replication", "promote", "--force", "--output", "json", second)
         assert done.returncode == 0, done.stderr
         assert rows(done)[0]["role"] == "live"
 
@@ -122,25 +118,25 @@ def test_a_promotion_waits_until_the_machine_is_live() -> None:
 
 def test_a_promotion_has_to_be_forced_and_names_one_machine() -> None:
     async def test(both: RunningPair) -> None:
-        second = f"127.0.0.1:{both.services[1].port}"
+        second = f"txnbuf://127.0.0.1:{both.services[1].port}"
         both.pair.move(None)
-        done = await command("replication", "promote", "--service", second)
+        done = await command("replication", "promote", second)
         assert (done.returncode, both.pair.live) == (2, None)
         assert "may lose acknowledged records: give --force" in done.stderr
-        done = await command("replication", "promote", "--force", "--service", addresses(both))
+        done = await command("replication", "promote", "--force", both.address)
         assert done.returncode == 2
         assert "name the one machine to promote" in done.stderr
-        done = await command("replication", "promote", "--force", "--service", second)
+        done = await command("replication", "promote", "--force", second)
         assert (done.returncode, both.pair.live) == (0, 1)
-        assert second in done.stdout
+        assert second.removeprefix("txnbuf://") in done.stdout
 
     on_a_pair(test)
 
 
 def test_a_backup_in_sync_is_not_forced_but_switched_to() -> None:
     async def test(both: RunningPair) -> None:
-        second = f"127.0.0.1:{both.services[1].port}"
-        done = await command("replication", "promote", "--force", "--service", second)
+        second = f"txnbuf://127.0.0.1:{both.services[1].port}"
+        done = await command("replication", "promote", "--force", second)
         assert (done.returncode, both.pair.live) == (2, 0)
         assert "use `txnbuf replication switch`" in done.stderr
 
@@ -156,15 +152,15 @@ def test_other_commands_ask_the_live_machine() -> None:
                 await eventually(lambda: client.session.core.welcomed)
                 await client.send("orders", b"2")
                 for arguments in (
-                    ("list",),
-                    ("find-hanging",),
-                    ("describe", "orders"),
-                    ("streams",),
-                    ("cursors", "list"),
+                    ("list", both.address),
+                    ("find-hanging", both.address),
+                    ("describe", both.address, "orders"),
+                    ("streams", both.address),
+                    ("cursors", "list", both.address),
                 ):
-                    done = await command(*arguments, "--service", addresses(both))
+                    done = await command(*arguments)
                     assert done.returncode == 0, done.stderr
-                assert "orders" in (await command("list", "--service", addresses(both))).stdout
+                assert "orders" in (await command("list", both.address)).stdout
             done = await command("tail", both.address, "orders", "--isolation", "read_committed")
             assert done.stdout.count("\n") >= 3
 

@@ -124,14 +124,14 @@ def test_secrets_of_a_service_and_of_its_commands_are_nowhere(tmp_path: Path) ->
         return done.returncode
 
     with ServiceProcess(tmp_path / "log", environment=settings) as service:
-        at = ("--service", f"127.0.0.1:{service.port}")
-        assert run("list", *at, token=tokens.text["root"]) == 0
-        assert run("streams", *at, token=tokens.text["root"]) == 0
-        assert run("sessions", *at, token=tokens.text["reader"]) == 2
+        at = f"txnbuf://127.0.0.1:{service.port}"
+        assert run("list", at, token=tokens.text["root"]) == 0
+        assert run("streams", at, token=tokens.text["root"]) == 0
+        assert run("sessions", at, token=tokens.text["reader"]) == 2
         wrong = tokens.text["root"][:-1] + ("0" if tokens.text["root"][-1] != "0" else "1")
         for text in (wrong, CANARY):
             hidden.append(text)
-            assert run("list", *at, token=text) == 2
+            assert run("list", at, token=text) == 2
             outputs += [str(ask(service.http, "/admin/List", {}, token=text))]
             with pytest.raises(Error) as error:
                 open_broker(f"txnbuf://127.0.0.1:{service.port}", token=text)

@@ -16,6 +16,7 @@ from broker_io.memory import open_memory
 from txnbuffer.cli import admin_client
 from txnbuffer.cli.admin_client import ServiceAddress
 from txnbuffer.cli.app import app
+from txnbuffer.cli.commands import VARIABLE
 from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, InvalidRequest, ServiceUnavailable
 from txnbuffer.model import Outcome
 
@@ -58,7 +59,7 @@ def _services(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def called(*words: str, service: str = BOTH) -> Any:
-    result = CliRunner().invoke(app, [*words, "--service", service, "--output", "json"], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*words, "--output", "json"], env={VARIABLE: service}, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -85,7 +86,7 @@ def test_the_owning_shard_responds() -> None:
 
 @pytest.mark.parametrize("words", [["--forget"], ["g", "--topic", "b"]])
 def test_forget_needs_a_group_and_topic_needs_forget(words: list[str]) -> None:
-    result = CliRunner().invoke(app, ["groups", *words, "--service", BOTH])
+    result = CliRunner().invoke(app, ["groups", *words], env={VARIABLE: BOTH})
     assert isinstance(result.exception, InvalidRequest)
 
 
@@ -100,7 +101,7 @@ def test_forget_needs_a_group_and_topic_needs_forget(words: list[str]) -> None:
 )
 @pytest.mark.parametrize("services", ["first:1,third:3", "third:3,first:1"])
 def test_the_other_shards_are_shown_when_one_is_unavailable(words: tuple[str, ...], shown: Any, services: str) -> None:
-    result = CliRunner().invoke(app, [*words, "--service", services, "--output", "json"])
+    result = CliRunner().invoke(app, [*words, "--output", "json"], env={VARIABLE: services})
     assert json.loads(result.stdout) == shown
     assert isinstance(result.exception, ServiceUnavailable)
     assert str(result.exception) == (
@@ -109,20 +110,20 @@ def test_the_other_shards_are_shown_when_one_is_unavailable(words: tuple[str, ..
 
 
 def test_nothing_is_shown_when_no_shard_responds() -> None:
-    result = CliRunner().invoke(app, ["list", "--service", "third:3,fourth:4"])
+    result = CliRunner().invoke(app, ["list", "txnbuf://third:3,fourth:4"])
     assert (result.stdout, str(result.exception)) == ("", "no service answers at third:3")
 
 
 def test_the_owner_is_found_after_a_shard_that_is_unavailable() -> None:
     assert called("describe", "b", service="third:3,second:2")["topic"] == "b"
     for services in ("third:3,first:1", "first:1,third:3"):  # the unavailable one may own it
-        result = CliRunner().invoke(app, ["describe", "b", "--service", services])
+        result = CliRunner().invoke(app, ["describe", f"txnbuf://{services}", "b"])
         assert isinstance(result.exception, ServiceUnavailable)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("0:1", True), ("17", True), ("orders", False)])
 def test_transaction_id_given_as_topic_gets_a_hint(name: str, kind: bool) -> None:
-    result = CliRunner().invoke(app, ["describe", name, "--service", "first:1"])
+    result = CliRunner().invoke(app, ["describe", "txnbuf://first:1", name])
     assert isinstance(result.exception, TopicNotFound)
     assert ("find-hanging" in str(result.exception)) is kind
 

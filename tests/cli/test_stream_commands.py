@@ -27,10 +27,10 @@ def test_stream_is_printed_and_resumes(tmp_path: Path) -> None:
                     assert isinstance(item, ChangeBatch)
                     found += [(row.seqno, row.value) for row in item]
                 assert found == [(1, b"one"), (2, b"two")]
-                shown = txnbuf("streams", "--service", address, "--output", "json")
+                shown = txnbuf("streams", address, "--output", "json")
                 (connection,) = json.loads(shown.stdout)["connections"]
                 assert connection["streams"][0]["items_sent"] == 2
-                assert "orders" in txnbuf("streams", "--service", address).stdout
+                assert "orders" in txnbuf("streams", address).stdout
             printed = txnbuf("tail", "--stream", address, "orders", "--tokens", tokens)
             assert [line.split("\t")[2:] for line in printed.stdout.splitlines()] == [
                 ["1", "-", "a", "one"],
@@ -61,19 +61,19 @@ def test_invalid_options_of_a_stream_are_rejected(arguments: tuple[str, ...]) ->
 
 def test_cursors_are_added_shown_advanced_and_removed(tmp_path: Path) -> None:
     with ServiceProcess(tmp_path / "log") as service:
-        at = ("--service", f"127.0.0.1:{service.port}", "--output", "json")
+        at, as_json = f"txnbuf://127.0.0.1:{service.port}", ("--output", "json")
         with connect(f"txnbuf://127.0.0.1:{service.port}") as client, client.transaction() as txn:
             txn.send("orders", "one")
             txn.send("orders", "two")
-        made = txnbuf("cursors", "add", "orders", "cache", *at)
+        made = txnbuf("cursors", "add", at, "orders", "cache", *as_json)
         assert json.loads(made.stdout) == {"topic": "orders", "cursor": "cache", "seqno": 0}, made.stderr
-        assert json.loads(txnbuf("cursors", "advance", "orders", "cache", "1", *at).stdout)["seqno"] == 1
+        assert json.loads(txnbuf("cursors", "advance", at, "orders", "cache", "1", *as_json).stdout)["seqno"] == 1
         service.kill()
     with ServiceProcess(tmp_path / "log") as service:
-        at = ("--service", f"127.0.0.1:{service.port}", "--output", "json")
-        (row,) = json.loads(txnbuf("cursors", "list", *at).stdout)
+        at, as_json = f"txnbuf://127.0.0.1:{service.port}", ("--output", "json")
+        (row,) = json.loads(txnbuf("cursors", "list", at, *as_json).stdout)
         assert (row["topic"], row["cursor"], row["seqno"] <= 1) == ("orders", "cache", True)
-        assert txnbuf("cursors", "remove", "orders", "cache", *at).returncode == 0
-        assert json.loads(txnbuf("cursors", "list", *at).stdout) == []
-        missing = txnbuf("cursors", "remove", "orders", "cache", *at)
+        assert txnbuf("cursors", "remove", at, "orders", "cache", *as_json).returncode == 0
+        assert json.loads(txnbuf("cursors", "list", at, *as_json).stdout) == []
+        missing = txnbuf("cursors", "remove", at, "orders", "cache", *as_json)
         assert (missing.returncode, "no cursor 'cache'" in missing.stderr) == (2, True)

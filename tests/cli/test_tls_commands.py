@@ -91,7 +91,7 @@ def test_grpc_prints_nothing_about_a_wrong_certificate(tmp_path: Path, trust: Au
     cert, key = trust.sign("service")
     other = Authority(tmp_path, "other").trust
     with ServiceProcess(tmp_path / "log", "--tls-cert", str(cert), "--tls-key", str(key)) as service:
-        command = [sys.executable, "-m", "txnbuffer", "list", "--service", f"127.0.0.1:{service.port}", "--tls-ca"]
+        command = [sys.executable, "-m", "txnbuffer", "list", f"txnbuf://127.0.0.1:{service.port}", "--tls-ca"]
         for environment, quiet in (({}, True), ({"GRPC_VERBOSITY": "INFO"}, False)):
             done = subprocess.run(
                 [*command, str(other)], capture_output=True, text=True, check=False, env={**os.environ, **environment}

@@ -282,9 +282,8 @@ async def test_admin_requests_need_their_role(tmp_path: Path) -> None:
         await write_as(service, "root", "b")
 
         async def command(principal: str, *words: str) -> Any:
-            environment = {"TXNBUFFER_TOKEN": service.tokens.text[principal]}
-            at = service.address.removeprefix("txnbuf://")
-            return await asyncio.to_thread(txnbuf, *words, "--service", at, environ=environment)
+            environment = {"TXNBUFFER_TOKEN": service.tokens.text[principal], "TXNBUFFER_ADDRESS": service.address}
+            return await asyncio.to_thread(txnbuf, *words, environ=environment)
 
         assert (await command("operator", "describe", "a")).returncode == 0
         denied = await command("operator", "describe", "b")

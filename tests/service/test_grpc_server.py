@@ -226,7 +226,8 @@ async def txnbuf(server, *words):
     """Run the command line against a server: exit code, standard output, standard error."""
     import asyncio
 
-    done = await asyncio.to_thread(commands.txnbuf, *words, "--service", f"127.0.0.1:{server.port}")
+    environment = {"TXNBUFFER_ADDRESS": f"txnbuf://127.0.0.1:{server.port}"}
+    done = await asyncio.to_thread(commands.txnbuf, *words, environ=environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -295,7 +296,7 @@ async def test_a_topic_that_is_no_text_is_no_topic(topic):
 
 
 def test_an_unreachable_service_is_an_error():
-    done = commands.txnbuf("list", "--service", "127.0.0.1:1")
+    done = commands.txnbuf("list", "txnbuf://127.0.0.1:1")
     assert done.returncode == 3
     assert "no service answers at 127.0.0.1:1" in done.stderr
 

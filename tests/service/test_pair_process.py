@@ -98,5 +98,5 @@ def test_nothing_is_lost_or_doubled_whatever_happens_to_the_live(tmp_path: Path)
             for topic in ("a", "b"):
                 assert Counter(read_values(client, topic, expected.total())) == expected
         assert applications.streamed == numbers
-        done = txnbuf("replication", "status", "--service", pair.address)
+        done = txnbuf("replication", "status", pair.address)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -223,7 +223,7 @@ def test_a_restored_log_is_sound_and_is_compacted(tmp_path: Path) -> None:
 
     with connect(f"file:{log}") as client:
         send(range(30), "t", "u")
-    assert txnbuf("compact", "t", "--log", f"file:{log}").returncode == 0
+    assert txnbuf("compact", f"file:{log}", "t").returncode == 0
     with open_broker(f"file:{log}") as broker:
         assert not broker.ledgers("t")[-1].entries, "the open ledger is empty"
     back_up(log, file)
@@ -233,7 +233,7 @@ def test_a_restored_log_is_sound_and_is_compacted(tmp_path: Path) -> None:
         with connect(f"file:{log}") as client:
             send(new, "t")
         for topic in "tu":
-            done = txnbuf("compact", topic, "--log", f"file:{log}")
+            done = txnbuf("compact", f"file:{log}", topic)
             assert done.returncode == 0, done.stderr
         assert txnbuf("verify", f"file:{log}").returncode == 0
     shown = txnbuf("tail", f"file:{log}", "t").stdout.splitlines()

@@ -157,7 +157,7 @@ def test_a_service_without_protection_says_so(tmp_path):
 def test_operators_reach_a_service_with_tls(tmp_path):
     cert, key = self_signed(tmp_path)
     with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:
-        command = ["list", "--service", f"127.0.0.1:{service.port}"]
+        command = ["list", f"txnbuf://127.0.0.1:{service.port}"]
         done = txnbuf(*command, "--tls-ca", cert)
         assert (done.returncode, done.stdout) == (0, "topics: nothing found\n")
         done = txnbuf(*command)

@@ -168,14 +168,10 @@ def test_the_address_of_a_cluster_names_its_services(address: str, monkeypatch: 
     assert (refused.returncode, "with the address of a cluster only" in refused.stderr) == (2, True)
 
 
-def test_the_former_spelling_still_works(address: str) -> None:
-    hostport = address.removeprefix("txnbuf://")
-    for words, environ in (
-        (("list", "--service", hostport), {}),
-        (("list",), {"TXNBUFFER_SERVICE": hostport}),
-        (("compact", "--service", hostport), {}),
-    ):
-        assert txnbuf(*words, environ=environ).returncode == 0
+def test_the_variable_of_an_earlier_release_is_refused(address: str) -> None:
+    """A command that ignored it would work on the service of this machine."""
+    refused = txnbuf("list", environ={"TXNBUFFER_SERVICE": address})
+    assert (refused.returncode, "TXNBUFFER_SERVICE: unknown key" in refused.stderr) == (2, True)
 
 
 def test_help_names_the_default_address() -> None:
@@ -185,7 +181,6 @@ def test_help_names_the_default_address() -> None:
         assert (
             "Without ADDRESS: that of the environment variable TXNBUFFER_ADDRESS, else txnbuf://127.0.0.1:7711." in text
         )
-        assert "--service" not in text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import click
 
 from broker_io.errors import TopicNotFound
 from txnbuffer.buffer.held_back import HeldBack
-from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_argument, with_service
-from txnbuffer.cli.commands import AddressCommand, CommandGroup, complete_topic, topic_argument
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, with_service
+from txnbuffer.cli.commands import AddressCommand, CommandGroup, address_argument, complete_topic, topic_argument
 from txnbuffer.cli.options import parse_txn
 from txnbuffer.cli.output import narrate, output_option, show_line, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
@@ -25,7 +25,7 @@ STREAM_COLUMNS = (
 
 
 @click.command("list", cls=AddressCommand)
-@service_argument
+@address_argument
 @with_service
 @output_option
 def list_command(service: ServiceAddress, output: str) -> None:
@@ -50,7 +50,7 @@ def _held_back_counted(rows: list[dict[str, Any]], output: str) -> list[dict[str
 
 
 @click.command("describe", cls=AddressCommand)
-@service_argument
+@address_argument
 @topic_argument()
 @with_service
 @output_option
@@ -77,7 +77,7 @@ def describe_command(topic: str, service: ServiceAddress, output: str) -> None:
 
 
 @click.command("find-hanging", cls=AddressCommand)
-@service_argument
+@address_argument
 @click.option("--older-than", "seconds", default=10.0, show_default=True, type=click.FloatRange(0),
               help="Show transactions whose first record is at least this many seconds old.")  # fmt: skip
 @with_service
@@ -108,7 +108,7 @@ def _merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 @click.command("abort", cls=AddressCommand)
-@service_argument
+@address_argument
 @click.argument("txn", metavar="MOST:LEAST")
 @with_service
 @output_option
@@ -123,7 +123,7 @@ def abort_command(txn: str, service: ServiceAddress, output: str) -> None:
 
 
 @click.command("groups", cls=AddressCommand)
-@service_argument
+@address_argument
 @click.argument("group", required=False)
 @click.option("--forget", is_flag=True, help="Delete the positions of GROUP, which must have no members.")
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic,
@@ -157,7 +157,7 @@ def groups_command(group: str | None, forget: bool, topic: str | None, service: 
 
 
 @click.command("streams", cls=AddressCommand)
-@service_argument
+@address_argument
 @with_service
 @output_option
 def streams_command(service: ServiceAddress, output: str) -> None:
@@ -192,7 +192,7 @@ def cursors_command() -> None:
 
 
 @cursors_command.command("list")
-@service_argument
+@address_argument
 @with_service
 @output_option
 def list_cursors(service: ServiceAddress, output: str) -> None:
@@ -206,7 +206,7 @@ def list_cursors(service: ServiceAddress, output: str) -> None:
 
 
 @cursors_command.command("add")
-@service_argument
+@address_argument
 @topic_argument()
 @click.argument("cursor")
 @click.option("--at", default="beginning", show_default=True, metavar="PLACE",
@@ -219,7 +219,7 @@ def add_cursor(topic: str, cursor: str, at: str, service: ServiceAddress, output
 
 
 @cursors_command.command("advance")
-@service_argument
+@address_argument
 @topic_argument()
 @click.argument("cursor")
 @click.argument("place")
@@ -234,7 +234,7 @@ def advance_cursor(topic: str, cursor: str, place: str, service: ServiceAddress,
 
 
 @cursors_command.command("remove")
-@service_argument
+@address_argument
 @topic_argument()
 @click.argument("cursor")
 @with_service

@@ -13,7 +13,6 @@ from broker_io.addresses import shown_address
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
-from txnbuffer.cli.commands import address_argument
 from txnbuffer.cli.options import LogAddress, given, log_options
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import ForeignTopic, ForeignTransaction, counted
@@ -37,10 +36,6 @@ class ServiceAddress(NamedTuple):
         """Each address once, also if it is given twice, as HOST:PORT."""
         addresses = [address.strip().removeprefix("txnbuf://") for address in self.address.split(",")]
         return [ServiceAddress(one, self.access) for one in dict.fromkeys(addresses)]
-
-
-service_argument = address_argument("--service")
-"""The argument ADDRESS of a command that `with_service` decorates."""
 
 
 def with_service(function: Callable[..., Any]) -> Callable[..., Any]:

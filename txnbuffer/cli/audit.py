@@ -39,7 +39,7 @@ MIB = 1024 * 1024
 
 
 @click.command("audit", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument()
 @click.option("--against", metavar="ADDRESS", help="Address of another copy of TOPIC.")
 @click.option("--against-topic", metavar="NAME", help="Name of the other copy, if it is not TOPIC.")

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.2
 
 
 @click.command("backup", cls=AddressCommand)
-@address_argument()
+@address_argument
 @click.argument("file", metavar="FILE")
 @log_options
 @output_option

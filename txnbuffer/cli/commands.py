@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 VARIABLE = "TXNBUFFER_ADDRESS"
-OLD_VARIABLE, OLD_OPTION = "TXNBUFFER_SERVICE", "old_address"
-"""Former ways to give the address, which may lack its scheme there."""
 DEFAULT = "txnbuf://127.0.0.1:7711"
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.*", re.DOTALL)
 HOST_PORT = re.compile(r"(?!\d+:\d+$)[\w.-]+:\d+(,[\w.-]+:\d+)*")
@@ -37,12 +35,8 @@ COMPLETION_SECONDS = 1.0
 
 
 def default_address() -> str:
-    """The address of commands that were given none."""
-    return with_scheme(os.environ.get(VARIABLE) or os.environ.get(OLD_VARIABLE) or DEFAULT)
-
-
-def with_scheme(address: str) -> str:
-    """An address; `HOST:PORT` is that of a service."""
+    """The address of commands that were given none; in the variable, `HOST:PORT` is that of a service."""
+    address = os.environ.get(VARIABLE) or DEFAULT
     return f"txnbuf://{address}" if HOST_PORT.fullmatch(address) else address
 
 
@@ -82,7 +76,7 @@ class AddressCommand(click.Command):
         """The arguments with an ADDRESS before them, if they have none."""
         options = click.Command(None, params=[one for one in self.get_params(ctx) if isinstance(one, click.Option)])
         try:
-            named, positional, _ = options.make_parser(click.Context(options)).parse_args([*args])
+            _, positional, _ = options.make_parser(click.Context(options)).parse_args([*args])
         except click.UsageError:  # the actual parser reports it
             # In a completion the last word is an option whose value is completed.
             return self._with_address(ctx, args[:-1]) if ctx.resilient_parsing and args else args
@@ -99,8 +93,7 @@ class AddressCommand(click.Command):
             )
         if os.path.isdir(first) and any(isinstance(one, TopicArgument) for one in self.params):
             raise InvalidAddress(f"{first!r} is a directory: for the log in it, write file:{first}")
-        old = named.get(OLD_OPTION)
-        return [default_address() if old is None else with_scheme(old), *args]
+        return [default_address(), *args]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -139,15 +132,7 @@ class AddressArgument(click.Argument):
     """The argument ADDRESS, for which an `AddressCommand` has a default."""
 
 
-def address_argument(*old: str) -> Callable[[Function], Function]:
-    """The argument `address`; `old` are options that have given it formerly, and still do."""
-
-    def decorate(function: Function) -> Function:
-        if old:
-            function = click.option(*old, OLD_OPTION, hidden=True, expose_value=False)(function)
-        return click.argument("address", metavar="[ADDRESS]", cls=AddressArgument)(function)
-
-    return decorate
+address_argument = click.argument("address", metavar="[ADDRESS]", cls=AddressArgument)
 
 
 def topic_argument(name: str = "topic", **settings: Any) -> Callable[[Function], Function]:

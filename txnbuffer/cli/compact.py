@@ -28,7 +28,7 @@ ENDED = "interrupted: a compaction that was not complete has left the topic as i
 
 
 @click.command("compact", cls=AddressCommand)
-@address_argument("--log", "--service")
+@address_argument
 @topic_argument(required=False)
 @click.option("--policy", metavar="NAME=VALUE,…", help="Set when the service compacts TOPIC: dirty_ratio, and "
               "least_lag, most_lag and grace in seconds.")  # fmt: skip

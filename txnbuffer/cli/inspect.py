@@ -47,7 +47,7 @@ def inspect_command() -> None:
 
 
 @inspect_command.command("log")
-@address_argument()
+@address_argument
 @topic_argument(required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of messages to show.")
@@ -125,7 +125,7 @@ def _marker_text(value: bytes | None) -> str:
 
 
 @inspect_command.command("buffer")
-@address_argument()
+@address_argument
 @topic_argument()
 @click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Show the state of this transaction only.")
 @log_options
@@ -188,7 +188,7 @@ def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
 
 
 @inspect_command.command("snapshot")
-@address_argument()
+@address_argument
 @topic_argument(required=False)
 @log_options
 @output_option

@@ -25,7 +25,7 @@ PROGRESS_INTERVAL = 5.0
 
 
 @click.command("materialize", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.argument("target", metavar="sqlite:FILE")
 @click.option("--to", metavar="SEQNO|now", help="Stop at this seqno, or at the present end. Default: never.")

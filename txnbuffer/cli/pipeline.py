@@ -96,7 +96,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 
 
 @pipeline_command.command("export")
-@address_argument()
+@address_argument
 @click.argument("directory", metavar="DIR")
 @topics_options
 @click.option("--latest", is_flag=True, help="Export the latest value of each key instead of all records.")
@@ -161,7 +161,7 @@ def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
 
 
 @pipeline_command.command("audit")
-@address_argument()
+@address_argument
 @click.argument("directory", metavar="DIR")
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
@@ -218,7 +218,7 @@ def _write(path: str | None, page: str) -> None:
 
 
 @pipeline_command.command("profile")
-@address_argument()
+@address_argument
 @topics_options
 @click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
@@ -247,7 +247,7 @@ def profile(
 
 
 @pipeline_command.command("recover")
-@address_argument()
+@address_argument
 @topics_options
 @click.option("--write", "wanted", is_flag=True, help="Write lost or differing snapshots; no service may be running.")
 @click.option("--all", "everything", is_flag=True, help="With --write: also rewrite snapshots that are correct.")
@@ -277,7 +277,7 @@ def recover(
 
 
 @pipeline_command.command("compact")
-@address_argument()
+@address_argument
 @topics_options
 @job_options
 @output_option

@@ -23,7 +23,7 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 
 
 @click.command("produce", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument()
 @click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, as described above.")
 @click.option("--key-separator", metavar="TEXT", help="Each line is KEY, this text, VALUE.")

@@ -21,7 +21,7 @@ from txnbuffer.recovery.verify import Level, verify
 
 
 @click.command("verify", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument(required=False)
 @log_options
 @output_option
@@ -53,7 +53,7 @@ def verify_command(log: LogAddress, topic: str | None, output: str) -> None:
 
 
 @click.command("recover", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument(required=False)
 @click.option("--decisions", is_flag=True, help="Check the decision log instead of a topic.")
 @click.option(

@@ -38,7 +38,7 @@ CURSOR_TIMEOUT = 5.0
 
 
 @click.command("relay", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument("source")
 @topic_argument("target")
 @click.option("--to", "destination", metavar="ADDRESS", help="Address of TARGET, if it is not ADDRESS: file:DIR, "

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from broker_io.errors import Error, NotLive
-from txnbuffer.cli.admin_client import ServiceAddress, ServiceResponses, call, service_argument, with_service
-from txnbuffer.cli.commands import CommandGroup
+from txnbuffer.cli.admin_client import ServiceAddress, ServiceResponses, call, with_service
+from txnbuffer.cli.commands import CommandGroup, address_argument
 from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
@@ -41,7 +41,7 @@ def replication_command() -> None:
 
 
 @replication_command.command("status")
-@service_argument
+@address_argument
 @with_service
 @output_option
 def status_command(service: ServiceAddress, output: str) -> None:
@@ -80,7 +80,7 @@ timeout_option = click.option(
 
 
 @replication_command.command("switch")
-@service_argument
+@address_argument
 @timeout_option
 @with_service
 @output_option
@@ -143,7 +143,7 @@ def _states(service: ServiceAddress, until: float) -> Iterator[list[dict[str, An
 
 
 @replication_command.command("promote")
-@service_argument
+@address_argument
 @click.option("--force", is_flag=True, help="Confirm that acknowledged records may be lost.")
 @timeout_option
 @with_service

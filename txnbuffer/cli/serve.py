@@ -49,9 +49,7 @@ SHUTDOWN_TIMED_OUT = 3
 @click.option("--tls-trust", metavar="FILE", help="CA certificates of the cluster (PEM).")
 @click.option("--pair-lock", metavar="ADDRESS", help="On file:DIR: the lock of a pair, etcd://HOST:PORT,…/NAME.")
 @click.option("--pair-listen", metavar="HOST:PORT", help="Of a pair: address for the other machine.")
-@click.option(
-    "--backup-of", "--pair-peer", "pair_peer", metavar="HOST:PORT", help="Of a pair: --pair-listen of the other one."
-)
+@click.option("--backup-of", "pair_peer", metavar="HOST:PORT", help="Of a pair: --pair-listen of the other one.")
 @click.option("--found", "pair_found", is_flag=True, help="Create a pair with this log, at its first start only.")
 @click.option("--pair-cert", "pair_tls_cert", metavar="FILE", help="Of a pair: certificate of this machine (PEM).")
 @click.option("--pair-key", "pair_tls_key", metavar="FILE", help="Of a pair: private key of the certificate (PEM).")

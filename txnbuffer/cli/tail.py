@@ -33,7 +33,7 @@ POLL = 0.5
 
 
 @click.command("tail", cls=AddressCommand)
-@address_argument()
+@address_argument
 @topic_argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.option("--from", "start", default="beginning", show_default=True, metavar="START",
               help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
