@@ -176,18 +176,19 @@ def _count_iterations(cells: memoryview) -> None:
 
 def _count_frames(cells: memoryview) -> None:
     from broker_io.rpc.channel import MessageStream
-    from txnbuffer.client.embedded import EngineLink, EngineStreamLink
+    from txnbuffer.client.embedded import EngineStreamLink
+    from txnbuffer.service.connection import SessionConnection
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            cells[FRAMES] += 1
+            cells[FRAMES] += getattr(arguments[0], "local", True)  # others are counted where the client is
             return method(*arguments)
 
         return call
 
-    for kind in (MessageStream, EngineLink, EngineStreamLink):
-        for name in ("send", "receive"):
-            setattr(kind, name, counted(getattr(kind, name)))
+    streams = [(kind, name) for kind in (MessageStream, EngineStreamLink) for name in ("send", "receive")]
+    for kind, name in [*streams, (SessionConnection, "receive"), (SessionConnection, "take")]:
+        setattr(kind, name, counted(getattr(kind, name)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.embedded import EngineLink
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.session import ClientSession, Connector, Link, LinkUser
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.service.engine import Engine
@@ -65,35 +65,47 @@ class BreakingLink:
     def __init__(self, link: Link, world: Breaks) -> None:
         self._link = link
         self._world = world
-        self._cut = asyncio.Event()
+        self._user: LinkUser
+        self._cut = False
+        self.sent: list[ClientFrame] = []
 
-    def cut(self) -> None:
-        self._cut.set()
+    def start(self, user: LinkUser) -> None:
+        self._user = user
+        self._link.start(self)
 
-    async def send(self, frame: ClientFrame) -> None:
-        if self._cut.is_set() or self._world.before(frame):
-            self.cut()
-            raise ServiceUnavailable("the link broke")
-        await self._link.send(frame)
-        if self._world.after(frame):
-            await asyncio.sleep(self._world.late)
-            self.cut()
-
-    async def receive(self) -> ServerFrame | None:
-        frame = asyncio.ensure_future(self._link.receive())
-        broken = asyncio.ensure_future(self._cut.wait())
-        await asyncio.wait([frame, broken], return_when=asyncio.FIRST_COMPLETED)
-        broken.cancel()
-        if self._cut.is_set():
-            frame.cancel()
-            raise ServiceUnavailable("the link broke")
-        return frame.result()
-
-    async def end(self) -> None:
-        await self._link.end()
+    def wake(self) -> None:
+        self._link.wake()
 
     async def close(self) -> None:
+        self._cut = True  # the user may have another link
         await self._link.close()
+
+    def cut(self) -> None:
+        if not self._cut:
+            self._cut = True
+            self._user.ended(ServiceUnavailable("the link broke"))
+
+    def take_frame(self) -> ClientFrame | None:
+        frame = None if self._cut else self._user.take_frame()
+        if frame is None:
+            return None
+        if self._world.before(frame):
+            self.cut()
+            return None
+        self.sent.append(frame)
+        if self._world.after(frame):
+            asyncio.get_running_loop().call_later(self._world.late, self.cut)
+        return frame
+
+    def reject(self, field: str, row: Any, error: Exception) -> None:
+        self._user.reject(field, row, error)
+
+    def receive(self, frame: ServerFrame) -> None:
+        if not self._cut:
+            self._user.receive(frame)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._user.ended(error)
 
 
 def never(_: ClientFrame) -> bool:
@@ -129,8 +141,8 @@ class World:
         self.reachable = True
         self._clients: list[Client] = []
 
-    async def client(self, max_unavailable: float = 60.0) -> Client:
-        session = ClientSession(self._dial, max_unavailable)
+    async def client(self, max_unavailable: float = 60.0, dial: Connector | None = None) -> Client:
+        session = ClientSession(dial or self._dial, max_unavailable)
         await session.open()
         client = Client(session, lambda: self.broker, None)
         self._clients.append(client)

@@ -21,20 +21,8 @@ from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
 
-class WatchedLink(EngineLink):
-    """A link that records the frames that reach the service."""
-
-    def __init__(self, engine: Engine, frames: list[ClientFrame]) -> None:
-        super().__init__(engine)
-        self._frames = frames
-
-    async def send(self, frame: ClientFrame) -> None:
-        self._frames.append(frame)
-        await super().send(frame)
-
-
 class DirectWorld:
-    """`broker`: the service's handle; `handles`: one for each client. `frames`: those that reached the service.
+    """`broker`: the service's handle; `handles`: one for each client. `frames`: those that were sent.
 
     `before`, `after` and `late` as in `client_world.World`.
     """
@@ -44,7 +32,6 @@ class DirectWorld:
         self.engine: Engine
         self.links: list[BreakingLink] = []
         self.handles: list[MemoryBroker] = []
-        self.frames: list[ClientFrame] = []
         self.before: Callable[[ClientFrame], bool] = never
         self.after: Callable[[ClientFrame], bool] = never
         self.late = 0.0
@@ -61,6 +48,10 @@ class DirectWorld:
         self._clients.append(resources)
         return client
 
+    @property
+    def frames(self) -> list[ClientFrame]:
+        return [frame for link in self.links for frame in link.sent]
+
     def cut(self) -> None:
         for link in self.links:
             link.cut()
@@ -76,7 +67,7 @@ class DirectWorld:
     async def _dial(self) -> Link:
         if not self.reachable:
             raise ServiceUnavailable("nobody there")
-        self.links.append(BreakingLink(WatchedLink(self.engine, self.frames), self))
+        self.links.append(BreakingLink(EngineLink(self.engine), self))
         return self.links[-1]
 
     async def __aenter__(self) -> DirectWorld:

@@ -12,12 +12,15 @@ from client_world import World, in_world, values
 
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
 from txnbuffer import Client, connect
+from txnbuffer.client.connection import ServiceLink
 from txnbuffer.client.record_path import EndPlan, Outbox
+from txnbuffer.client.session import Link
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import ClientBroken, InvalidRequest
 from txnbuffer.model import TxnId
-from txnbuffer.rpc.frames import ClientFrame, Query
+from txnbuffer.rpc.frames import ClientFrame, Query, ServerFrame
 from txnbuffer.rpc.session_encoding import encode_client_frame
+from txnbuffer.service.engine import Engine
 
 Call = Callable[[Client], Awaitable[Any]]
 
@@ -118,16 +121,32 @@ def test_invalid_argument_is_rejected_and_the_client_stays_usable(
     in_world(test)
 
 
-def encoded(frame: ClientFrame) -> bool:
-    """Encode a frame, as links over gRPC do; return False."""
-    encode_client_frame(frame)
-    return False
+class EncodingStream:
+    """A stream to an engine that encodes frames, as one of gRPC does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection = engine.connect()
+
+    async def send(self, frame: ClientFrame) -> None:
+        encode_client_frame(frame)
+        self._connection.receive(frame)
+
+    async def receive(self) -> ServerFrame | None:
+        return await self._connection.next()
+
+    async def end(self) -> None:
+        """Do nothing: the engine ends the connection."""
+
+    async def close(self) -> None:
+        self._connection.lost()
 
 
 def test_request_that_cannot_be_encoded_fails_alone() -> None:
     async def test(world: World) -> None:
-        world.before = encoded
-        client = await world.client()
+        async def dial() -> Link:
+            return ServiceLink(EncodingStream(world.engine))  # type: ignore[arg-type]
+
+        client = await world.client(dial=dial)
         session = client.session
         too_large = session.ask("queries", lambda number: Query(number, TxnId(0, 2**70)))
         async with asyncio.timeout(60), client.transaction() as txn:

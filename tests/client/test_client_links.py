@@ -134,7 +134,7 @@ def test_without_a_service_commits_are_unknown_and_other_calls_fail() -> None:
         await txn.send("log", b"unknown")
         world.reachable = False
         committing = asyncio.create_task(txn.commit())
-        await until(lambda: world.links[0]._cut.is_set())
+        await until(lambda: world.links[0]._cut)
         with pytest.raises(OutcomeUnknown, match=f"ask for the outcome of {txn.id}") as raised:
             await committing
         assert raised.value.txn == txn.id

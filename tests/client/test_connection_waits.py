@@ -12,10 +12,10 @@ from service_setup import eventually
 
 from broker_io import waits
 from txnbuffer import ServiceUnavailable
-from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.session import ClientSession, Link, LinkUser
 from txnbuffer.client.streams import ChangeStream, StreamLink, StreamSession
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
+from txnbuffer.rpc.frames import ServerFrame, Welcome
 
 REASON = "no service answers at 127.0.0.1:9"
 
@@ -97,17 +97,12 @@ def test_stream_without_a_service(caplog: pytest.LogCaptureFixture) -> None:
 class BrokenLink:
     """A connection that is lost once it has welcomed the session."""
 
-    def __init__(self) -> None:
-        self._frames = iter([ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000))])
+    def start(self, user: LinkUser) -> None:
+        later = asyncio.get_running_loop().call_later
+        later(0.3, user.receive, ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000)))
+        later(0.6, user.ended, None)  # longer than a wait that is logged
 
-    async def send(self, frame: ClientFrame) -> None:
-        """Accept a frame."""
-
-    async def receive(self) -> ServerFrame | None:
-        await asyncio.sleep(0.3)  # longer than a wait that is logged
-        return next(self._frames, None)
-
-    async def end(self) -> None:
+    def wake(self) -> None:
         """Do nothing."""
 
     async def close(self) -> None:

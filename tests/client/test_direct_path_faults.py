@@ -312,7 +312,7 @@ def test_commit_in_flight_at_close_is_unknown() -> None:
         await txn.send("log", b"2")
         world.reachable = False
         committing = asyncio.create_task(txn.commit())
-        await until(lambda: world.links[0]._cut.is_set())
+        await until(lambda: world.links[0]._cut)
         with pytest.raises(OutcomeUnknown):
             await committing
         client.session.max_unavailable = 60.0

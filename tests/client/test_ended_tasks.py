@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 from direct_world import DirectWorld, in_direct_world
+from service_setup import eventually
 
 from txnbuffer import ChangeStream, Client, connect
-from txnbuffer.errors import ClientBroken, Error, InvalidRequest, SendUnknown
+from txnbuffer.client.connection import ServiceLink
+from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.errors import ClientBroken, Error, InvalidRequest
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 SECONDS = 30.0
 
@@ -60,7 +64,7 @@ def test_background_task_can_use_its_client_after_the_end_of_the_main_one(tmp_pa
     assert errors[-1] == "ClientBroken"
 
 
-@pytest.mark.parametrize("which", ["_run", "_keep_time", "_write"])
+@pytest.mark.parametrize("which", ["_run", "_keep_time"])
 def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str) -> None:
     async def main() -> None:
         client = await connect("memory:")
@@ -69,13 +73,51 @@ def test_calls_end_with_an_error_once_a_task_of_the_session_has_ended(which: str
         waiting = asyncio.ensure_future(client.session.result(lambda future: None))
         await asyncio.sleep(0)
         task.cancel()
+        await asyncio.wait([task])
         async with asyncio.timeout(SECONDS):
-            with pytest.raises((ClientBroken, SendUnknown)):
+            with pytest.raises(ClientBroken, match="were cancelled"):
                 await client.send("log", b"v")
             with pytest.raises(ClientBroken, match="were cancelled"):
                 await client.transaction().begin()
             waiting.cancel()
             await client.close()
+
+    asyncio.run(main())
+
+
+class OpenStream:
+    """A stream of messages of which none arrives."""
+
+    async def send(self, _: ClientFrame) -> None:
+        pass
+
+    async def receive(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("which", ["_read", "_write"])
+def test_calls_end_with_an_error_once_a_task_of_the_connection_has_ended(which: str) -> None:
+    async def main() -> None:
+        links: list[ServiceLink] = []
+
+        async def dial() -> Link:
+            links.append(ServiceLink(OpenStream()))  # type: ignore[arg-type]
+            return links[-1]
+
+        session = ClientSession(dial, SECONDS)
+        opening = asyncio.ensure_future(session.open())
+        await eventually(lambda: links and links[0]._tasks)
+        links[0]._user.receive(ServerFrame(welcome=Welcome("session", 0, 1, 1_000_000)))
+        await opening
+        (task,) = [one for one in asyncio.all_tasks() if f"ServiceLink.{which}" in repr(one.get_coro())]
+        task.cancel()
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(ClientBroken, match="were cancelled"):
+                await session.result(session.core.wait_to_begin)
+        await session.close()
 
     asyncio.run(main())
 

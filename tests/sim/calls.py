@@ -18,7 +18,7 @@ from sim.world import Process, World
 
 from broker_io.pulsar.admin import CALL_SECONDS
 from txnbuffer.client.client import Client
-from txnbuffer.client.session import ClientSession, Link
+from txnbuffer.client.session import ClientSession
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import OutcomeUnknown
 from txnbuffer.model import TxnId
@@ -96,7 +96,7 @@ class Calls:
                 stack.enter_context(mock.patch.object(owner, name, self._wrapped(getattr(owner, name))))
             stack.enter_context(mock.patch.object(Transaction, "commit", self._commit(Transaction.commit)))
             wraps: dict[str, Callable[..., Any]] = {"_run": self._running, "_talk": self._talking}
-            wraps |= {"_connected": self._welcomed, "_send": self._sending, "close": self._close}
+            wraps |= {"_connected": self._welcomed, "take_frame": self._taking, "close": self._close}
             for name, wrap in wraps.items():
                 stack.enter_context(mock.patch.object(ClientSession, name, wrap(getattr(ClientSession, name))))
             yield
@@ -184,12 +184,14 @@ class Calls:
 
         return call
 
-    def _sending(self, send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    def _taking(self, take: Callable[..., ClientFrame | None]) -> Callable[..., ClientFrame | None]:
         """Note the commits in a frame that is sent."""
 
-        async def call(session: ClientSession, link: Link, frame: ClientFrame) -> None:
-            self._commits_sent.update((self._process, commit.txn) for commit in frame.commits)
-            await send(session, link, frame)
+        def call(session: ClientSession) -> ClientFrame | None:
+            frame = take(session)
+            if frame is not None:
+                self._commits_sent.update((self._process, commit.txn) for commit in frame.commits)
+            return frame
 
         return call
 

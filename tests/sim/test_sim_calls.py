@@ -14,7 +14,7 @@ from sim.world import Finding, Process, World
 
 from broker_io.errors import ServiceUnavailable
 from txnbuffer.client.client import Client
-from txnbuffer.client.session import ClientSession
+from txnbuffer.client.session import ClientSession, LinkUser
 from txnbuffer.client.session_requests import Requests
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Commit
@@ -95,20 +95,19 @@ class SilentLink:
     def __init__(self, welcomed_after: float, lost_after: float) -> None:
         self._times = [welcomed_after, lost_after]
 
-    async def send(self, frame: ClientFrame) -> None:
-        pass
+    def start(self, user: LinkUser) -> None:
+        later, (welcomed_after, lost_after) = asyncio.get_running_loop().call_later, self._times
+        self._calls = [
+            later(welcomed_after, user.receive, ServerFrame(welcome=WELCOME)),
+            later(welcomed_after + lost_after, user.ended, ServiceUnavailable("the connection is lost")),
+        ]
 
-    async def receive(self) -> ServerFrame | None:
-        await asyncio.sleep(self._times.pop(0))
-        if not self._times:
-            raise ServiceUnavailable("the connection is lost")
-        return ServerFrame(welcome=WELCOME)
-
-    async def end(self) -> None:
+    def wake(self) -> None:
         pass
 
     async def close(self) -> None:
-        pass
+        for call in self._calls:
+            call.cancel()
 
 
 @pytest.mark.parametrize(
@@ -208,17 +207,16 @@ def test_an_unknown_outcome_of_a_commit_that_was_never_sent_is_found(
     async def failed(_: FailingCommit, **__: Any) -> None:
         raise OutcomeUnknown(TXN, "the client gave up")
 
-    async def ignored(*_: Any) -> None:
-        pass
+    frames = [ClientFrame(commits=(Commit(1, txn, (), ()),)) for txn in sent]
 
     async def main() -> None:
-        for txn in sent:
-            await ClientSession._send(Any, Any, ClientFrame(commits=(Commit(1, txn, (), ()),)))
+        while frames:
+            ClientSession.take_frame(Any)
         with contextlib.suppress(OutcomeUnknown):
             await Transaction.commit(FailingCommit(queued=queued))
 
     monkeypatch.setattr(Transaction, "commit", failed)
-    monkeypatch.setattr(ClientSession, "_send", ignored)
+    monkeypatch.setattr(ClientSession, "take_frame", lambda _: frames.pop())
     if found:
         with pytest.raises(Finding, match=found):
             late_in(main, calm=0.0)

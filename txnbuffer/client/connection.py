@@ -36,7 +36,7 @@ from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.send_columns import BATCHINGS, Batching
 from txnbuffer.client.serializers import DeserializerChoice, Deserializers, Schema, SerializerChoice, Serializers
-from txnbuffer.client.session import ClientSession, Connector, Link, ShardSessions
+from txnbuffer.client.session import ClientSession, Connector, Link, LinkUser, ShardSessions
 from txnbuffer.client.streams import ShardStreams, StreamConnector, StreamLink
 from txnbuffer.client.writers import DirectPath, OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -44,6 +44,7 @@ from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.progress import OnProgress, reporting
 from txnbuffer.rpc.admin_encoding import ADMIN_PATH, decode_admin_answer, encode_admin_request
 from txnbuffer.rpc.discovery import ServiceDiscovery, log_identity_of
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.rpc.service_access import ServiceAccess, broker_options_of
 from txnbuffer.rpc.session_encoding import SESSION
 from txnbuffer.rpc.streams_encoding import STREAMS
@@ -55,6 +56,68 @@ if TYPE_CHECKING:
 
 TIMEOUT = 30.0
 """Seconds to wait for the answer to an admin request."""
+
+
+class ServiceLink:
+    """A session connection over gRPC."""
+
+    def __init__(self, stream: MessageStream[ClientFrame, ServerFrame]) -> None:
+        self._stream = stream
+        self._user: LinkUser
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, user: LinkUser) -> None:
+        self._user = user
+        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.remove_done_callback(self._ended)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stream.close()
+
+    async def _read(self) -> None:
+        while (frame := await self._stream.receive()) is not None:
+            self._user.receive(frame)
+
+    async def _write(self) -> None:
+        while True:
+            while (frame := self._user.take_frame()) is not None:
+                await self._send(frame)
+                if frame.bye:
+                    await self._stream.end()
+                    return
+            await self._woken.wait()
+            self._woken.clear()
+            await asyncio.sleep(0)  # other requests of this iteration of the event loop go into the same frame
+
+    async def _send(self, frame: ClientFrame) -> None:
+        """Send a frame. If it cannot be encoded, fail only the requests that cannot, and send the others."""
+        try:
+            await self._stream.send(frame)
+        except Error:
+            raise
+        except Exception:
+            for field, row, part in frame.split():
+                try:
+                    await self._stream.send(part)
+                except Error:
+                    raise
+                except Exception as error:
+                    self._user.reject(field, row, error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report the end of the connection; the reader reports that it is lost."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if task is self._tasks[0] or not (error is None or isinstance(error, Error)):
+            self._user.ended(error)
 
 
 class GrpcAdminLink:
@@ -77,7 +140,7 @@ LOG_HELLO = "/txnbuffer.v1.Log/Hello"
 
 async def open_session(address: Endpoint, timeout: float, log: LogIdentity) -> Link:
     """Connect a session within `timeout` seconds. Raises ServiceUnavailable, VersionMismatch, UsedAfterFork."""
-    return await MessageStream.open(SESSION, address, timeout, log)
+    return ServiceLink(await MessageStream.open(SESSION, address, timeout, log))
 
 
 async def open_streams(address: Endpoint, timeout: float, log: LogIdentity) -> StreamLink:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker_io.port import Broker
 from txnbuffer.client.lifecycle import run_to_completion
-from txnbuffer.client.session import CLOSED
+from txnbuffer.client.session import CLOSED, LinkUser
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
-from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
 
 if TYPE_CHECKING:
@@ -91,23 +90,49 @@ class EmbeddedLog:
 
 
 class EngineLink:
-    """A session connection to an engine on the same event loop."""
+    """A session connection to an engine on the same event loop: its turns begin and end with an exchange of frames."""
 
     def __init__(self, engine: Engine, *, local: bool = False) -> None:
+        self._engine = engine
         self._connection: SessionConnection = engine.connect(local=local)
+        self._user: LinkUser
+        self._awake = True
+        self._has_answer = True
 
-    async def send(self, frame: ClientFrame) -> None:
-        await self._connection.room()
-        self._connection.receive(frame)
+    def start(self, user: LinkUser) -> None:
+        self._user = user
+        self._connection.notify = self._answered
+        self._engine.exchanges.append(self._exchange)
+        self._engine.wake()
 
-    async def receive(self) -> ServerFrame | None:
-        return await self._connection.next()
-
-    async def end(self) -> None:
-        """Do nothing: the engine ends the connection after the last frame."""
+    def wake(self) -> None:
+        self._awake = True
+        self._engine.wake()
 
     async def close(self) -> None:
+        if self._exchange in self._engine.exchanges:
+            self._engine.exchanges.remove(self._exchange)
         self._connection.lost()
+
+    def _answered(self) -> None:
+        self._has_answer = True
+        if not self._engine.in_turn:
+            self._engine.wake()
+
+    def _exchange(self) -> None:
+        connection = self._connection
+        if self._has_answer:
+            self._has_answer = False
+            if (answer := connection.take()) is not None:
+                self._user.receive(answer)
+            if connection.closed:
+                self._user.ended(None)
+        while self._awake and connection.reads:
+            frame = self._user.take_frame()
+            if frame is None:
+                self._awake = False
+            else:
+                connection.receive(frame)
 
 
 class EngineStreamLink:

@@ -429,7 +429,8 @@ class RecordPath(ABC):
         self.unacknowledged -= flight.size
         topic = self.topics[flight.send.topic]
         topic.in_flight -= 1
-        self.ready[topic.name] = topic
+        if topic.sealed or topic.transactional.size or topic.ordinary.size:
+            self.ready[topic.name] = topic
 
 
 class ServicePath(RecordPath):

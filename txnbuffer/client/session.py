@@ -34,17 +34,30 @@ from txnbuffer.errors import (
 from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
+class LinkUser(Protocol):
+    """What a session connection calls."""
+
+    def take_frame(self) -> ClientFrame | None:
+        """Return the next frame to send; None if there is none until the next `wake`."""
+
+    def reject(self, field: str, row: Any, error: Exception) -> None:
+        """Fail a request that cannot be encoded; end the connection with the error if this is no request."""
+
+    def receive(self, frame: ServerFrame) -> None:
+        """Handle a frame of the service."""
+
+    def ended(self, error: BaseException | None) -> None:
+        """The connection was lost, or has failed, with an error; None: the service has ended it."""
+
+
 class Link(Protocol):
-    """The interface of a session connection: frames in both directions."""
+    """The interface of a session connection, which calls its user from the event loop."""
 
-    async def send(self, frame: ClientFrame) -> None:
-        """Send a frame. Raises ServiceUnavailable if the connection is lost."""
+    def start(self, user: LinkUser) -> None:
+        """Exchange frames from now on."""
 
-    async def receive(self) -> ServerFrame | None:
-        """Return the next frame; None once the service has ended the connection. Raises ServiceUnavailable."""
-
-    async def end(self) -> None:
-        """Send no more frames; the service may still send some."""
+    def wake(self) -> None:
+        """The user has frames to send: take them in a later iteration of the event loop, with what is then added."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -88,13 +101,15 @@ class ClientSession:
         self._connector = connector
         self._shard = shard
         self.max_unavailable = max_unavailable
-        self._news = asyncio.Event()
         self._awake = False
+        """Whether the connection will take frames."""
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._opens_later = False
         self._opening: asyncio.Task[None] | None = None
         self._link: Link | None = None
+        self._lost: asyncio.Future[BaseException | None]
+        self._greeted = self._said_bye = False
         self._unreachable: Error | None = None
         self._reason: Error | None = None
         self._unavailable_timer: asyncio.TimerHandle | None = None
@@ -206,8 +221,10 @@ class ClientSession:
             self._wake()
 
     def _wake(self) -> None:
-        self._awake = True
-        self._news.set()
+        if not self._awake:
+            self._awake = True
+            if self._link is not None:
+                self._link.wake()
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
         """Commit or abort an open transaction. The waiter of the plan gets the outcome or an error."""
@@ -227,8 +244,7 @@ class ClientSession:
             self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
-        if not self._awake:
-            self._wake()
+        self._wake()
         try:
             return await future
         except asyncio.CancelledError:
@@ -316,69 +332,63 @@ class ClientSession:
 
     async def _talk(self, link: Link) -> None:
         """Use a connection until it ends. Raises the error that ended it."""
-        self._link = link
-        writer = self._loop.create_task(self._write(link))
-        writer.add_done_callback(self._writer_ended)
+        self._lost, self._link = self._loop.create_future(), link
+        self._greeted, self._said_bye, self._awake = False, False, True
         try:
-            while (frame := await link.receive()) is not None:
-                self.core.receive(frame)
-                self._deliver()
-                if self.core.has_frame:
-                    self._wake()
-                if self.core.broken is not None:
-                    raise self.core.broken
-                if frame.welcome is not None:
-                    self._connected()
+            link.start(self)
+            if (error := await self._lost) is not None:
+                raise error
         finally:
             self._link = None
-            writer.cancel()
-            await asyncio.wait([writer])
             await link.close()
 
-    async def _write(self, link: Link) -> None:
-        await link.send(self.core.hello())
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            self._awake = False
-            # Wait for the other requests of this iteration of the event loop: they go into the same frame.
-            await asyncio.sleep(0)
-            while (frame := self.core.take_frame()) is not None:
-                await self._send(link, frame)
-                if not self.core.has_frame:
-                    break
-            self._deliver()
-            if self._closing:
-                await link.send(ClientFrame(bye=True))
-                await link.end()
-                return
+    # For the connection
 
-    async def _send(self, link: Link, frame: ClientFrame) -> None:
-        """Send a frame. If it cannot be encoded, fail only the requests that cannot, and send the others."""
+    def take_frame(self) -> ClientFrame | None:
+        if self._lost.done() or not (self._awake or self._closing):
+            return None
+        core = self.core
         try:
-            await link.send(frame)
-        except Error:
-            raise
-        except Exception:
-            for field, row, part in frame.split():
-                try:
-                    await link.send(part)
-                except Exception as error:
-                    if isinstance(error, Error) or field not in REQUESTS:
-                        raise
-                    self.core.reject(row[0], InvalidRequest(f"the request cannot be encoded: {error!r}"))
+            if not self._greeted:
+                self._greeted = True
+                return core.hello()
+            frame = core.take_frame()
+            self._awake = frame is not None and core.has_frame
+            self._deliver()
+        except Exception as error:
+            self.ended(error)
+            return None
+        if frame is None and self._closing and not self._said_bye:
+            self._said_bye = True
+            return ClientFrame(bye=True)
+        return frame
 
-    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Fail all requests if the writer failed unexpectedly. A lost connection is reported by the reader."""
-        if writer.cancelled():
-            if self._link is not None:  # not at the end of the connection
-                self._tasks[0].cancel()
+    def reject(self, field: str, row: Any, error: Exception) -> None:
+        if field not in REQUESTS:
+            self.ended(error)
             return
-        if (error := writer.exception()) is None or isinstance(error, Error):
+        self.core.reject(row[0], InvalidRequest(f"the request cannot be encoded: {error!r}"))
+        self._deliver()
+
+    def receive(self, frame: ServerFrame) -> None:
+        if self._lost.done():
             return
-        text = f"internal client error: {error!r}; operations in flight may or may not have completed"
-        self._give_up(ClientBroken(f"{text}. Open a new client, and report this"))
-        self._tasks[0].cancel()
+        core = self.core
+        try:
+            core.receive(frame)
+            self._deliver()
+            if core.broken is not None:
+                self.ended(core.broken)
+            elif frame.welcome is not None:
+                self._connected()
+        except Exception as error:
+            self.ended(error)
+        if core.has_frame:
+            self._wake()
+
+    def ended(self, error: BaseException | None) -> None:
+        if not self._lost.done():
+            self._lost.set_result(error)
 
     async def _keep_time(self) -> None:
         while True:

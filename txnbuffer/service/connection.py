@@ -75,7 +75,10 @@ Take = Callable[["SessionConnection", ClientFrame], None]
 
 
 class SessionConnection:
-    """Created by `Engine.connect`. For each frame call `room`, then `receive`; `next` returns the frames to send."""
+    """Created by `Engine.connect`. For each frame call `room`, then `receive`; `next` returns the frames to send.
+
+    A client on the same event loop does not wait: it reads `reads`, sets `notify`, and calls `take`.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,9 @@ class SessionConnection:
         self._closing_error: Error | None = None
         self._waiter: asyncio.Future[None] | None = None
         """What `next` waits for."""
-        self._reads = True
+        self.notify: Callable[[], None] = self._notify
+        """Called when there may be a frame for the client, or it may be read from again."""
+        self.reads = True
         """Whether the client is read from; `_room` is set then."""
         self._room = asyncio.Event()
         self._room.set()
@@ -144,12 +149,12 @@ class SessionConnection:
 
     async def room(self) -> None:
         """Wait until the client may send more; then read its next frame."""
-        if not self._reads:
+        if not self.reads:
             await self._room.wait()
 
     async def next(self) -> ServerFrame | None:
         """Return the next frame to send; None once the connection has ended."""
-        while (frame := self._frame()) is None:
+        while (frame := self.take()) is None:
             if self.closed:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
@@ -170,7 +175,7 @@ class SessionConnection:
     def welcome(self, welcome: Welcome, allowed: int) -> None:
         self.welcomed = True
         self._welcome, self._credits, self._allowed = welcome, allowed, allowed
-        self._wake()
+        self.notify()
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
         self._answers += answers
@@ -182,7 +187,7 @@ class SessionConnection:
                     self.permissions.denied(result)
         if mistakes:
             self.mistaken(mistakes)
-        self._wake()
+        self.notify()
 
     def settle(self, send: int, size: int) -> None:
         """A send is durable, or has failed and the failure is queued."""
@@ -192,7 +197,7 @@ class SessionConnection:
         while self._acknowledged + 1 in settled:
             self._acknowledged += 1
             settled.discard(self._acknowledged)
-        self._wake()
+        self.notify()
 
     def fail(self, send: int, error: Error, txn: TxnId | None = None) -> None:
         """Report records of a send that were not appended; the caller settles the send."""
@@ -203,11 +208,11 @@ class SessionConnection:
     def allow(self, allowed: int) -> None:
         if allowed != self._allowed:
             self._credits = self._allowed = allowed
-            self._wake()
+            self.notify()
 
     def drain(self) -> None:
         self._draining = True
-        self._wake()
+        self.notify()
 
     def limit_reading(self, full: bool) -> None:
         """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
@@ -215,15 +220,16 @@ class SessionConnection:
         much = much or self.waiting_rows > WAITING_ROWS
         full = full or self.quota.usage.too_many_bytes
         if (full and self.unsettled) or much or self._held:
-            if self._reads:
+            if self.reads:
                 self._let_read(False)
-        elif not self._reads:
+        elif not self.reads:
             self._let_read(True)
 
     def _let_read(self, reads: bool) -> None:
-        self._reads = reads
+        self.reads = reads
         if reads:
             self._room.set()
+            self.notify()
         else:
             self._room.clear()
 
@@ -264,14 +270,15 @@ class SessionConnection:
             self.closed = True
             self._closing_error = error
             self._let_read(True)
-            self._wake()
+            self.notify()
             self._disconnected(self)
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _frame(self) -> ServerFrame | None:
+    def take(self) -> ServerFrame | None:
+        """Return the next frame for the client; None if there is nothing to tell."""
         closing, self._closing_error = self._closing_error, None
         news = self._acknowledged > self._reported or self._credits is not None or self._draining
         if not (news or self._answers or self._failures or self._welcome or closing):

@@ -344,9 +344,19 @@ class Engine(Loop):
         return self._woken or not self.appends.idle
 
     def _turn(self) -> None:
-        self._woken = False
-        if self.ended.done():
-            return
+        self._woken = self.in_turn = True
+        try:
+            for exchange in self.exchanges:
+                exchange()
+            self._woken = False
+            if not self.ended.done():
+                self._process()
+        finally:
+            for exchange in self.exchanges:
+                exchange()
+            self.in_turn = False
+
+    def _process(self) -> None:
         try:
             self.appends.complete()
             if self.appends.failure is None:

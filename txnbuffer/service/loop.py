@@ -24,6 +24,9 @@ class Loop(ABC):
         self.ended: asyncio.Future[Error | None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._woken = False
+        self.in_turn = False
+        self.exchanges: list[Callable[[], None]] = []
+        """Called at the beginning and at the end of each turn."""
         self._tasks: dict[asyncio.Task[object], None] = {}
         self._operator_requests: dict[int, asyncio.Future[Result]] = {}
         self._last_request = 0
