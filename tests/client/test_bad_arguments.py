@@ -144,7 +144,7 @@ class EncodingStream:
 def test_request_that_cannot_be_encoded_fails_alone() -> None:
     async def test(world: World) -> None:
         async def dial() -> Link:
-            return ServiceLink(EncodingStream(world.engine))  # type: ignore[arg-type]
+            return ServiceLink(EncodingStream(world.engine))  # type: ignore[arg-type]  # a stream for tests
 
         client = await world.client(dial=dial)
         session = client.session

@@ -104,7 +104,7 @@ def test_calls_end_with_an_error_once_a_task_of_the_connection_has_ended(which: 
         links: list[ServiceLink] = []
 
         async def dial() -> Link:
-            links.append(ServiceLink(OpenStream()))  # type: ignore[arg-type]
+            links.append(ServiceLink(OpenStream()))  # type: ignore[arg-type]  # a stream for tests
             return links[-1]
 
         session = ClientSession(dial, SECONDS)
