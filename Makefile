@@ -93,7 +93,7 @@ soak-pair: $(STAMP) ## break machines, disks, links and the lock of a pair; FAUL
 	PYTHONPATH=tests $(BIN)/python tests/pair_soak.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED))
 
 soak-overload: $(STAMP) ## load a service with ten times its capacity; SECONDS=600
-	PYTHONPATH=tests $(BIN)/python tests/overload_soak.py --seconds $(or $(SECONDS),600)
+	PYTHONPATH=tests $(BIN)/python tests/service/overload_soak.py --seconds $(or $(SECONDS),600)
 
 soak: $(STAMP) ## kill services, clients and brokers for an hour; tests at full scale; 5,000 examples per property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from buffer_driver import Owner, folded, visible
+from buffer.buffer_driver import Owner, folded, visible
 from histories import Log, marker
 
 from broker_io.position import Position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from buffer_driver import Owner, folded, numbered, visible
+from buffer.buffer_driver import Owner, folded, numbered, visible
 from histories import Log, marker
 
 from broker_io.position import Position

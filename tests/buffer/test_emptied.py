@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from buffer_driver import Owner, folded, numbered
+from buffer.buffer_driver import Owner, folded, numbered
 from histories import History, Log, cuts, histories, marker, place, record, segment_sizes
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from buffer_driver import Owner, folded, numbered, visible
+from buffer.buffer_driver import Owner, folded, numbered, visible
+from buffer.naive import Naive, end_of
 from histories import History, Log, cuts, histories, segment_sizes
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from naive import Naive, end_of
 
 from broker_io.errors import StorageError
 from txnbuffer.buffer.buffer import TransactionBuffer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from buffer.naive import Naive
 from histories import histories
 from hypothesis import given, settings
-from naive import Naive
 
 from txnbuffer.model import Outcome
 

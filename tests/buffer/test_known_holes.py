@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from buffer_driver import folded, numbered, visible
+from buffer.buffer_driver import folded, numbered, visible
 from histories import Log, marker
 
 from broker_io.batch import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core_setup import register, registered, rows, taken, welcomed
+from client.core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import InvalidTopicName

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import World, in_world, read_all, until
-from direct_world import DirectWorld, in_direct_world
 from hypothesis import given
 from hypothesis import strategies as st
 

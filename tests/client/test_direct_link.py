@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import until, values
-from direct_world import DirectWorld, in_direct_world
 
 from txnbuffer import Outcome
 

@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 
 import pytest
+from client.direct_world import DirectWorld, commit_one, ended, in_direct_world
 from client_world import once, until, values
-from direct_world import DirectWorld, commit_one, ended, in_direct_world
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import (

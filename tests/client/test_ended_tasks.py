@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from direct_world import DirectWorld, in_direct_world
+from client.direct_world import DirectWorld, in_direct_world
 from service_setup import eventually
 
 from txnbuffer import ChangeStream, Client, connect

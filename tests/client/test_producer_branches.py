@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import World, in_world, until, values
-from direct_world import DirectWorld, in_direct_world
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 import pytest
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import until, values
-from direct_world import DirectWorld, in_direct_world
 
 from broker_io.batch import Message
 from broker_io.errors import DiskFailed

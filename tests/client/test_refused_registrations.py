@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import World, in_world, until, values
-from direct_world import DirectWorld, in_direct_world
 
 from txnbuffer import TransactionAborted, dead_letter
 from txnbuffer.client.client import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_setup import registered, rows, taken, welcomed
+from client.core_setup import registered, rows, taken, welcomed
 
 from broker_io.errors import DiskWatermark, Error, MessageTooLarge
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from client.direct_world import DirectWorld, in_direct_world
 from client_world import until, values
-from direct_world import DirectWorld, in_direct_world
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from client.core_setup import register, rows, taken, welcomed
 from client_world import run, values
-from core_setup import register, rows, taken, welcomed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,9 +10,9 @@ import random
 from collections import deque
 from typing import Any, ClassVar
 
+from client.session_model import CLOSED, POISON, ModelConnection, SessionModel
 from hypothesis import given
 from hypothesis import strategies as st
-from session_model import CLOSED, POISON, ModelConnection, SessionModel
 
 from broker_io.errors import InvalidTopicName, MessageTooLarge
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction, ServicePath

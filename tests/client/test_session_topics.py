@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core_setup import register, registered, rows, taken, welcomed
+from client.core_setup import register, registered, rows, taken, welcomed
 
 from broker_io.batch import Batch
 from txnbuffer.client.record_path import MAX_IN_FLIGHT, EndPlan, OpenTransaction

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from client.direct_world import DirectWorld, commit_one, ended, in_direct_world
 from client_world import until, values
-from direct_world import DirectWorld, commit_one, ended, in_direct_world
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import EntryTooLarge, MessageTooLarge

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from client.direct_world import DirectWorld
 from client_world import values
-from direct_world import DirectWorld
 
 from broker_io.partitions import partition_name
 from txnbuffer import Client, Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from coordinator_history import Wrong, explore
+from coordinator.coordinator_history import Wrong, explore
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator_stage import DECIDED, S, Stage, txn
+from coordinator.coordinator_stage import DECIDED, S, Stage, txn
 
 from broker_io.errors import Error
 from txnbuffer.coordinator.history import History

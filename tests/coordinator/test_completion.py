@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_stage import DECIDED, S, Stage
+from coordinator.coordinator_stage import DECIDED, S, Stage
 
 from broker_io.errors import Error
 from txnbuffer.coordinator.decisions import Group, decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from coordinator_races import race_table
+from coordinator.coordinator_races import race_table
 
 from txnbuffer.coordinator import groups, messages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
+from coordinator.coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import Owner, World, position
 
 from txnbuffer.coordinator.decisions import EndedIds, decode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator_stage import DECIDED, S, aborted, ask_abort, ask_commit, query, txn
+from coordinator.coordinator_stage import DECIDED, S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import World
 from pyroaring import BitMap64
 

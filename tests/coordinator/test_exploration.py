@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_history import Exploration, explore
+from coordinator.coordinator_history import Exploration, explore
 from hypothesis import settings
 
 PIECES = 20

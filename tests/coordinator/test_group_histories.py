@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from group_rig import CONFIG, GROUP, MEMBERS, Rig
+from coordinator.group_rig import CONFIG, GROUP, MEMBERS, Rig
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import pytest
-from group_rig import CONFIG, GROUP, MEMBERS, Rig
+from coordinator.group_rig import CONFIG, GROUP, MEMBERS, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 

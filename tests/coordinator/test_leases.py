@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinator_stage import DECIDED, S, Stage, txn
+from coordinator.coordinator_stage import DECIDED, S, Stage, txn
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.decisions import LowWaterMark, decode

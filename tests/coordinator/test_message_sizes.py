@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from coordinator_stage import DECIDED, S, Stage, aborted
+from coordinator.coordinator_stage import DECIDED, S, Stage, aborted
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64

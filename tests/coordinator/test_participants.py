@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator_stage import DECIDED, S, Stage, txn
+from coordinator.coordinator_stage import DECIDED, S, Stage, txn
 
 from txnbuffer.coordinator.history import History, NameState
 from txnbuffer.coordinator.messages import (

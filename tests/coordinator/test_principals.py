@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import pytest
-from coordinator_stage import S, Stage, txn
+from coordinator.coordinator_stage import S, Stage, txn
 from coordinator_world import Owner, World
 
 from txnbuffer.coordinator.messages import CoordinatorConfig, Leased, SessionOpened

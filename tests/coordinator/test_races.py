@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from coordinator_races import CLIENTS, POINTS, PREDECESSORS, expected
+from coordinator.coordinator_races import CLIENTS, POINTS, PREDECESSORS, expected
 from coordinator_world import SHARD, Owner, World
 
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from coordinator_stage import S, Stage, txn
+from coordinator.coordinator_stage import S, Stage, txn
 from coordinator_world import SHARD, Owner
 
 from txnbuffer.coordinator.messages import CoordinatorConfig, State

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_process import Shop, shop
+from examples.example_process import Shop, shop
 from pulsar_cluster import Cluster
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from example_process import Shop
+from examples.example_process import Shop
 from pulsar_cluster import Cluster
 from service_process import kept_port
 from source_tree import ROOT

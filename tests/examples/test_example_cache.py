@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from example_process import Shop, shop
+from examples.example_process import Shop, shop
 from pulsar_cluster import Cluster
 
 

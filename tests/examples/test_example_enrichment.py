@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from example_process import Shop
+from examples.example_process import Shop
 
 ORDERS = 60
 

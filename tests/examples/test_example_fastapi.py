@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import httpx2
-from example_process import EXAMPLES, Shop
+from examples.example_process import EXAMPLES, Shop
 from service_process import kept_port
 
 

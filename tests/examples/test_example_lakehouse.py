@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from example_process import Shop
+from examples.example_process import Shop
 
 
 def run(market: Shop) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import closing
 
-from example_process import EXAMPLES, Shop
+from examples.example_process import EXAMPLES, Shop
 
 KILLS = 4
 ORDERS = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from example_process import EXAMPLES
+from examples.example_process import EXAMPLES
 
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naive_mutations import Reader, Reads, Topic, check_chain, check_turns
+from mutations.naive_mutations import Reader, Reads, Topic, check_chain, check_turns
 
 from txnbuffer.mutations.cursor import TURN_BYTES, TURN_TICKS
 from txnbuffer.mutations.manager import MemoryBudget, MutationManager

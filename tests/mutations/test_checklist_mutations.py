@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from naive_mutations import Stage, behind, check_chain, large
+from mutations.naive_mutations import Stage, behind, check_chain, large
 
 from txnbuffer.mutations.manager import MemoryBudget
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from naive_mutations import Stage, behind, large
+from mutations.naive_mutations import Stage, behind, large
 
 from txnbuffer.errors import InvalidRequest, SeqnoGap
 from txnbuffer.mutations.manager import ReadLog, StopReading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_mutations import Topic
+from mutations.naive_mutations import Topic
 
 from txnbuffer.mutations.snapshot import TOGETHER, TOGETHER_BYTES, Chunk, MemoryAccount, join_tiny
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from naive_mutations import Reader, Reads, Stage, Topic, check_chain, pairs
+from mutations.naive_mutations import Reader, Reads, Stage, Topic, check_chain, pairs
 
 from txnbuffer.mutations.cursor import TURN_BYTES, Slice
 from txnbuffer.mutations.manager import MemoryBudget, MutationManager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from naive_mutations import Reader, Reads, Topic, check_chain, check_turns
+from mutations.naive_mutations import Reader, Reads, Topic, check_chain, check_turns
 
 from txnbuffer.mutations.manager import MemoryBudget, MutationManager, SnapshotIndex
 

@@ -6,7 +6,7 @@ import itertools
 import tracemalloc
 
 import pytest
-from naive_mutations import Reader, Stage, check_chain
+from mutations.naive_mutations import Reader, Stage, check_chain
 
 from txnbuffer.mutations.manager import MemoryBudget, Recovery
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_mutations import position_of
+from mutations.naive_mutations import position_of
 
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_mutations import position_of
+from mutations.naive_mutations import position_of
 
 from broker_io.position import Position, Positions
 from txnbuffer.mutations.index import (

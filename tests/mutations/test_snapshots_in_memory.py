@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from naive_mutations import Reader, Stage, pairs
+from mutations.naive_mutations import Reader, Stage, pairs
 
 from broker_io.position import Position
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from etcd_server import EtcdServer
-from replicated_logs import LEASE, SILENCE, Member, ReplicatedLog, T, message, numbers, switched, unchanged, write
+from pair.replicated_logs import LEASE, SILENCE, Member, ReplicatedLog, T, message, numbers, switched, unchanged, write
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, Error, Fenced, MessageTooLarge, NotLive

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_pairs import SETTINGS, BrokerPair, contents, put, segments
-from pair_stores import DIRECTORY, pair
+from pair.file_pairs import SETTINGS, BrokerPair, contents, put, segments
+from pair.pair_stores import DIRECTORY, pair
 
 from broker_io.errors import Damaged, DiskFull
 from broker_io.pair import copying

@@ -8,7 +8,7 @@ import pytest
 from file_logs import World, append, numbered
 from hypothesis import given
 from hypothesis import strategies as st
-from pair_stores import DIRECTORY, KINDS, OPTIONS, Live, Member, pair
+from pair.pair_stores import DIRECTORY, KINDS, OPTIONS, Live, Member, pair
 
 from broker_io.errors import (
     AppendUnknown,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pair_directories import LEASE, Machines, contents, put
+from pair.pair_directories import LEASE, Machines, contents, put
 
 from broker_io.environment import current
 from broker_io.errors import CallerError, LockUnavailable, NotAMember, NotPromotable

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pair_directories import LEASE, Machines, contents, put
+from pair.pair_directories import LEASE, Machines, contents, put
 
 from broker_io.environment import current
 from broker_io.errors import CallerError

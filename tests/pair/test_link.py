@@ -19,7 +19,7 @@ import pytest
 from certificates import Authority
 from etcd_server import free_port
 from fault_proxy import DOWN, UP, FaultProxy
-from link_samples import SAMPLES
+from pair.link_samples import SAMPLES
 
 from broker_io.errors import (
     DiskFailed,

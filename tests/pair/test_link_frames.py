@@ -6,7 +6,7 @@ import pytest
 from golden_files import committed
 from hypothesis import example, given
 from hypothesis import strategies as st
-from link_samples import END, SAMPLES, STORE
+from pair.link_samples import END, SAMPLES, STORE
 
 from broker_io.errors import MalformedMessage
 from broker_io.pair import link_frames

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_pairs import MS, SETTINGS, BrokerPair, contents, put, segments
+from pair.file_pairs import MS, SETTINGS, BrokerPair, contents, put, segments
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import (

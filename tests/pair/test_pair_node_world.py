@@ -1,9 +1,9 @@
-"""Two nodes with all their threads in the simulated world, under faults: `tests/pair_node_world.py` says what holds."""
+"""Two nodes with all their threads in the simulated world, under faults; `pair_node_world.py` says what holds."""
 
 from __future__ import annotations
 
 import pytest
-from pair_node_world import explore
+from pair.pair_node_world import explore
 
 
 @pytest.mark.parametrize("seed", range(12))

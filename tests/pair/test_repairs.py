@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from file_logs import World, append, numbered
-from file_pairs import BrokerMember, BrokerPair, contents, put, segments
+from pair.file_pairs import BrokerMember, BrokerPair, contents, put, segments
 
 from broker_io.errors import Damaged, NotInSync
 from broker_io.file import FileBroker

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+from pair.pair_stores import Events, Member
 from pair_parts import MemoryDisk, MemoryStore
-from pair_stores import Events, Member
 
 from broker_io.errors import Damaged
 from broker_io.pair.port import PairStore

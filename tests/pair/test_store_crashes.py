@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from hypothesis import settings
-from pair_stores import DIRECTORY, Live, Member, pair
+from pair.pair_stores import DIRECTORY, Live, Member, pair
 
 from broker_io.environment import read_file
 from broker_io.errors import DiskFailed, DiskFull

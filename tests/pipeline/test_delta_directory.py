@@ -15,7 +15,7 @@ import pytest
 from delta_tables import COLUMNS, ROWS, expected, export, run_of, values_in, write
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from golden_files import committed
-from killed_exports import attempts
+from pipeline.killed_exports import attempts
 
 from broker_io.errors import MissingDependency
 from txnbuffer.errors import InvalidRequest

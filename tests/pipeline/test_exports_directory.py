@@ -12,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 from golden_files import committed
-from killed_exports import Killed, attempts
+from pipeline.killed_exports import Killed, attempts
 
 from broker_io.errors import Error, InvalidAddress
 from txnbuffer.errors import InvalidRequest

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from export_world import TOPICS, address_of, killed, options_of, wanted
+from pipeline.record_digests import record_digest
 from pipeline_world import Life, records_of
 from pyspark.sql import DataFrame
-from record_digests import record_digest
 
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker

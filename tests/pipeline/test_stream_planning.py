@@ -12,8 +12,8 @@ import pytest
 from golden_files import committed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline.planned_queries import Query, SetClock, world
 from pipeline_world import Life, Row, records_of, row_of
-from planned_queries import Query, SetClock, world
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from writing import TopicWriter
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audited_topic import (
+from file_logs import World, append, numbered
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from log_server import LogServer
+from recovery.audited_topic import (
     STEPS,
     AuditedTopic,
     Steps,
@@ -20,10 +24,6 @@ from audited_topic import (
     without,
     written_by,
 )
-from file_logs import World, append, numbered
-from hypothesis import assume, given
-from hypothesis import strategies as st
-from log_server import LogServer
 
 from broker_io import open_broker
 from broker_io.batch import Message

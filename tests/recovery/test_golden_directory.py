@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from golden_files import GOLDEN
-from make_directory import TOPICS, make
+from recovery.make_directory import TOPICS, make
 from snapshot_driver import manager_on
 
 from broker_io.errors import UnsupportedFormat

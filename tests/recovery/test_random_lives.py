@@ -2,7 +2,7 @@
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from owner_life import KINDS, Life, T
+from recovery.owner_life import KINDS, Life, T
 from snapshot_driver import assert_true
 
 from txnbuffer.recovery.restore import load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from owner_life import KINDS, Life, T
+from recovery.owner_life import KINDS, Life, T
 from snapshot_driver import NEVER, manager_on
 from writing import TopicWriter
 

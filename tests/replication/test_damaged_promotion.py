@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pair_histories import LOCAL, A, B, member, pair, role, run
 from pair_world import SETTINGS, TTL, World
+from replication.pair_histories import LOCAL, A, B, member, pair, role, run
 
 from broker_io.errors import NotInSync
 from broker_io.replication import messages as m

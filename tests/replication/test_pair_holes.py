@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pair_histories import LOCAL, A, B, acked, alone, member, pair, promote, role, run
 from pair_world import QUANTUM, SETTINGS, TTL, Lock, World, clone
+from replication.pair_histories import LOCAL, A, B, acked, alone, member, pair, promote, role, run
 
 from broker_io.errors import DiskWatermark, NotInSync, NotLive, NotPromotable
 from broker_io.replication import messages as m

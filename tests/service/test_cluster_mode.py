@@ -6,14 +6,13 @@ import asyncio
 from unittest.mock import patch
 
 import pytest
-from cluster_app import App, app_on
+from cluster_app import App, app_on, cluster_engine
 from raw_session import InProcess, RawSession, transactional
 from service_setup import QUICK, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged, Fenced, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
-from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, SeqnoGap, TransactionAborted

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from cluster_app import App, app_on
+from cluster_app import App, app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
-from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_low_water_mark

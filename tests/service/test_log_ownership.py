@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from running_services import Running, owners
+from service.running_services import Running, owners
 from service_setup import eventually, on_a_loop
 
 from broker_io.errors import StillHeld

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from commands import txnbuf
 from pyroaring import BitMap64
 from raw_session import transactional
@@ -15,7 +15,6 @@ from broker_io.errors import StillHeld
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
-from tests.cluster_app import cluster_engine
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.state import CoordinatorState
 from txnbuffer.coordinator.decisions import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from cut_readers import cut_short
 from raw_session import transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
@@ -14,7 +14,6 @@ from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
-from tests.cluster_app import cluster_engine
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.manager import SnapshotManager

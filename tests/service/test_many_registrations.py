@@ -6,12 +6,11 @@ import asyncio
 import threading
 from unittest.mock import patch
 
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.file import FileBroker, log
 from broker_io.memory import MemoryBroker
-from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
 from txnbuffer.service import topics

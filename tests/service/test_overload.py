@@ -5,7 +5,7 @@ Whether it gets overloaded depends on the machine. `test_access_limits_grpc` sho
 
 from __future__ import annotations
 
-from overload_soak import Report, run
+from service.overload_soak import Report, run
 
 
 def test_service_under_ten_times_its_load_loses_nothing() -> None:

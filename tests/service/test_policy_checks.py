@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cluster_app import App, app_on
+from cluster_app import App, app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import PositionTrimmed, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
-from tests.cluster_app import cluster_engine
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import NotVisible

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_app import App, app_on
+from cluster_app import App, app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop
 
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import MARKER, decode_marker
 from txnbuffer.rpc.frames import Abort

@@ -8,18 +8,17 @@ import threading
 from dataclasses import replace
 
 import pytest
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from cut_readers import cut_short
 from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
-from running_services import Running, owners, service
+from service.running_services import Running, owners, service
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from tests.cluster_app import cluster_engine
 from txnbuffer.config import ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode, tombstone
 from txnbuffer.errors import InvalidConfiguration

@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 from unittest.mock import patch
 
 import pytest
-from cluster_app import App, app_on
+from cluster_app import App, app_on, cluster_engine
 from raw_session import InProcess, RawSession
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from snapshots.errors import TopicDamaged
-from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId

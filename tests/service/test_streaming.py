@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop
 from source_tree import ROOT
 from streamed import Follower, client_of, write
@@ -17,7 +17,6 @@ from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
-from tests.cluster_app import cluster_engine
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer.visibility import Sequenced
 from txnbuffer.client.reader import CommittedReader

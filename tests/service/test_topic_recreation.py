@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_app import app_on
+from cluster_app import app_on, cluster_engine
 from raw_session import InProcess, RawSession
 from service_setup import eventually, on_a_loop, visible
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
-from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.messages import Commit, State
 from txnbuffer.errors import CoordinatorStopped, NotVisible, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId

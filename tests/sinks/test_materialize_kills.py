@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from sink_rigs import batch, row, token
+from sinks.sink_rigs import batch, row, token
 from soak_scripts import load
 
 from txnbuffer.sinks.sqlite import SQLiteFile

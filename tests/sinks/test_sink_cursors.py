@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from service_setup import on_a_loop
-from sink_rigs import ListSink, Script, batch, row, token
+from sinks.sink_rigs import ListSink, Script, batch, row, token
 from writing import TopicWriter
 
 from broker_io.batch import Batch

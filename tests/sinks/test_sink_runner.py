@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from service_setup import engine_on, eventually, on_a_loop
-from sink_rigs import ListSink, Script, batch, row, token
+from sinks.sink_rigs import ListSink, Script, batch, row, token
 from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker

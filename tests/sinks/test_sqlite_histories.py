@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sink_rigs import batch, row, token
+from sinks.sink_rigs import batch, row, token
 
 from txnbuffer import ChangeBatch, Rollback
 from txnbuffer.mutations.batch import Mutation

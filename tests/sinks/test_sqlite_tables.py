@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from golden_files import committed
-from sink_rigs import batch, row, token
+from sinks.sink_rigs import batch, row, token
 
 from broker_io.errors import UnsupportedFormat
 from broker_io.position import Position

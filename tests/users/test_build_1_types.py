@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, ForwardRef
 
 import pytest
-from doc_blocks import PAGES, blocks_of, published_code
 from source_tree import ROOT, modules, within
+from users.doc_blocks import PAGES, blocks_of, published_code
 
 import broker_io
 import txnbuffer
@@ -198,7 +198,7 @@ def test_wrong_calls_are_type_errors(tmp_path: Path) -> None:
 def test_blocks_of_a_page_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("```text\n```\n```python\na = 1\n```\n- item\n    ```python\n    if a:\n        b = 2\n    ```\n")
-    monkeypatch.setattr("doc_blocks.ROOT", tmp_path)
+    monkeypatch.setattr("users.doc_blocks.ROOT", tmp_path)
     assert blocks_of(page) == [("page.md:3", "a = 1\n"), ("page.md:7", "if a:\n    b = 2\n")]
 
 

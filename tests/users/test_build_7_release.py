@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from doc_blocks import blocks_of
 from packaging.version import Version
 from source_tree import ROOT, tracked_files
+from users.doc_blocks import blocks_of
 
 import txnbuffer
 

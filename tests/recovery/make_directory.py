@@ -1,4 +1,4 @@
-"""Writes a small embedded log with transactions and snapshots: `python tests/make_directory.py DIRECTORY`.
+"""Writes a small embedded log with transactions and snapshots: `python tests/recovery/make_directory.py DIRECTORY`.
 
 The directory in tests/golden/directory-v2 must stay readable. When a format changes on purpose, another directory is
 added.

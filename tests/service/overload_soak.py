@@ -1,6 +1,6 @@
 """Load a service with ten times what it can do, from many principals of which one misbehaves.
 
-    python tests/overload_soak.py --seconds 600 --principals 50
+    python tests/service/overload_soak.py --seconds 600 --principals 50
 
 Three phases, with processes of their own for the service, for all principals but one, and for the one that misbehaves:
 
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
 from access_world import Tokens  # noqa: E402
 from raw_session import OverGrpc, RawSession  # noqa: E402
