@@ -15,8 +15,6 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import tenacity
-
 from broker_io.environment import ThreadQueue, current
 from broker_io.errors import Error, ServiceUnavailable
 
@@ -133,6 +131,8 @@ def next_of(waiting: ThreadQueue[T]) -> T:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+MOST_DOUBLINGS = 60
+"""The pause has its longest value long before."""
 
 
 class Backoff:
@@ -142,15 +142,13 @@ class Backoff:
     """
 
     def __init__(self, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> None:
-        self._highest = tenacity.wait_exponential(first, longest)
-        self._retrying = tenacity.Retrying()
+        self._first, self._longest = first, longest
         self._uniform = current().randomness.uniform
 
     def after(self, failures: int) -> float:
         """The seconds to wait after this many failures in a row, at least one."""
-        state = tenacity.RetryCallState(self._retrying, None, (), {})
-        state.attempt_number = failures
-        return self._uniform(0.0, self._highest(state))
+        doublings = min(failures - 1, MOST_DOUBLINGS)
+        return self._uniform(0.0, min(self._first * 2**doublings, self._longest))
 
 
 class RetryPolicy:
@@ -171,37 +169,17 @@ class RetryPolicy:
         """The result of `attempt`; `what` names the wait. Raises the last ServiceUnavailable."""
         clock = self._environment.clock
         began = clock.monotonic() if self._from_start else None
-
-        def is_over(_: tenacity.RetryCallState) -> bool:
-            nonlocal began
-            self._check()
-            now = clock.monotonic()
-            began = now if began is None else began
-            return now - began >= self.seconds
-
+        failures = 0
         with waiting(what) as wait:
-            try:
-                return attempt()
-            except ServiceUnavailable as error:
-                first: ServiceUnavailable | None = error
-
-            def again() -> T:
-                """Fail as the first attempt did, then attempt: most succeed at once, and need no retries prepared."""
-                nonlocal first
-                if first is not None:
-                    error, first = first, None
-                    raise error
-                return attempt()
-
-            def failed(state: tenacity.RetryCallState) -> None:
-                wait.failed(None if state.outcome is None else state.outcome.exception())
-
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(ServiceUnavailable),
-                sleep=clock.sleep,
-                wait=lambda state: self._backoff.after(state.attempt_number),
-                stop=is_over,
-                before_sleep=failed,
-                reraise=True,
-            )
-            return retrying(again)
+            while True:
+                try:
+                    return attempt()
+                except ServiceUnavailable as error:
+                    self._check()
+                    now = clock.monotonic()
+                    began = now if began is None else began
+                    if now - began >= self.seconds:
+                        raise
+                    wait.failed(error)
+                failures += 1
+                clock.sleep(self._backoff.after(failures))
