@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,8 @@ from txnbuffer import (
     connect,
 )
 from txnbuffer.client.connection import PendingConnection
+from txnbuffer.client.record_path import GROUP
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.connection import Limits
@@ -144,6 +146,53 @@ def test_plain_consumer_gets_a_record_as_one_message(place: Place) -> None:
         assert records == [
             ("order-1", b"3 apples", 77, {"of": "apples", "tb.v": "1", "tb.txn": str(txn.id), "tb.seq": "1"}),
             ("order-2", b"ordinary", 0, {}),
+        ]
+
+    beside_a_service(place, test)
+
+
+def entries(place: Place, topic: str) -> list[list[Mapping[str, str]]]:
+    """The properties of the messages of each entry of a topic."""
+    found: dict[tuple[int, int], list[Mapping[str, str]]] = {}
+    with open_broker(place.address, **place.options) as broker, broker.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            for position, message in zip(placed.positions, placed.messages, strict=True):
+                found.setdefault(position[:2], []).append(message.properties)
+    return [*found.values()]
+
+
+def decisions(place: Place) -> int:
+    """How many messages the decision log has with the decisions of a group of transactions."""
+    return sum(message.get("tb.kind") == "group" for entry in entries(place, DECISIONS) for message in entry)
+
+
+def test_many_transactions_take_few_entries_that_plain_consumers_can_read(place: Place) -> None:
+    groups, rest = 3, 10
+    count = groups * GROUP + rest
+
+    async def test(client: Client) -> None:
+        async with client.transaction() as first:  # so that the topic is registered, and has a writer
+            await first.send("orders", b"first")
+            await first.commit(wait_visible=True)
+        before = await asyncio.to_thread(decisions, place)
+        transactions = [await client.transaction().begin() for _ in range(count)]
+        for number, txn in enumerate(transactions):
+            await txn.send("orders", str(number), key="k")
+        await asyncio.gather(*(txn.commit(wait_visible=True) for txn in transactions))
+        found = await asyncio.to_thread(entries, place, "orders")
+        records = [entry for entry in found if "tb.marker" not in entry[0]]
+        assert [len(entry) for entry in records] == [1, GROUP, GROUP, GROUP, rest]
+        assert all(len(entry) == 1 for entry in found if entry not in records)
+        # one marker and one decision for each group of commits, besides those at the start of the service
+        assert len(found) - len(records) <= 3 + groups + 1
+        assert await asyncio.to_thread(decisions, place) - before <= groups + 1
+        markers, messages = await asyncio.to_thread(consume, place, sum(map(len, found)))
+        assert markers == len(found) - len(records)
+        values = {str(number).encode(): str(txn.id) for number, txn in enumerate(transactions)}
+        assert {row[1]: row[3]["tb.txn"] for row in messages} == values | {b"first": str(first.id)}
+        seen = await asyncio.to_thread(place.read, "orders", count + 1)
+        assert [(one.value, one.txn) for one in seen[1:]] == [
+            (str(number).encode(), txn.id) for number, txn in enumerate(transactions)
         ]
 
     beside_a_service(place, test)

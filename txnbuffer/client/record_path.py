@@ -147,6 +147,11 @@ class Outbox:
         if self._names:
             self.size += width(len(self._names), len(self._values))
 
+    @property
+    def sends(self) -> int:
+        """How many sends of transactions are queued."""
+        return len(self._runs)
+
     def fits(self, rows: SendColumns) -> bool:
         """Return whether the records fit into the same send as the queued ones."""
         if not self._values:
@@ -234,6 +239,11 @@ MAX_IN_FLIGHT = 3
 reached, records are collected for the next one.
 """
 
+GROUP = 128
+"""Sends of transactions that wait for a topic of a cluster after which they are appended at once, so that brokers and
+service work on them while callers send more.
+"""
+
 FIRST_CREDITS = 1024 * 1024
 """Bytes that a client may have unacknowledged before the service tells its limit."""
 
@@ -254,6 +264,11 @@ class SendTopic:
         self.transactional = Outbox(name)
         self.ordinary = Outbox(name)
         self.sealed: deque[SendInFlight] = deque()
+
+    @property
+    def has_group(self) -> bool:
+        """Whether enough sends of transactions are queued for an append."""
+        return self.transactional.sends >= GROUP and self.in_flight < MAX_IN_FLIGHT
 
     @property
     def has_transactional(self) -> bool:

@@ -271,6 +271,8 @@ class SessionCore:
             if not found.registered:
                 self._register(found)
             self.transactions.send(found, rows, transaction)
+            if not self._path.through_service and found.has_group and self.welcomed:
+                self._path.take()
         else:
             if self.transactions.collecting:
                 self.transactions.send_topic_early(found)
