@@ -88,7 +88,7 @@ def test_a_variable_of_no_section_is_an_error(name: str) -> None:
         load_config(environ={name: "1"})
 
 
-@pytest.mark.parametrize("name", ["PULSAR_URL", "PULSAR_IMAGE", "PULSAR_HOME", "SERVICE", "TLS_CA"])
+@pytest.mark.parametrize("name", ["PULSAR_URL", "PULSAR_IMAGE", "PULSAR_HOME", "TLS_CA"])
 def test_variables_that_are_no_settings_are_ignored(name: str) -> None:
     assert load_config(environ={f"TXNBUFFER_{name}": "some text", "TXNBUF": "1"}) == Config()
 
