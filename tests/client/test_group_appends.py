@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from client.direct_world import DirectWorld, commit_one, in_direct_world
 from client_world import until, values
-from direct_world import DirectWorld, commit_one, in_direct_world
 
 from txnbuffer import Client, Transaction
 from txnbuffer.client.record_path import GROUP, MAX_IN_FLIGHT
