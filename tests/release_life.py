@@ -1,11 +1,11 @@
 """A program that any release can run: it writes transactions of all kinds until SIGTERM, or reads topics.
 
-    python -P tests/release_life.py ADDRESS write NAME
-    python -P tests/release_life.py ADDRESS read TOPIC …
+    python -P tests/release_life.py ADDRESS write NAME [ADMIN_URL]
+    python -P tests/release_life.py ADDRESS read TOPIC,TOPIC… [ADMIN_URL]
 
-PYTHONPATH says which release. Each line of stdout is a JSON value: first the file of the package, then of `write` what
-became of each transaction, as [topics, values, whether it committed], and at last "done"; of `read` the committed
-records, as [topic, seqno, the value up to its first space].
+PYTHONPATH says which release; ADMIN_URL is that of a Pulsar. Each line of stdout is a JSON value: first the file of
+the package, then of `write` what became of each transaction, as [topics, values, whether it committed], and at last
+"done"; of `read` the committed records, as [topic, seqno, the value up to its first space].
 
 The topics of a writer are NAME-a and NAME-b, and NAME-in, from which the group NAME copies to NAME-out.
 """
@@ -20,6 +20,7 @@ import sys
 from typing import Any
 
 import txnbuffer
+from broker_io import PulsarOptions
 from txnbuffer import Client, Outcome, OutcomeUnknown, Record, Transaction, TransactionAborted, connect
 
 PATIENCE = 280.0
@@ -130,16 +131,21 @@ class Writer:
                 assert not member.done(), member.exception()
 
 
-async def write(address: str, name: str) -> None:
-    async with connect(address, max_unavailable=PATIENCE) as client:
+def connected(address: str, admin_url: str | None) -> Client:
+    options: PulsarOptions | None = None if admin_url is None else {"admin_url": admin_url}
+    return connect(address, max_unavailable=PATIENCE, broker_options=options)
+
+
+async def write(address: str, name: str, admin_url: str | None = None) -> None:
+    async with connected(address, admin_url) as client:
         writer = Writer(client, name)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, writer.stopping.set)
         await writer.run()
 
 
-async def read(address: str, *topics: str) -> None:
-    async with connect(address) as client:
-        for topic in topics:
+async def read(address: str, topics: str, admin_url: str | None = None) -> None:
+    async with connected(address, admin_url) as client:
+        for topic in topics.split(","):
             end = await client.last_visible(topic)
             async with await client.reader(topic) as reader:
                 async for record in reader.records(timeout=PATIENCE):
