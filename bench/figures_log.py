@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import sqlite_peer
 from bench.fresh import fresh
 from bench.harness import Pair, figure
+from bench.log_owner import LogOwner
 from bench.workload import batches, end_of
 from broker_io import open_broker
 from broker_io.batch import Batch
@@ -18,7 +19,6 @@ from broker_io.port import Broker, Writer
 from broker_io.position import Positions
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import transactional
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "bench"
 RECORDS = 1_000_000
@@ -61,7 +61,7 @@ def append() -> Pair:
 
 def write_committed(address: str, work: list[Batch]) -> None:
     """Write each batch as a committed transaction, and a snapshot of the topic's buffer."""
-    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+    with open_broker(address) as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register(TOPIC)
         with broker.writer(TOPIC) as writer:

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench.fresh import fresh
 from bench.harness import figure
+from bench.log_owner import LogOwner
 from bench.workload import records
 from broker_io import open_broker
 from broker_io.batch import Batch
@@ -24,7 +25,6 @@ from snapshots.scan import scan
 from txnbuffer import ChangeBatch, ChangeStream, Client, ResumeToken, connect
 from txnbuffer.follow import read_existing
 from txnbuffer.mutations.index import SnapshotIndex, SnapshotIndexEntry
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "bench"
 SNAPSHOTS = 1_000_000
@@ -54,7 +54,7 @@ def directory() -> str:
     atexit.register(made.cleanup)
     sizes = lengths()
     count = sum(sizes) + CHANGED
-    with open_broker(f"file:{made.name}/log") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{made.name}/log") as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register(TOPIC)
         with broker.writer(TOPIC) as writer:
@@ -81,7 +81,7 @@ def end_of(broker: Broker) -> Position:
 
 def recover(address: str) -> float:
     """The monotonic time at which the owner of the log is ready."""
-    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+    with open_broker(address) as broker, LogOwner(broker) as manager:
         manager.recover()
         ready = time.monotonic()
         if (found := len(SnapshotIndex(manager.followed(TOPIC).index))) != SNAPSHOTS:
@@ -108,7 +108,7 @@ def bytes_of_a_buffer_snapshot() -> float:
     """Bytes written by a buffer snapshot after ten more mutation snapshots."""
     with tempfile.TemporaryDirectory() as place:
         shutil.copytree(directory(), place, dirs_exist_ok=True)
-        with open_broker(f"file:{place}/log") as broker, SnapshotManager(broker) as manager:
+        with open_broker(f"file:{place}/log") as broker, LogOwner(broker) as manager:
             manager.recover()
             followed = manager.followed(TOPIC)
             index = SnapshotIndex(followed.index)

@@ -14,6 +14,7 @@ from bench.figures_log import TOPIC, append_all
 from bench.figures_pipeline import pass_seconds
 from bench.fresh import fresh
 from bench.harness import Pair, figure
+from bench.log_owner import LogOwner
 from bench.workload import KEY_BYTES, VALUE_BYTES, batches, end_of
 from broker_io import open_broker
 from broker_io.batch import Blobs
@@ -21,7 +22,6 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.pipeline.delta import DELTA, PARQUET, find, target
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, ExportRun
 from txnbuffer.protocol import transactional
-from txnbuffer.recovery.manager import SnapshotManager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ PEERS = ("row_number", "max_by")
 def write_log(address: str, records: int, keys: int | None = None) -> None:
     """Write records in committed transactions of 1,000, with `keys` distinct keys; None: one key per record."""
     chance = np.random.default_rng(2)
-    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+    with open_broker(address) as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register(TOPIC)
         number = 0

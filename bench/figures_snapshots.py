@@ -9,12 +9,12 @@ import time
 
 from bench.fresh import fresh
 from bench.harness import figure
+from bench.log_owner import LogOwner
 from bench.workload import end_of, one_record_each
 from broker_io import open_broker
 from broker_io.port import Broker, Writer
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "bench"
 GROUP = 1_000
@@ -33,7 +33,7 @@ def abort(writer: Writer, first: int, count: int) -> None:
 
 def abort_many(broker: Broker, aborts: int, *, snapshot_every: int) -> None:
     """Write `aborts` aborted transactions to a topic whose owner takes a snapshot every `snapshot_every` of them."""
-    with SnapshotManager(broker) as manager:
+    with LogOwner(broker) as manager:
         manager.recover()
         manager.register(TOPIC)
         with broker.writer(TOPIC) as writer:
@@ -45,7 +45,7 @@ def abort_many(broker: Broker, aborts: int, *, snapshot_every: int) -> None:
 
 def recover(address: str, aborts: int) -> float:
     """The monotonic time at which the owner of the log is ready."""
-    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+    with open_broker(address) as broker, LogOwner(broker) as manager:
         manager.recover()
         ready = time.monotonic()
         if len(manager.buffer(TOPIC).aborted) != aborts:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from pipeline_world import Life, records_of
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer.cli.app import app
@@ -19,7 +20,6 @@ from txnbuffer.client.records import Record
 from txnbuffer.pipeline.exports import LATEST
 from txnbuffer.pipeline.jobs import running
 from txnbuffer.pipeline.options import reading_options
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPICS = ("orders", "stock")
 
@@ -36,7 +36,7 @@ def options_of(path: Path) -> dict[str, str]:
 @contextmanager
 def living(path: Path, steps: int = 40) -> Iterator[list[Life]]:
     """The topics of an embedded log, whose owner is open until the end of the block."""
-    with open_broker(address_of(path)) as broker, SnapshotManager(broker, segment_size=3) as manager:
+    with open_broker(address_of(path)) as broker, LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         lives = [Life(broker, manager, topic, seed) for seed, topic in enumerate(TOPICS)]
         for life in lives:

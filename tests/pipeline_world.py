@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
 from txnbuffer.client.reader import CommittedReader
@@ -18,7 +19,6 @@ from txnbuffer.pipeline.ranges import RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
 from txnbuffer.protocol import encode_marker, transactional
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.manager import SnapshotManager
 
 Row = tuple[Any, ...]
 
@@ -30,7 +30,7 @@ class Life:
         "plain": 3, "records": 8, "whole": 3, "again": 1, "late": 1, "end": 5, "roll": 2, "snapshot": 1, "pump": 1,
     }  # fmt: skip
 
-    def __init__(self, broker: Broker, manager: SnapshotManager, topic: str, seed: int) -> None:
+    def __init__(self, broker: Broker, manager: LogOwner, topic: str, seed: int) -> None:
         self.random = random.Random(seed)
         self.broker = broker
         self.manager = manager

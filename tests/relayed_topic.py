@@ -7,13 +7,13 @@ from typing import Any
 
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment, use
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing import SimulatedDisk
 from txnbuffer.recovery.audit import CommittedLog, KeyAudit, audit
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks.relay import Relay
 from txnbuffer.sinks.relay_targets import OwnedTarget
 from txnbuffer.sinks.relayed_copy import RelayedCopy
@@ -28,7 +28,7 @@ class Relayed:
         self.cluster = MemoryBroker()
         self.far = MemoryBroker(ledger_entries=3, compacted_prefix="")
         self.log = TopicWriter(self.cluster, T)
-        self.manager = SnapshotManager(self.cluster.connect())
+        self.manager = LogOwner(self.cluster.connect())
         self.manager.recover()
         if registered:
             self.manager.register(T)

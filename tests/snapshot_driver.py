@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.memory.topic import LedgerLog
@@ -22,7 +23,6 @@ from txnbuffer.follow import read_existing, visible_records
 from txnbuffer.mutations.index import SnapshotIndex, SnapshotIndexEntry
 from txnbuffer.recovery.bounds import BoundsCheck
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states, rebuild
 
 NEVER = SnapshotPolicy(changes=10**9, interval_ms=10**9, recovery_target=1e9)
@@ -32,9 +32,9 @@ SMALL = 1160
 """A limit of entry bytes above which all but the smallest states overflow."""
 
 
-def manager_on(broker: Any, **options: Any) -> SnapshotManager:
+def manager_on(broker: Any, **options: Any) -> LogOwner:
     """An owner that has recovered; segments of 3 items unless `options` say otherwise."""
-    made = SnapshotManager(broker, **{"policy": NEVER, "segment_size": 3, **options})
+    made = LogOwner(broker, **{"policy": NEVER, "segment_size": 3, **options})
     made.recover()
     return made
 
@@ -71,14 +71,14 @@ def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
     return messages
 
 
-def visible_positions(broker: Any, owner: SnapshotManager, topic: str) -> list[Position]:
+def visible_positions(broker: Any, owner: LogOwner, topic: str) -> list[Position]:
     """The positions of the mutations 1, 2, … of a topic that was never trimmed."""
     buffer = owner.buffer(topic)
     placed = read_existing(broker, topic, EARLIEST, buffer.decided_position)
     return [position for batch in placed for position in visible_records(batch, buffer).positions]
 
 
-def add_bounds(broker: Any, owner: SnapshotManager, topic: str, *ends: int, segment_entries: int = 2) -> None:
+def add_bounds(broker: Any, owner: LogOwner, topic: str, *ends: int, segment_entries: int = 2) -> None:
     """Add mutation snapshots that end with these seqnos, each after the one before, as a stream's manager does."""
     followed = owner.followed(topic)
     index = SnapshotIndex(followed.index, segment_entries=segment_entries)
@@ -90,12 +90,12 @@ def add_bounds(broker: Any, owner: SnapshotManager, topic: str, *ends: int, segm
     followed.index = index.state()
 
 
-def bounds_of(owner: SnapshotManager, topic: str) -> list[tuple[int, int]]:
+def bounds_of(owner: LogOwner, topic: str) -> list[tuple[int, int]]:
     """First and last seqno of each mutation snapshot that the owner knows."""
     return [(entry.start, entry.end) for entry in SnapshotIndex(owner.followed(topic).index)]
 
 
-def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> None:
+def assert_true(owner: LogOwner, broker: MemoryBroker, topic: str) -> None:
     """Assert that the owner's buffer equals one built from the whole log, and its mutation snapshots agree with it."""
     assert topic not in owner.problems, owner.problems
     mine: TransactionBuffer = owner.buffer(topic)
@@ -186,9 +186,7 @@ class Interfering:
         return Reader()
 
 
-def stored(
-    topic: str = "t", txns: Iterable[int] = range(1, 12), **options: Any
-) -> tuple[Any, SnapshotManager, TopicWriter]:
+def stored(topic: str = "t", txns: Iterable[int] = range(1, 12), **options: Any) -> tuple[Any, LogOwner, TopicWriter]:
     """A broker with a snapshot of three segments, the owner that wrote it, and a writer of its topic."""
     broker = MemoryBroker(ledger_entries=9)
     owner = manager_on(broker, **options)

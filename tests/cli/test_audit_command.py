@@ -15,9 +15,9 @@ import pytest
 from commands import txnbuf
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from txnbuffer.recovery.manager import SnapshotManager
 
 T = "orders"
 
@@ -30,7 +30,7 @@ def result(*arguments: str, code: int = 0) -> Any:
 
 def make(place: Path, *rows: tuple[bytes, bytes | None]) -> str:
     """A log with these records in one transaction, the first in an aborted one."""
-    with open_broker(f"file:{place}") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{place}") as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register(T)
         log = TopicWriter(broker, T)

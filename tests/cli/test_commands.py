@@ -14,9 +14,9 @@ import pytest
 from commands import txnbuf
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from txnbuffer.recovery.manager import SnapshotManager
 
 
 def result(*arguments: str, code: int = 0) -> Any:
@@ -29,7 +29,7 @@ def result(*arguments: str, code: int = 0) -> Any:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with a committed, an aborted and an open transaction, a late record, and a snapshot."""
     place = tmp_path_factory.mktemp("logs") / "log"
-    with open_broker(f"file:{place}") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{place}") as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register("orders")
         log = TopicWriter(broker, "orders")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
@@ -20,7 +21,6 @@ from txnbuffer.client.starts import Seqno
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "orders"
 
@@ -32,15 +32,15 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def manager(broker: Broker) -> Iterator[SnapshotManager]:
-    with SnapshotManager(broker) as manager:
+def manager(broker: Broker) -> Iterator[LogOwner]:
+    with LogOwner(broker) as manager:
         manager.recover()
         manager.register(TOPIC)
         yield manager
 
 
 @pytest.fixture
-def log(broker: Broker, manager: SnapshotManager) -> TopicWriter:
+def log(broker: Broker, manager: LogOwner) -> TopicWriter:
     return TopicWriter(broker, TOPIC)
 
 
@@ -91,7 +91,7 @@ def test_stops_before_the_oldest_open_transaction_until_it_ends(broker: Broker, 
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_reads_from_any_position_with_the_same_seqnos(
-    broker: Broker, log: TopicWriter, manager: SnapshotManager, snapshot: bool
+    broker: Broker, log: TopicWriter, manager: LogOwner, snapshot: bool
 ) -> None:
     for txn in range(1, 30):
         log.records(txn, f"{txn}a", f"{txn}b")
@@ -136,7 +136,7 @@ def test_starts_at_a_time(broker: Broker, log: TopicWriter) -> None:
     assert values(read(broker, start=datetime.min.replace(tzinfo=UTC))) == ["old"]
 
 
-def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
+def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, manager: LogOwner) -> None:
     manager.register("other")
     other = TopicWriter(broker, "other")
     log.plain("x")
@@ -178,7 +178,7 @@ def test_read_returns_none_after_the_timeout(broker: Broker, log: TopicWriter) -
         assert reader.read(timeout=0.05) is None
 
 
-def test_topic_without_transactions_is_numbered_from_its_start(broker: Broker, manager: SnapshotManager) -> None:
+def test_topic_without_transactions_is_numbered_from_its_start(broker: Broker, manager: LogOwner) -> None:
     broker.create_topic("plain")
     with broker.writer("plain") as writer:
         writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(120)
@@ -186,7 +186,7 @@ def test_topic_without_transactions_is_numbered_from_its_start(broker: Broker, m
         assert [(record.seqno, record.value) for record in drain(reader)] == [(1, b"1"), (2, b"2")]
 
 
-def test_continues_while_the_owner_trims(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
+def test_continues_while_the_owner_trims(broker: Broker, log: TopicWriter, manager: LogOwner) -> None:
     for txn in range(1, 5):
         log.records(txn, str(txn))
         (log.commit if txn % 2 else log.abort)(txn)
@@ -239,7 +239,7 @@ def test_start_that_no_log_can_have_is_refused(broker: Broker, log: TopicWriter,
         CommittedReader(broker, TOPIC, start=Position(*start))
 
 
-def test_trimmed_next_record_is_an_error(broker: Broker, log: TopicWriter, manager: SnapshotManager) -> None:
+def test_trimmed_next_record_is_an_error(broker: Broker, log: TopicWriter, manager: LogOwner) -> None:
     log.plain("1")
     with CommittedReader(broker, TOPIC) as reader:
         assert values(drain(reader)) == ["1"]
@@ -329,16 +329,14 @@ def test_record_sets_respect_limit_and_start(broker: Broker, log: TopicWriter, i
         assert [record.seqno for batch in batches for record in batch] == [*range(6, 21)]
 
 
-def test_transactions_without_a_snapshot_are_an_error(
-    broker: Broker, log: TopicWriter, manager: SnapshotManager
-) -> None:
+def test_transactions_without_a_snapshot_are_an_error(broker: Broker, log: TopicWriter, manager: LogOwner) -> None:
     log.records(1, "x")
     log.commit(1)
     manager.close()
     broker.delete_topic(SNAPSHOT_TOPIC)
     with CommittedReader(broker, TOPIC) as reader, pytest.raises(SnapshotMissing, match="txnbuf recover"):
         reader.read()
-    with SnapshotManager(broker) as owner:
+    with LogOwner(broker) as owner:
         owner.recover()
         owner.rebuild(TOPIC)
     assert values(read(broker)) == ["x"]

@@ -11,6 +11,7 @@ import pytest
 from snapshot_driver import Interfering, abort_some, forget_origins, manager_on
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
@@ -24,7 +25,6 @@ from txnbuffer.client.records import Record
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.model import Position, TxnId
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.manager import SnapshotManager
 
 T = "orders"
 
@@ -49,13 +49,13 @@ def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
     return [(record.seqno, (record.value or b"").decode()) for record in records]
 
 
-def owned(broker: Broker, topic: str = T) -> tuple[SnapshotManager, TopicWriter]:
+def owned(broker: Broker, topic: str = T) -> tuple[LogOwner, TopicWriter]:
     owner = manager_on(broker, segment_size=2)
     owner.register(topic)
     return owner, TopicWriter(broker, topic)
 
 
-def trimming(broker: MemoryBroker, owner: SnapshotManager, log: TopicWriter, *, times: int) -> Interfering:
+def trimming(broker: MemoryBroker, owner: LogOwner, log: TopicWriter, *, times: int) -> Interfering:
     """A broker that loses the first ledgers each time somebody begins to read the topic."""
     between = Interfering(broker)
     left = [times]
@@ -357,7 +357,7 @@ def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loads
 
 
-def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[SnapshotManager, TopicWriter, CommittedReader]:
+def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[LogOwner, TopicWriter, CommittedReader]:
     """Four aborts in ledger 1, four in ledger 2 behind a transaction that stays open; a reader that has read all."""
     owner, log = owned(broker)
     reader = CommittedReader(broker, T)

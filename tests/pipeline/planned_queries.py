@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pipeline_world import Row, rows_of_batch
 
+from bench.log_owner import LogOwner
 from broker_io.environment import Clock
 from broker_io.memory import MemoryBroker
 from broker_io.system import SystemClock
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark import source, tasks
 from txnbuffer.pipeline.spark.source import StreamReader
-from txnbuffer.recovery.manager import SnapshotManager
 
 
 class Kept:
@@ -37,12 +37,12 @@ class Kept:
 
 
 @contextmanager
-def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, SnapshotManager]]:
+def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, LogOwner]]:
     """A log in memory that stream readers open instead of the one at their address."""
     with (
         pytest.MonkeyPatch.context() as patch,
         MemoryBroker(clock=clock) as broker,
-        SnapshotManager(broker, segment_size=2) as manager,
+        LogOwner(broker, segment_size=2) as manager,
     ):
         manager.recover()
         for module in (source, tasks):

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 from pipeline_world import Life
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from txnbuffer.pipeline.jobs.recover import SCHEMA, fold_all
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_a_log_that_cannot_be_folded_does_not_affect_others(tmp_path: Path) -> None:
-    with open_broker(f"file:{tmp_path}") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{tmp_path}") as broker, LogOwner(broker) as manager:
         manager.recover()
         Life(broker, manager, "orders", 1).run(30)
     options = ReadOptions.of({"broker": f"file:{tmp_path}", "pattern": ".*"})

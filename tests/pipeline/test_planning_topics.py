@@ -10,6 +10,7 @@ from pipeline_world import Row, records_of, row_of, rows_read
 from snapshot_driver import Interfering, abort_some, manager_on
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.memory import MemoryBroker
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
@@ -20,7 +21,6 @@ from txnbuffer.pipeline.planning import plan
 from txnbuffer.pipeline.ranges import RangePlanner, after
 from txnbuffer.pipeline.spark import source
 from txnbuffer.pipeline.spark.source import StreamReader
-from txnbuffer.recovery.manager import SnapshotManager
 
 TOPICS = [f"orders-{number}" for number in range(12)]
 
@@ -104,7 +104,7 @@ def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: 
         broker.count(name, topic)
         if topic == late and name == "last_position" and not done:
             done.append(True)
-            with SnapshotManager(broker.inner) as owner:
+            with LogOwner(broker.inner) as owner:
                 owner.recover()
                 owner.register(late)
             abort_some(TopicWriter(broker.inner, late), 1)

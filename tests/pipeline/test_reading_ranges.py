@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline_world import Life, filter_of, records_of, row_of, rows_read
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionRequest
 from broker_io.errors import PositionTrimmed, TopicNotFound
@@ -27,7 +28,6 @@ from txnbuffer.pipeline import reading
 from txnbuffer.pipeline.pinned import PinnedTopic, pin_topics
 from txnbuffer.pipeline.ranges import RangePlanner, RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import LoadedTopic, SnapshotLoader, load
 
 TOPIC = "orders"
@@ -40,8 +40,8 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def manager(broker: Broker) -> Iterator[SnapshotManager]:
-    with SnapshotManager(broker) as manager:
+def manager(broker: Broker) -> Iterator[LogOwner]:
+    with LogOwner(broker) as manager:
         manager.recover()
         yield manager
 
@@ -55,7 +55,7 @@ def targets() -> st.SearchStrategy[int]:
 def test_any_ranges_give_what_a_reader_gets(seed: int, target: int, numbered: bool, together: int) -> None:
     with (
         MemoryBroker() as broker,
-        SnapshotManager(broker, segment_size=2) as manager,
+        LogOwner(broker, segment_size=2) as manager,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(recordset, "TOGETHER_BYTES", together)
@@ -75,7 +75,7 @@ def test_any_ranges_give_what_a_reader_gets(seed: int, target: int, numbered: bo
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), target=targets(), numbered=st.booleans(), data=st.data())
 def test_any_range_of_a_log_gives_its_records(seed: int, target: int, numbered: bool, data: st.DataObject) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=2) as manager:
+    with MemoryBroker() as broker, LogOwner(broker, segment_size=2) as manager:
         manager.recover()
         Life(broker, manager, TOPIC, seed).run(30)
         pinned = pin(broker, TOPIC)
@@ -90,7 +90,7 @@ def test_any_range_of_a_log_gives_its_records(seed: int, target: int, numbered: 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), target=targets())
 def test_outcomes_of_all_records(seed: int, target: int) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker) as manager:
+    with MemoryBroker() as broker, LogOwner(broker) as manager:
         manager.recover()
         Life(broker, manager, TOPIC, seed).run(30)
         pinned = pin(broker, TOPIC)
@@ -110,7 +110,7 @@ def test_outcomes_of_all_records(seed: int, target: int) -> None:
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), target=targets())
 def test_ranges_of_a_compacted_log_have_no_emptied_records(seed: int, target: int) -> None:
-    with World().own(compacted_prefix="__txnbuffer") as broker, SnapshotManager(broker, segment_size=2) as manager:
+    with World().own(compacted_prefix="__txnbuffer") as broker, LogOwner(broker, segment_size=2) as manager:
         manager.recover()
         Life(broker, manager, TOPIC, seed).run(40)
         pinned = pin(broker, TOPIC)
@@ -168,7 +168,7 @@ def test_transactions_without_a_snapshot_are_an_error(broker: Broker) -> None:
 
 
 def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
-    broker: Broker, manager: SnapshotManager, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, manager: LogOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
@@ -185,7 +185,7 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
     assert [row[4] for row in rows_read(broker, pinned, whole(pinned))] == [b"1"]
 
 
-def test_records_trimmed_during_reading_fail_or_are_skipped(broker: Broker, manager: SnapshotManager) -> None:
+def test_records_trimmed_during_reading_fail_or_are_skipped(broker: Broker, manager: LogOwner) -> None:
     manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     for value in ("1", "2", "3"):
@@ -206,7 +206,7 @@ def test_records_trimmed_during_reading_fail_or_are_skipped(broker: Broker, mana
 
 
 @pytest.fixture
-def planned(broker: Broker, manager: SnapshotManager) -> tuple[RecordRange, RecordFilter]:
+def planned(broker: Broker, manager: LogOwner) -> tuple[RecordRange, RecordFilter]:
     """A planned range of six records, none of which has been read."""
     manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
@@ -217,7 +217,7 @@ def planned(broker: Broker, manager: SnapshotManager) -> tuple[RecordRange, Reco
 
 
 def test_a_topic_re_created_after_planning_is_not_read(
-    broker: Broker, manager: SnapshotManager, planned: tuple[RecordRange, RecordFilter]
+    broker: Broker, manager: LogOwner, planned: tuple[RecordRange, RecordFilter]
 ) -> None:
     broker.delete_topic(TOPIC)
     with pytest.raises(TopicNotFound, match=TOPIC):
@@ -273,7 +273,7 @@ def test_a_log_that_lost_its_end_is_an_error(
     assert len(rows) == 6
 
 
-def test_an_open_transaction_hides_later_records(broker: Broker, manager: SnapshotManager) -> None:
+def test_an_open_transaction_hides_later_records(broker: Broker, manager: LogOwner) -> None:
     manager.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     log.plain("1")

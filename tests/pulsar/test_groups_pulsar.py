@@ -7,11 +7,11 @@ from collections.abc import Callable
 from groups_soak import beside_pulsar, made_up
 from pulsar_cluster import Cluster
 
+from bench.log_owner import LogOwner
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import WAIT_SECONDS, numbered, put
 from txnbuffer import CommittedReader
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.service.group_lag import NumberedLog, records_after
 
 
@@ -25,7 +25,7 @@ def test_each_record_is_processed_once_while_members_change(cluster: Cluster, na
 def test_group_lag_counts_the_records_of_shared_entries(opening: Callable[..., Broker]) -> None:
     """Ten records that were sent at once may be one entry: their positions differ by the index only."""
     broker = opening()
-    with SnapshotManager(broker) as manager:
+    with LogOwner(broker) as manager:
         manager.recover()
         broker.create_topic("plain")
         manager.register("orders")

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline_world import Life, records_of
 from pulsar_cluster import Cluster
 
+from bench.log_owner import LogOwner
 from broker_io.port import Broker
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
@@ -16,7 +17,6 @@ from txnbuffer.pipeline.jobs.audit import audit
 from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.recover import recover
 from txnbuffer.pipeline.options import reading_options
-from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_jobs_on_a_cluster(
@@ -28,7 +28,7 @@ def test_jobs_on_a_cluster(
     options = reading_options(address, ("orders",), None, cluster_options)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
     job = Export(spark, options, table, on_progress=lambda _: None)
-    with SnapshotManager(broker, segment_size=3) as manager:
+    with LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         life = Life(broker, manager, "orders", 5)
         for number in (1, 2):
@@ -47,7 +47,7 @@ def test_jobs_on_a_cluster(
     assert [(row["snapshot"], row["written"]) for row in rows] == [("equal", True)]
     again = opening()
     assert [record.value for record in records_of(again, "orders")] == [record.value for record in records]
-    with SnapshotManager(again) as manager:
+    with LogOwner(again) as manager:
         manager.recover()
         assert manager.problems == {}
         assert manager.followed("orders").numbered.next_seqno == rows[0]["visible_records"] + 1

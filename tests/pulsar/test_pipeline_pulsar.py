@@ -10,13 +10,13 @@ import pytest
 from pipeline_world import Life, records_of, row_of, rows_of_batch
 from pulsar_cluster import Cluster
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
 from broker_io.standalone import ask
 from txnbuffer.errors import LogReplaced
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.source import BatchReader, StreamReader
-from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_records_of_a_cluster_are_those_of_a_reader(
@@ -26,7 +26,7 @@ def test_records_of_a_cluster_are_those_of_a_reader(
     config = tmp_path / "config.toml"
     config.write_text(f'[pulsar]\nadmin_url = "{cluster.admin}"\n')
     common = {"broker": f"{cluster.url}/{namespace}", "pattern": "or.*", "config": str(config)}
-    with SnapshotManager(broker, segment_size=3) as manager:
+    with LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         life = Life(broker, manager, "orders", 5)
         life.run(60)

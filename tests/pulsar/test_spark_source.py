@@ -14,9 +14,9 @@ from pulsar_cluster import Cluster
 from pyspark.errors import PySparkException, StreamingQueryException
 from spark_frames import held, run_out
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.port import Broker
-from txnbuffer.recovery.manager import SnapshotManager
 
 SECONDS = 400.0
 TOPIC = "orders"
@@ -25,7 +25,7 @@ TOPIC = "orders"
 class World:
     """A topic that its owner writes and trims and Spark reads: transactions span small ledgers and ranges."""
 
-    def __init__(self, spark: Any, broker: Broker, manager: SnapshotManager, options: dict[str, str]) -> None:
+    def __init__(self, spark: Any, broker: Broker, manager: LogOwner, options: dict[str, str]) -> None:
         self.spark = spark
         self.broker = broker
         self.life = Life(broker, manager, TOPIC, 5)
@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterato
         namespace = request.getfixturevalue("namespace")
         broker = opening()
         options = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
-    with broker, SnapshotManager(broker, segment_size=3) as manager:
+    with broker, LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         yield World(spark, broker, manager, options)
 

@@ -10,6 +10,7 @@ from file_logs import World
 from hypothesis import strategies as st
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.compaction import CompactionRequest
 from broker_io.file.broker import FileBroker, FollowingBroker
@@ -21,7 +22,6 @@ from txnbuffer.follow import read_existing
 from txnbuffer.model import EARLIEST
 from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import BatchSlice, pack_all
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.service.compaction import last_compactable
 
 T = "orders"
@@ -49,7 +49,7 @@ class AuditedTopic:
 
     def __post_init__(self) -> None:
         self.broker: FileBroker = self.world.own(compacted_prefix="__txnbuffer")
-        self.manager = SnapshotManager(self.broker)
+        self.manager = LogOwner(self.broker)
         self.manager.recover()
         self.manager.register(T)
         self.writer = TopicWriter(self.broker, T)
@@ -112,7 +112,7 @@ def latest(visible: list[Written]) -> dict[bytes, bytes]:
 def changed(source: Broker, change: Change) -> FileBroker:
     """Another log with the same messages at the same positions, some of them changed."""
     broker = World().own(compacted_prefix="__txnbuffer")
-    with SnapshotManager(broker) as manager:
+    with LogOwner(broker) as manager:
         manager.recover()
         manager.register(T)
         ledger = 1

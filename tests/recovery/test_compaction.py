@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.errors import DiskFull
 from broker_io.memory import MemoryBroker
 from snapshots import writer as writer_module
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import Level, verify
 
 
-def write_aborts(manager: SnapshotManager, log: TopicWriter, first: int, count: int) -> None:
+def write_aborts(manager: LogOwner, log: TopicWriter, first: int, count: int) -> None:
     for txn in range(first, first + count):
         log.records(txn, "x")
         log.abort(txn)
@@ -28,7 +28,7 @@ def write_aborts(manager: SnapshotManager, log: TopicWriter, first: int, count: 
 def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "COMPACT_BYTES", 20_000)
     address = f"file:{tmp_path / 'log'}"
-    with open_broker(address) as broker, SnapshotManager(broker, segment_size=10) as manager:
+    with open_broker(address) as broker, LogOwner(broker, segment_size=10) as manager:
         manager.recover()
         manager.register("orders")
         log = TopicWriter(broker, "orders")
@@ -38,7 +38,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
             sizes.append(sum(ledger.bytes for ledger in broker.ledgers(SNAPSHOT_TOPIC)))
         assert max(sizes) < 60_000
         assert manager.notes == []
-    with open_broker(address) as broker, SnapshotManager(broker) as manager:
+    with open_broker(address) as broker, LogOwner(broker) as manager:
         manager.recover()
         assert len(manager.buffer("orders").aborted) == 200
         assert all(manager.buffer("orders").is_aborted(TxnId(0, txn)) for txn in (1, 100, 200))
@@ -47,7 +47,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
 
 def test_a_compaction_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "COMPACT_BYTES", 1)
-    with MemoryBroker() as broker, SnapshotManager(broker) as manager:
+    with MemoryBroker() as broker, LogOwner(broker) as manager:
 
         def compact(topic: str) -> None:
             raise DiskFull(f"no space to compact {topic}")

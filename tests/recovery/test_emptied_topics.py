@@ -9,6 +9,7 @@ import pytest
 from snapshot_driver import manager_on
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
@@ -16,7 +17,6 @@ from broker_io.position import Position
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import load
 from txnbuffer.recovery.verify import Level, verify
 
@@ -30,7 +30,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield made
 
 
-def emptied(broker: Broker) -> tuple[SnapshotManager, TopicWriter]:
+def emptied(broker: Broker) -> tuple[LogOwner, TopicWriter]:
     """A topic whose four visible records are trimmed; its only ledger is empty."""
     owner = manager_on(broker)
     owner.register(T)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline_world import Life, records_of
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
@@ -20,7 +21,6 @@ from snapshots.writer import SnapshotWriter, acquire, commit
 from txnbuffer.buffer.state import Items
 from txnbuffer.recovery import rebuild
 from txnbuffer.recovery.codec import decode_state, encode_state
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.rebuild import compare, fold_log, write
 from txnbuffer.recovery.restore import LoadedTopic, read_snapshot
 from txnbuffer.recovery.verify import Level, verify
@@ -30,7 +30,7 @@ from txnbuffer.recovery.verify import Level, verify
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_rebuilt_snapshot_equals_the_log(seed: int, lost: bool) -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=3) as manager:
+        with LogOwner(broker, segment_size=3) as manager:
             manager.recover()
             for topic in ("orders", "stock"):
                 Life(broker, manager, topic, seed).run(40)
@@ -49,7 +49,7 @@ def test_a_rebuilt_snapshot_equals_the_log(seed: int, lost: bool) -> None:
                 write(broker, ownership, table, one, now_ms=1)
         assert [finding for finding in verify(broker) if finding.level is Level.ERROR] == []
         assert {topic: records_of(broker, topic) for topic in before} == before
-        with SnapshotManager(broker) as manager:
+        with LogOwner(broker) as manager:
             manager.recover()
             assert manager.problems == {}
             assert manager.topics == [*before]
@@ -60,7 +60,7 @@ def test_a_rebuilt_snapshot_equals_the_log(seed: int, lost: bool) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as manager:
+    with MemoryBroker() as broker, LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         life = Life(broker, manager, "orders", 1)
         life.run(40)
@@ -81,7 +81,7 @@ def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyP
 
 def test_wrong_contents_of_a_snapshot_are_reported() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=3) as manager:
+        with LogOwner(broker, segment_size=3) as manager:
             manager.recover()
             Life(broker, manager, "orders", 1).run(40)
         right = fold_log(broker, "orders")
@@ -98,7 +98,7 @@ def test_wrong_contents_of_a_snapshot_are_reported() -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as manager:
+    with MemoryBroker() as broker, LogOwner(broker, segment_size=3) as manager:
         manager.recover()
         life = Life(broker, manager, "orders", seed)
         origin = broker.ledgers("orders")[0].ledger
@@ -120,7 +120,7 @@ def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
 
 def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, segment_size=100) as manager:
+        with LogOwner(broker, segment_size=100) as manager:
             manager.recover()
             manager.register("orders")
             log = TopicWriter(broker, "orders")
@@ -167,7 +167,7 @@ def test_a_log_without_transactions_needs_no_snapshot() -> None:
 
 def test_a_lost_snapshot_is_no_sound_one() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker) as manager:
+        with LogOwner(broker) as manager:
             manager.recover()
             life = Life(broker, manager, "orders", 1)
             while not fold_log(broker, "orders").transactional:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import compacted as compacted_topics
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from snapshots.format import SNAPSHOT_TOPIC
-from txnbuffer.recovery.manager import SnapshotManager
 
 T = "orders"
 
@@ -23,7 +23,7 @@ def test_any_slice_of_the_last_write_may_be_in_the_topic_twice(
     monkeypatch.setattr(compacted_topics, "END_TIMEOUT", 0.01)
     with MemoryBroker() as broker:
         writer = TopicWriter(broker, T)
-        manager = SnapshotManager(broker, segment_size=2)
+        manager = LogOwner(broker, segment_size=2)
         manager.recover()
         manager.register(T)
         for txn in range(1, 8):
@@ -40,7 +40,7 @@ def test_any_slice_of_the_last_write_may_be_in_the_topic_twice(
         broker.repeat(SNAPSHOT_TOPIC, placed.positions[first], placed.positions[last])
         if compacted:
             broker.compact(SNAPSHOT_TOPIC)
-        with SnapshotManager(broker, segment_size=2) as again:
+        with LogOwner(broker, segment_size=2) as again:
             again.recover()
             assert (again.problems, again.notes) == ({}, [])
             assert len(again.buffer(T).aborted) == 7

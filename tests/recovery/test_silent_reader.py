@@ -6,6 +6,7 @@ import pytest
 from cut_readers import cut_short
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch
 from broker_io.memory import MemoryBroker
 from broker_io.memory.broker import MemoryReader
@@ -15,12 +16,11 @@ from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import Lease, Owner, encode
 from txnbuffer.recovery.decision_log import read_decisions
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import load
 
 
 def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker) as manager:
+    with MemoryBroker() as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register("orders")
         log = TopicWriter(broker, "orders")
@@ -51,7 +51,7 @@ class ClusterBroker(MemoryBroker):
 
 
 def registered(broker: MemoryBroker, *topics: str) -> None:
-    with SnapshotManager(broker) as manager:
+    with LogOwner(broker) as manager:
         manager.recover()
         for topic in topics:
             manager.register(topic)

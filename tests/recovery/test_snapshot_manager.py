@@ -2,6 +2,7 @@ import pytest
 from snapshot_driver import Interfering, abort_some, assert_true, entries, manager_on
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
@@ -11,7 +12,6 @@ from snapshots.format import SEGMENT, SNAPSHOT_TOPIC
 from txnbuffer.buffer.state import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import SnapshotPolicy
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import read_snapshot
 
 T = "t"
@@ -81,7 +81,7 @@ def test_registering_makes_the_first_snapshot_durable(broker):
 
 
 def test_what_is_not_registered_is_refused():
-    owner = SnapshotManager(MemoryBroker())
+    owner = LogOwner(MemoryBroker())
     for work in (lambda: owner.epoch, owner.pump, lambda: owner.buffer(T), lambda: owner.register(T)):
         with pytest.raises(NotRegistered):
             work()
@@ -144,7 +144,7 @@ def test_closing_writes_what_has_changed():
 
 def test_exiting_with_an_error_writes_nothing_more():
     broker = MemoryBroker()
-    with pytest.raises(ZeroDivisionError), SnapshotManager(broker) as owner:
+    with pytest.raises(ZeroDivisionError), LogOwner(broker) as owner:
         owner.recover()
         owner.register(T)
         abort_some(TopicWriter(broker, T), 1)
@@ -153,22 +153,16 @@ def test_exiting_with_an_error_writes_nothing_more():
     assert ids(broker) == 1
 
 
-@pytest.mark.parametrize("floor", [None, 1])
-def test_nothing_that_is_needed_is_trimmed(floor):
+def test_nothing_that_is_needed_is_trimmed():
     broker = MemoryBroker(ledger_entries=4)
-    floors = {}
-    owner, writer = registered(broker, floor=floors.get)
+    owner, writer = registered(broker)
     writer.plain(*"abcdefgh")
     writer.records(1, "open")
     writer.plain(*"ijklmnopqrst")
     owner.pump()
     owner.snapshot(T)
     (oldest,) = owner.buffer(T).ongoing
-    if floor is not None:
-        floors[T] = broker.ledgers(T)[floor].ledger
-    expected = oldest.before.ledger if floor is None else floors[T]
-    assert owner.trim(T, 10**6) == expected
-    floors.clear()
+    assert owner.trim(T, 10**6) == oldest.before.ledger
     writer.commit(1)
     owner.pump()
     end = owner.buffer(T).applied.ledger

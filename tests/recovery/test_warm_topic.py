@@ -12,6 +12,7 @@ from recovery.owner_life import KINDS, Life, T
 from snapshot_driver import NEVER, manager_on
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.environment import current
 from broker_io.errors import Error
@@ -21,7 +22,6 @@ from snapshots.format import END, SEGMENT, SNAPSHOT_TOPIC, EntryKey
 from snapshots.scan import scan
 from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import FollowedTopic
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.warm_topic import WarmTopic
 
 STEPS = st.lists(st.tuples(st.sampled_from([*KINDS, "warm", "read", "read", "renew"]), st.integers(0, 5)), max_size=40)
@@ -59,10 +59,10 @@ def state_of(followed: FollowedTopic) -> dict[str, Any]:
     }
 
 
-def taken_over(broker: MemoryBroker, warm: WarmTopic) -> tuple[SnapshotManager, SnapshotManager]:
+def taken_over(broker: MemoryBroker, warm: WarmTopic) -> tuple[LogOwner, LogOwner]:
     """An owner after a cold recovery, and its successor, which a warm topic was given."""
     cold = manager_on(broker, max_entry_bytes=2000)
-    successor = SnapshotManager(broker, policy=NEVER, segment_size=3, max_entry_bytes=2000)
+    successor = LogOwner(broker, policy=NEVER, segment_size=3, max_entry_bytes=2000)
     successor.recover("", {T: warm})
     return cold, successor
 
@@ -131,7 +131,7 @@ def test_a_topic_that_was_created_again_is_recovered_cold():
     one.broker.delete_topic(T)
     one.broker.create_topic(T)
     TopicWriter(one.broker, T).plain(*["p"] * 30)
-    successor = SnapshotManager(one.broker, policy=NEVER, segment_size=3)
+    successor = LogOwner(one.broker, policy=NEVER, segment_size=3)
     successor.recover("", {T: warm})
     assert (successor.warm, successor.discarded) == (0, 1)
     assert successor.topics == []
@@ -141,7 +141,7 @@ def test_a_topic_that_was_created_again_is_recovered_cold():
 def test_a_deleted_topic_is_recovered_cold():
     one, warm = started()
     one.broker.delete_topic(T)
-    successor = SnapshotManager(one.broker, policy=NEVER, segment_size=3)
+    successor = LogOwner(one.broker, policy=NEVER, segment_size=3)
     successor.recover("", {T: warm})
     assert (successor.warm, successor.discarded, successor.topics) == (0, 1, [])
 

@@ -9,6 +9,7 @@ import pytest
 from cluster_app import app_on, cluster_engine
 from service_setup import engine_on, eventually, on_a_loop, visible
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, ServiceUnavailable
 from broker_io.memory import MemoryBroker
@@ -95,7 +96,7 @@ async def test_a_topic_that_is_registered_is_never_empty(cluster):
 
 @on_a_loop
 async def test_what_was_registered_without_a_message_gets_one_when_a_service_starts(cluster):
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     async with cluster_engine(cluster) as (engine, _):
@@ -108,7 +109,7 @@ async def test_what_was_registered_without_a_message_gets_one_when_a_service_sta
 
 @on_a_loop
 async def test_a_ledger_that_is_replaced_before_a_service_starts_is_no_loss(cluster):
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     cluster.load("a")
@@ -120,19 +121,19 @@ async def test_a_ledger_that_is_replaced_before_a_service_starts_is_no_loss(clus
 
 @on_a_loop
 async def test_a_snapshot_that_applied_nothing_of_a_log_with_records_stays_unusable(cluster):
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     cluster.load("a")
     with cluster.writer("a") as writer:
         writer.append(Batch.of([Message(None, b"first")])).result()
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         assert isinstance(manager.problems["a"], AppliedPositionTrimmed)
 
 
 def test_others_than_the_owner_do_not_miss_messages_of_a_ledger_that_was_replaced(cluster: Cluster) -> None:
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     cluster.load("a")
@@ -229,7 +230,7 @@ async def test_a_topic_is_not_registered_before_its_epoch_marker_is_durable(clus
 
 @on_a_loop
 async def test_a_recovered_topic_is_not_registered_before_its_epoch_marker_is_durable(cluster):
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     with cluster.connect() as broker:
@@ -246,7 +247,7 @@ async def test_a_recovered_topic_is_not_registered_before_its_epoch_marker_is_du
 @on_a_loop
 @pytest.mark.parametrize("trimmed", [False, True])
 async def test_a_topic_that_could_not_be_reached_has_lost_what_was_trimmed(cluster, monkeypatch, trimmed):
-    with SnapshotManager(cluster.connect()) as manager:
+    with LogOwner(cluster.connect()) as manager:
         manager.recover()
         manager.register("a")
     if trimmed:

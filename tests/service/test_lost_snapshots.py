@@ -9,6 +9,7 @@ from raw_session import transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import compacted
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
@@ -16,7 +17,6 @@ from snapshots.errors import SnapshotMissing
 from snapshots.format import SNAPSHOT_TOPIC
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.restore import holds_transactions
 
 
@@ -43,7 +43,7 @@ async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt()
                 async with engine_on(broker) as engine:
                     assert isinstance(engine.topics.get("a").problem, SnapshotMissing)
                     assert isinstance(engine.topics.get("b").problem, SnapshotMissing)
-        with cluster.connect() as broker, SnapshotManager(broker) as manager:
+        with cluster.connect() as broker, LogOwner(broker) as manager:
             manager.recover()
             manager.rebuild("a")
             manager.rebuild("b")

@@ -13,10 +13,10 @@ from service_setup import engine_on, on_a_loop, on_a_loop_for
 from streamed import Follower, client_of, write
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
 from txnbuffer.errors import LogRestored
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.streams.failover import Version
 
@@ -64,13 +64,13 @@ async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(t
         service.kill()
 
 
-def owner(broker: MemoryBroker) -> SnapshotManager:
-    manager = SnapshotManager(broker)
+def owner(broker: MemoryBroker) -> LogOwner:
+    manager = LogOwner(broker)
     manager.recover()
     return manager
 
 
-def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, SnapshotManager, TopicWriter]:
+def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, LogOwner, TopicWriter]:
     """Seven records in four ledgers, all in the snapshot, with a cursor at the sixth."""
     broker = MemoryBroker(ledger_entries=ledger_entries)
     log, manager = TopicWriter(broker, "t"), owner(broker)
@@ -84,7 +84,7 @@ def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, SnapshotManager, 
     return broker, manager, log
 
 
-def versions(manager: SnapshotManager) -> tuple[Version, ...]:
+def versions(manager: LogOwner) -> tuple[Version, ...]:
     return manager.followed("t").failover.versions
 
 
@@ -148,7 +148,7 @@ async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_continue(seqno:
         reader = Follower(client.stream("t"))
         await reader.until(seqno)
         token = reader.stream.token
-    with SnapshotManager(broker) as manager:
+    with LogOwner(broker) as manager:
         manager.recover()
         manager.rebuild("t")
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

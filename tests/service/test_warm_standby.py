@@ -11,10 +11,10 @@ import pytest
 from cluster_app import App, app_on, cluster_engine
 from service_setup import eventually, on_a_loop, visible
 
+from bench.log_owner import LogOwner
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states
 from txnbuffer.service import takeover, warm_topics
 from txnbuffer.service.engine import Engine
@@ -78,7 +78,7 @@ async def commit(app: App, *topics: str, **options: Any) -> None:
 def equals_a_recovery(engine: Engine, cluster: MemoryBroker, *topics: str) -> None:
     """Assert that buffers equal those of another recovery, which ends the engine."""
     mine = {topic: engine.topics.manager.followed(topic) for topic in topics}
-    other = SnapshotManager(cluster)
+    other = LogOwner(cluster)
     other.recover()
     for topic, followed in mine.items():
         expected = other.followed(topic)
@@ -170,8 +170,7 @@ async def test_a_topic_with_a_newer_snapshot_is_restored_from_it(cluster, monkey
         first = waiting.standby.topics._kept["a"].warm
         await commit(app, "a")
         await commit(app, "a")
-        async with active.topics.snapshot_lock:
-            await active.topics.exclusively(["a"], active.topics.manager.snapshot, "a")
+        await active.snapshots.snapshot(["a"])
         await eventually(lambda: waiting.renewed("a", first))
         await commit(app, "a")
         await eventually(lambda: waiting.applied("a"))

@@ -13,12 +13,12 @@ import pytest
 from service_setup import engine_on, on_a_loop
 from streamed import client_of, write
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from txnbuffer.client.streams import ShardStreams
 from txnbuffer.errors import ForeignSink, InvalidRequest, SinkLocked, StreamTrimmed
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import runner
 from txnbuffer.sinks.runner import SinkProgress, materialize
 from txnbuffer.sinks.sqlite import SQLiteFile
@@ -116,7 +116,7 @@ async def test_a_branched_history_is_followed_from_the_branch(path, tmp_path):
     await serve(a="2", c="2")
     shutil.rmtree(log)
     copy.rename(log)
-    with open_broker(f"file:{log}") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{log}") as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.rebuild("t")
     done = await serve(b=None)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from snapshot_driver import forget_origins
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, Fenced, PositionTrimmed
 from broker_io.memory import MemoryBroker
@@ -24,7 +25,6 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
 from txnbuffer.protocol import REMOVED
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks import relay_targets
 from txnbuffer.sinks.relay import Relay, RelayProgress
@@ -39,7 +39,7 @@ class Source:
     def __init__(self, *, registered: bool = True, ledger_entries: int = 1000) -> None:
         self.cluster = MemoryBroker(ledger_entries=ledger_entries)
         self.log = TopicWriter(self.cluster, T)
-        self.manager = SnapshotManager(self.cluster.connect())
+        self.manager = LogOwner(self.cluster.connect())
         self.manager.recover()
         if registered:
             self.manager.register(T)
@@ -343,7 +343,7 @@ def test_a_branch_of_the_source_stops_it_and_can_be_resent(source: Source, far: 
     source.manager.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.manager = SnapshotManager(source.cluster.connect())
+    source.manager = LogOwner(source.cluster.connect())
     source.manager.recover()
     source.manager.register(T)
     source.commit("other")
@@ -364,7 +364,7 @@ def test_a_branch_is_resent_to_a_service_too(source: Source) -> None:
     source.manager.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.manager = SnapshotManager(source.cluster.connect())
+    source.manager = LogOwner(source.cluster.connect())
     source.manager.recover()
     source.manager.register(T)
     for value in ("other", "more"):
@@ -403,7 +403,7 @@ def test_owners_that_write_nothing_are_no_branch(source: Source, far: MemoryBrok
     source.commit("a", "b")
     for count in (2, 0, 0):  # the first relay starts when the newest version has no mutations
         source.manager.close()
-        source.manager = SnapshotManager(source.cluster.connect())
+        source.manager = LogOwner(source.cluster.connect())
         source.manager.recover(f"owner {next(source.numbers)}")
         assert source.relay(owned(far)).run(follow=False).records == count
     source.commit("c")

@@ -10,13 +10,13 @@ from service_setup import on_a_loop
 from sinks.sink_rigs import ListSink, Script, batch, row, token
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from txnbuffer.client import cursors as following
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.errors import InvalidRequest, SeqnoOutOfRange, ServiceUnavailable, SinkFull, UnknownCursor
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relay_module
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks.relay import Relay, RelayCursor
@@ -105,7 +105,7 @@ class Service:
 def source() -> MemoryBroker:
     """A topic with six records, each of a transaction."""
     cluster = MemoryBroker()
-    log, manager = TopicWriter(cluster, "t"), SnapshotManager(cluster.connect())
+    log, manager = TopicWriter(cluster, "t"), LogOwner(cluster.connect())
     manager.recover()
     manager.register("t")
     for number in range(1, 7):

@@ -19,6 +19,7 @@ from commands import txnbuf
 from service_process import ServiceProcess
 from writing import TopicWriter
 
+from bench.log_owner import LogOwner
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
@@ -28,7 +29,6 @@ from txnbuffer.cli.options import LogAddress
 from txnbuffer.demo.sites import DemoFailed
 from txnbuffer.errors import counted
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.group_lag import NumberedLog, records_after
 
@@ -368,7 +368,7 @@ def test_group_lag_counts_records_not_markers(tmp_path: Path) -> None:
 
 
 def test_group_lag_counts_the_rest_of_a_record_set(tmp_path: Path) -> None:
-    with open_broker(f"file:{tmp_path / 'log'}") as broker, SnapshotManager(broker) as manager:
+    with open_broker(f"file:{tmp_path / 'log'}") as broker, LogOwner(broker) as manager:
         manager.recover()
         manager.register("orders")
         log = TopicWriter(broker, "orders")

@@ -1,4 +1,4 @@
-"""The snapshot manager, which owns the snapshots of all topics: it recovers, follows, snapshots and trims them.
+"""The snapshot manager, which owns the snapshots of all topics: it recovers, follows and snapshots them.
 
 One scan of the snapshot topic recovers all topics. Each is restored from its snapshot and its log is applied up to the
 end; nothing is written before.
@@ -77,17 +77,9 @@ class TopicGone(NamedTuple):
 WriteFirst = Callable[[str], "Position | None"]
 """Writes the first message of an empty log and returns its position; None if the log is not empty, or may stay so."""
 
-Floor = Callable[[str], "int | None"]
-"""The lowest ledger of a topic that something else still needs; None if nothing does."""
-
-READS_IN_A_ROW = 64
-"""Reads of one topic before the next one is read."""
-WAIT_STEP = 0.005
-"""Seconds that `pump` waits for messages of one topic before it reads the next."""
-
 
 class SnapshotManager:
-    """Call `recover` first. `each` calls a function for all topics; `floor` limits trimming for other readers.
+    """Call `recover` first. `each` calls a function for all topics.
 
     `warm` and `discarded` count the topics of a standby that `recover` has continued, and that it could not trust.
     """
@@ -101,7 +93,6 @@ class SnapshotManager:
         snapshot_topic: str = SNAPSHOT_TOPIC,
         segment_size: int = SEGMENT_SIZE,
         max_entry_bytes: int = MAX_ENTRY_BYTES,
-        floor: Floor | None = None,
         each: ForEach = map,
     ) -> None:
         self.problems: dict[str, Error] = {}
@@ -112,7 +103,6 @@ class SnapshotManager:
         self._policy = policy
         self._segment_size = segment_size
         self._max_entry_bytes = max_entry_bytes
-        self._floor = floor
         self._each = each
         self._ownership: SnapshotOwnership | None = None
         self._followed: dict[str, FollowedTopic] = {}
@@ -158,7 +148,7 @@ class SnapshotManager:
         Return the effects of the replay by topic. Failed topics are in `problems`, messages for operators in `notes`. A
         topic that fell back gets a new snapshot at once. With `owner`, a unique text, all topics get one, and a version
         of their histories begins. Raises OwnershipLost if another owner takes over at the same time and is later, and
-        as `snapshot`.
+        as `write`.
         """
         self._warm = dict(warm or {})
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
@@ -194,7 +184,7 @@ class SnapshotManager:
         """Follow a topic, created if missing; its first snapshot is durable when this returns.
 
         `prepared`: the result of `prepare`. Raises as `prepare`, the error that stopped the topic if it is known, and
-        as `snapshot`: then it is not registered.
+        as `write`: then it is not registered.
         """
         if topic in self._followed or topic in self.problems:
             self.followed(topic)
@@ -264,20 +254,6 @@ class SnapshotManager:
             followed = self._whole(topic, entries, self._broker.ledgers(topic))
         self._begin(followed)
 
-    def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
-        """Apply new messages of all topics, waiting up to `timeout` seconds for the first; write due snapshots.
-
-        Return the effects by topic. Raises as `snapshot`.
-        """
-        self._owned()
-        deadline = self._clock.monotonic() + timeout
-        effects = self._read_all(0.0)
-        while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._followed:
-            effects = self._read_all(min(left, WAIT_STEP))
-        now = self._clock.monotonic()
-        self._write([followed for followed in self._followed.values() if followed.snapshot_due(now)])
-        return effects
-
     def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
         """Apply messages just appended to a topic; return None if that stopped it: `problems` has the error."""
         followed = self._followed.get(topic)
@@ -294,34 +270,8 @@ class SnapshotManager:
         now = self._clock.monotonic()
         return [topic for topic, followed in [*self._followed.items()] if followed.snapshot_due(now)]
 
-    def snapshot(self, topic: str) -> None:
-        """Write a snapshot now. Raises OwnershipLost and errors of the broker; then the next one covers the same."""
-        self._write([self.followed(topic)])
-
-    def trim(self, topic: str, first_ledger: int) -> int:
-        """Drop the ledgers below `first_ledger` that nothing needs; return the first ledger that still exists.
-
-        Segments whose markers were all trimmed leave the snapshot. Raises as `snapshot`.
-        """
-        followed = self.followed(topic)
-        self._write([followed])
-        other = None if self._floor is None else self._floor(topic)
-        self._broker.trim(topic, min(first_ledger, followed.floor(), first_ledger if other is None else other))
-        existing = self._broker.ledgers(topic)[0].ledger
-        if self._drop_segments(followed):
-            self._write([followed])
-        return existing
-
-    def delete(self, topic: str) -> None:
-        """Delete a topic's snapshot. While the data topic exists, which the caller deletes, one entry records this."""
-        followed = self.followed(topic)
-        self.settle()
-        self._delete_keys(followed.writer)
-        followed.close()
-        del self._followed[topic]
-
     def deleted(self, topic: str) -> None:
-        """Forget a topic that was just deleted, and delete its snapshot. Raises as `snapshot`; a recovery repeats it.
+        """Forget a topic that was just deleted, and delete its snapshot. Raises as `write`; a recovery repeats it.
 
         If the topic had stopped, its snapshot is replaced when the topic is created again.
         """
@@ -420,19 +370,6 @@ class SnapshotManager:
         self.warm += state.warm
         return state.effects
 
-    def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
-        effects: dict[str, list[Effect]] = {}
-        for topic, followed in [*self._followed.items()]:
-            for _ in range(READS_IN_A_ROW):
-                found = self._guarded(topic, partial(followed.read, timeout))
-                if found is None:
-                    break
-                effects.setdefault(topic, []).extend(found)
-                timeout = 0.0
-            if topic in self._followed:
-                self._guarded(topic, followed.sequence_all)
-        return effects
-
     # A snapshot in steps, for an owner that must not block: `settle` and `write` may run in another thread; everything
     # else belongs to the one thread of this manager. Nothing else is written between `settle` and `finish`.
 
@@ -450,7 +387,10 @@ class SnapshotManager:
         return [self._followed[topic].capture(self._owned().epoch) for topic in topics if topic in self._followed]
 
     def write(self, captured: Sequence[CapturedSnapshot]) -> None:
-        """Write captured snapshots. Raises as `snapshot`."""
+        """Write captured snapshots.
+
+        Raises OwnershipLost and errors of the broker; then the next snapshots cover the same.
+        """
         self._commit([(one.followed.writer, one.plan) for one in captured])
 
     def finish(self, captured: Sequence[CapturedSnapshot]) -> None:
