@@ -31,6 +31,7 @@ from txnbuffer.service.compaction import CompactionRun, CompactionScheduler, che
 from txnbuffer.service.deletion import delete_topic
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.group_lag import NumberedLog, records_after
+from txnbuffer.service.needs import ADMIN_REQUESTS
 from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.failover import ResumeToken
 
@@ -139,27 +140,7 @@ def _policy(policy: CompactionPolicy | None) -> Answer | None:
     return dict(zip(POLICY_KEYS, (ratio, *(ms / 1000 for ms in times)), strict=True))
 
 
-METHODS = {
-    "Status": "status",
-    "List": "list_topics",
-    "Describe": "describe",
-    "FindHanging": "find_hanging",
-    "Abort": "abort",
-    "Groups": "groups",
-    "ForgetGroup": "forget_group",
-    "Sessions": "sessions",
-    "Streams": "streams",
-    "Cursors": "cursors",
-    "AddCursor": "add_cursor",
-    "AdvanceCursor": "advance_cursor",
-    "RemoveCursor": "remove_cursor",
-    "DeleteTopic": "delete_topic",
-    "Compact": "compact",
-    "Compactions": "compactions",
-    "SetCompaction": "set_compaction",
-    "BackUp": "back_up",
-    "Backups": "backups",
-}
+METHODS = {name: request.method for name, request in ADMIN_REQUESTS.items() if request.method}
 """The requests by name, and the methods of `ServiceAdmin` that answer them."""
 
 

@@ -108,50 +108,52 @@ def allowed(permissions: Permissions, frame: ClientFrame) -> tuple[ClientFrame, 
     return (replace(frame, **changes) if changes else frame), answers
 
 
-class AdminNeed(NamedTuple):
-    """What a request of the admin service needs: one of `ways`, each a list of needs with keys of the request.
+class AdminRequest(NamedTuple):
+    """A request of the admin service, which `method` of `ServiceAdmin` answers; empty: the pair answers it.
 
-    `rows`: the answer is a list, of which the caller sees the rows that one of these needs allows, with keys of a row.
+    It needs one of `ways`, each a list of needs with keys of the request. `rows`: the answer is a list, of which the
+    caller sees the rows that one of these needs allows, with keys of a row.
     """
 
+    method: str
     ways: tuple[tuple[Need, ...], ...]
     rows: tuple[Need, ...] = ()
 
 
 SERVICE = ""
-_OPERATE_ALL = AdminNeed((((Action.OPERATE, ResourceKind.SERVICE, SERVICE),),))
+_OPERATE_ALL: tuple[tuple[Need, ...], ...] = (((Action.OPERATE, ResourceKind.SERVICE, SERVICE),),)
 _OBSERVE = ((Action.OBSERVE, ResourceKind.SERVICE, SERVICE),)
 _OPERATE_TOPIC = (Action.OPERATE, ResourceKind.TOPIC, "topic")
 _READ_TOPIC = (Action.READ, ResourceKind.TOPIC, "topic")
 _OPERATE_GROUP = (Action.OPERATE, ResourceKind.GROUP, "group")
 _JOIN_GROUP = (Action.JOIN, ResourceKind.GROUP, "group")
-_OF_CURSOR = AdminNeed(((_OPERATE_TOPIC,), (_READ_TOPIC, (Action.JOIN, ResourceKind.GROUP, "cursor"))))
+_OF_CURSOR = ((_OPERATE_TOPIC,), (_READ_TOPIC, (Action.JOIN, ResourceKind.GROUP, "cursor")))
 
-OF_ADMIN: Mapping[str, AdminNeed] = {
-    "Status": AdminNeed((_OBSERVE,)),
-    "List": AdminNeed((_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
-    "Describe": AdminNeed(((_READ_TOPIC,), (_OPERATE_TOPIC,))),
-    "FindHanging": _OPERATE_ALL,
-    "Abort": _OPERATE_ALL,
-    "Groups": AdminNeed((_OBSERVE,), (_JOIN_GROUP, _OPERATE_GROUP)),
-    "ForgetGroup": AdminNeed(((_OPERATE_GROUP,),)),
-    "Sessions": _OPERATE_ALL,
-    "Streams": _OPERATE_ALL,
-    "Cursors": AdminNeed((_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
-    "AddCursor": _OF_CURSOR,
-    "AdvanceCursor": _OF_CURSOR,
-    "RemoveCursor": _OF_CURSOR,
-    "DeleteTopic": AdminNeed(((_OPERATE_TOPIC,),)),
-    "Compact": AdminNeed(((_OPERATE_TOPIC,),)),
-    "Compactions": AdminNeed((_OBSERVE,), (_OPERATE_TOPIC,)),
-    "SetCompaction": AdminNeed(((_OPERATE_TOPIC,),)),
-    "BackUp": _OPERATE_ALL,
-    "Backups": _OPERATE_ALL,
-    "Replication": AdminNeed((_OBSERVE,)),
-    "SwitchOver": _OPERATE_ALL,
-    "Promote": _OPERATE_ALL,
+ADMIN_REQUESTS: Mapping[str, AdminRequest] = {
+    "Status": AdminRequest("status", (_OBSERVE,)),
+    "List": AdminRequest("list_topics", (_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
+    "Describe": AdminRequest("describe", ((_READ_TOPIC,), (_OPERATE_TOPIC,))),
+    "FindHanging": AdminRequest("find_hanging", _OPERATE_ALL),
+    "Abort": AdminRequest("abort", _OPERATE_ALL),
+    "Groups": AdminRequest("groups", (_OBSERVE,), (_JOIN_GROUP, _OPERATE_GROUP)),
+    "ForgetGroup": AdminRequest("forget_group", ((_OPERATE_GROUP,),)),
+    "Sessions": AdminRequest("sessions", _OPERATE_ALL),
+    "Streams": AdminRequest("streams", _OPERATE_ALL),
+    "Cursors": AdminRequest("cursors", (_OBSERVE,), (_READ_TOPIC, _OPERATE_TOPIC)),
+    "AddCursor": AdminRequest("add_cursor", _OF_CURSOR),
+    "AdvanceCursor": AdminRequest("advance_cursor", _OF_CURSOR),
+    "RemoveCursor": AdminRequest("remove_cursor", _OF_CURSOR),
+    "DeleteTopic": AdminRequest("delete_topic", ((_OPERATE_TOPIC,),)),
+    "Compact": AdminRequest("compact", ((_OPERATE_TOPIC,),)),
+    "Compactions": AdminRequest("compactions", (_OBSERVE,), (_OPERATE_TOPIC,)),
+    "SetCompaction": AdminRequest("set_compaction", ((_OPERATE_TOPIC,),)),
+    "BackUp": AdminRequest("back_up", _OPERATE_ALL),
+    "Backups": AdminRequest("backups", _OPERATE_ALL),
+    "Replication": AdminRequest("", (_OBSERVE,)),
+    "SwitchOver": AdminRequest("", _OPERATE_ALL),
+    "Promote": AdminRequest("", _OPERATE_ALL),
 }
-"""The needs of the requests of `txnbuffer.service.admin` and of a pair. An operator of the service needs no other."""
+"""The requests of operators to a service and to a pair. An operator of the service needs no other permission."""
 
 
 def check_admin(permissions: Permissions, request: str, arguments: Mapping[str, Any]) -> None:
@@ -159,9 +161,9 @@ def check_admin(permissions: Permissions, request: str, arguments: Mapping[str, 
 
     Raises InvalidRequest if the request does not name what it is about.
     """
-    ways = OF_ADMIN[request].ways
-    if _OPERATE_ALL.ways[0] not in ways:
-        ways = (*ways, *_OPERATE_ALL.ways)
+    ways = ADMIN_REQUESTS[request].ways
+    if _OPERATE_ALL[0] not in ways:
+        ways = (*ways, *_OPERATE_ALL)
     if not any(all(permissions.allows(*_filled(need, arguments)) for need in way) for way in ways):
         for need in ways[0]:
             permissions.check(*_filled(need, arguments))
@@ -169,8 +171,8 @@ def check_admin(permissions: Permissions, request: str, arguments: Mapping[str, 
 
 def visible(permissions: Permissions, request: str, answer: Any) -> Any:
     """The answer to a request of the admin service, without the rows that the caller may not see."""
-    needs = OF_ADMIN[request].rows
-    if not needs or permissions.allows(*_OPERATE_ALL.ways[0][0]):
+    needs = ADMIN_REQUESTS[request].rows
+    if not needs or permissions.allows(*_OPERATE_ALL[0][0]):
         return answer
     return [row for row in answer if any(permissions.allows(*_filled(need, row)) for need in needs)]
 
