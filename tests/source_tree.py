@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("broker_io", "snapshots", "txnbuffer")
+Found = TypeVar("Found")
+
+
+def once(find: Callable[[Module], Iterator[Found]]) -> Callable[[Module], tuple[Found, ...]]:
+    """Look into each source once in a process: syntax trees take seconds, and too much memory to keep them."""
+    return cache(lambda module: tuple(find(module)))
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Module:
     def lines(self) -> int:
         return self.text.count("\n")
 
+    @once
     def imports(self) -> Iterator[Import]:
         yield from self._imports(self.tree, lazy=False)
 
@@ -69,6 +78,7 @@ class Module:
         base = package[: len(package) - node.level + 1]
         return ".".join([*base, *([node.module] if node.module else [])])
 
+    @once
     def functions(self) -> Iterator[tuple[str, int, int]]:
         """Name, first line and number of lines of each function, decorators and docstring included."""
         for node in ast.walk(self.tree):
@@ -76,12 +86,14 @@ class Module:
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 yield node.name, first, (node.end_lineno or node.lineno) - first + 1
 
+    @once
     def calls(self) -> Iterator[tuple[str, int]]:
         """The function of each call, if it is a dotted name, and its line."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and (name := _dotted(node.func)):
                 yield name, node.lineno
 
+    @once
     def uses(self) -> Iterator[tuple[str, int]]:
         """What the code uses of other modules at run time, as dotted names with the lines: names and their attributes.
 
