@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -120,17 +121,36 @@ class RawSession:
         return True
 
 
-class InProcess:
-    """A link to an engine on this loop."""
+_links: WeakKeyDictionary[Any, list[InProcess]] = WeakKeyDictionary()
 
-    def __init__(self, engine: Any) -> None:
-        self.connection = engine.connect()
+
+async def stop(engine: Any) -> None:
+    """Stop an engine. It waits a second for each link in process whose last frames nobody receives, so take them."""
+    last = [asyncio.create_task(link.take_last()) for link in _links.pop(engine, ())]
+    await engine.stop()
+    for task in last:
+        task.cancel()
+    await asyncio.gather(*last, return_exceptions=True)
+
+
+class InProcess:
+    """A link to an engine on this loop. The options are those of `Engine.connect`."""
+
+    def __init__(self, engine: Any, **options: Any) -> None:
+        self.connection = engine.connect(**options)
+        self._last: list[ServerFrame] = []
+        _links.setdefault(engine, []).append(self)
 
     def send(self, frame: ClientFrame) -> None:
         self.connection.receive(frame)
 
     async def receive(self) -> ServerFrame | None:
-        return await self.connection.next()
+        return self._last.pop(0) if self._last else await self.connection.next()
+
+    async def take_last(self) -> None:
+        """Take the frames up to the end, for whoever receives them later."""
+        while (frame := await self.connection.next()) is not None:
+            self._last.append(frame)
 
     async def cut(self) -> None:
         self.connection.lost()

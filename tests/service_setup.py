@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from raw_session import InProcess, RawSession
+from raw_session import InProcess, RawSession, stop
 
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
@@ -50,7 +50,7 @@ async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
     try:
         yield engine
     finally:
-        await engine.stop()
+        await stop(engine)
 
 
 @asynccontextmanager

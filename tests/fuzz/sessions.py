@@ -14,7 +14,7 @@ from typing import Any
 
 from fuzz.stored import joined, parted
 from fuzz.target import Target
-from raw_session import transactional
+from raw_session import stop, transactional
 from service_setup import session_on
 from stream_rigs import rows
 
@@ -128,7 +128,7 @@ async def _serve(frames: Sequence[bytes], *, stream: bool) -> None:
         if engine.ended.done():
             raise Stopped(f"the service stopped: {engine.ended.result()}")
     finally:
-        await engine.stop()
+        await stop(engine)
 
 
 async def _commit(session: Any, least: int) -> None:

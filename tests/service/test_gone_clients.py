@@ -19,15 +19,8 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
 
 
-class Local(InProcess):
-    """A link of a client that is in the process of the engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.connection = engine.connect(local=True)
-
-
 async def local_session(engine: Engine, *topics: str) -> tuple[RawSession, range]:
-    session = RawSession(Local(engine))
+    session = RawSession(InProcess(engine, local=True))
     await session.hello()
     await session.register(*topics)
     return session, await session.lease(100)
@@ -126,7 +119,7 @@ async def test_a_local_client_keeps_its_transaction_when_its_connection_is_repla
         session, ids = await local_session(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         await session.link.cut()
-        again = RawSession(Local(engine))
+        again = RawSession(InProcess(engine, local=True))
         await again.hello(session.session, [TxnId(0, ids[0])])
         assert await again.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
     assert visible(broker, "a") == {b"v": 1}
