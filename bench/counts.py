@@ -30,7 +30,7 @@ from broker_io.system import SystemClock, SystemFile
 NAMES = ("python", "c", "syncs", "iterations", "frames")
 PATH_NAMES = ("modules", "functions")
 PYTHON, C, SYNCS, ITERATIONS, FRAMES, SLOW = range(len(NAMES) + 1)
-ROUNDS = 9
+ROUNDS = 5
 SLOWER = 1000
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 PRODUCT = tuple(ROOT + package + os.sep for package in ("txnbuffer", "snapshots", "broker_io"))

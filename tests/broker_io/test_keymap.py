@@ -53,7 +53,7 @@ def test_rows_are_superseded_as_by_a_naive_model(batches: list[list[tuple[int, b
     assert superseded(batches, SMALLEST_BYTES) == (naive(batches), 1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.sampled_from([1, 8, 100]))
 def test_passes_with_little_memory_decide_about_all_keys(seed: int, repeats: int, length: int) -> None:
     random = np.random.default_rng(seed)
