@@ -626,7 +626,7 @@ async def test_a_compaction_leaves_the_room_that_appends_need() -> None:
         await one.compaction.check()
         assert isinstance(run.problem, DiskWatermark)
         said = str(CompactionFailed("a", str(run.problem)))
-        assert "a quarter more than the watermark: free some space" in said
+        assert "(the watermark and 25 %): free some space" in said
         assert said.count("was not compacted") == 1
         assert {path for path in world.disk.files() if path.endswith(".log")} >= {
             path for path in files if path.endswith(".log")
