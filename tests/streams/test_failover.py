@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, rollback_point
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, dropped_above, rollback_point
 
 FIVE = FailoverLog(tuple(Version(uuid, seqno) for uuid, seqno in ((5, 400), (4, 300), (3, 200), (2, 100), (1, 0))))
 
@@ -35,11 +35,10 @@ def test_row_51_the_newest_25_are_kept() -> None:
 
 
 def test_row_51_pruning() -> None:
-    assert FIVE.pruned(250).versions == FIVE.versions[2:]
-    assert FIVE.pruned(400) == FIVE
-    assert FIVE.pruned(0).versions == (Version(1, 0),)
-    with pytest.raises(ValueError, match="began at or below 3"):
-        FailoverLog((Version(9, 4),)).pruned(3)
+    assert dropped_above(FIVE.versions, 250) == FIVE.versions[2:]
+    assert dropped_above(FIVE.versions, 400) == FIVE.versions
+    assert dropped_above(FIVE.versions, 0) == (Version(1, 0),)
+    assert dropped_above((Version(9, 4),), 3) == ()
 
 
 @pytest.mark.parametrize(

@@ -132,13 +132,6 @@ class FailoverLog:
         """The versions that readers get."""
         return FailoverLog(self.versions[:MAX_VERSIONS])
 
-    def pruned(self, seqno: int) -> FailoverLog:
-        """The log after history above `seqno` was undone. Raises ValueError if no version is left."""
-        rest = dropped_above(self.versions, seqno)
-        if not rest:
-            raise ValueError(f"no version of this failover log began at or below {seqno}: create one there")
-        return FailoverLog(rest)
-
     def ranges(self) -> Iterator[tuple[Version, int]]:
         """Each version, oldest first, with its last seqno: the start of the next newer one, or the highest possible."""
         oldest_first = self.versions[::-1]
