@@ -33,6 +33,13 @@ class CredentialFile(NamedTuple):
         except OSError as error:
             raise EnvironmentFault(f"can't read {self.path} ({self.setting}): {error.strerror}") from error
 
+    def watched(self, parse: Callable[[bytes, str], T], *, secret: bool) -> Watched[T]:
+        """The content as `parse` makes it of bytes and path, made again when the file has changed.
+
+        Raises EnvironmentFault, and the error of `parse`, for a file that can't be used at the start.
+        """
+        return Watched(self.identity, lambda: parse(self.read(secret=secret), self.path))
+
     def identity(self) -> tuple[int, bytes] | None:
         """Permissions and a digest of the content, as times and sizes may stay the same; None if it can't be read."""
         disk = current().disk

@@ -10,8 +10,7 @@ import hashlib
 from typing import NamedTuple
 
 from broker_io.environment import Clock
-from broker_io.rpc.credential_files import ClientCertificate, CredentialFile
-from txnbuffer.access.files import WatchedFile
+from broker_io.rpc.credential_files import ClientCertificate, CredentialFile, Watched
 from txnbuffer.access.jwt import TokenBearer, Verifier
 from txnbuffer.access.policy import check_principal
 from txnbuffer.access.tokens import TokenFile, is_issued, tokens_of
@@ -53,15 +52,14 @@ class Authenticator:
         self._clock = clock
         self.enabled = authenticates(config)
         self.takes_certificates = bool(config.client_ca)
-        self._tokens: WatchedFile[TokenFile] | None = None
-        self._verifier: WatchedFile[Verifier] | None = None
+        self._tokens: Watched[TokenFile] | None = None
+        self._verifier: Watched[Verifier] | None = None
         self._verified: dict[bytes, TokenBearer] = {}
         self._keys = 0
         if config.tokens:
-            self._tokens = WatchedFile(CredentialFile(config.tokens, "access.tokens"), tokens_of, secret=True)
+            self._tokens = CredentialFile(config.tokens, "access.tokens").watched(tokens_of, secret=True)
         if config.jwt_key:
-            self._verifier = WatchedFile(
-                CredentialFile(config.jwt_key, "access.jwt_key"),
+            self._verifier = CredentialFile(config.jwt_key, "access.jwt_key").watched(
                 lambda keys, path: Verifier(
                     keys, path, claim=config.jwt_claim, issuer=config.jwt_issuer, audience=config.jwt_audience
                 ),
@@ -69,7 +67,7 @@ class Authenticator:
             )
 
     @property
-    def files(self) -> list[WatchedFile[TokenFile] | WatchedFile[Verifier]]:
+    def files(self) -> list[Watched[TokenFile] | Watched[Verifier]]:
         return [file for file in (self._tokens, self._verifier) if file is not None]
 
     def refresh(self) -> bool:

@@ -14,9 +14,8 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from broker_io.environment import current
-from broker_io.rpc.credential_files import ClientCertificate, CredentialFile
+from broker_io.rpc.credential_files import ClientCertificate, CredentialFile, Watched
 from txnbuffer.access.authenticator import NOBODY, Authenticator, Caller
-from txnbuffer.access.files import WatchedFile
 from txnbuffer.access.limits import PrincipalLimits
 from txnbuffer.access.policy import ALLOWED, EVERYTHING, Action, Policy, ResourceKind, ResourceName, policy_of
 from txnbuffer.config import AccessConfig
@@ -121,9 +120,9 @@ class Access:
         self._check_seconds = config.check_seconds
         self._clock = current().clock
         self._authenticator = Authenticator(config, self._clock)
-        self._policy: WatchedFile[Policy] | None = None
+        self._policy: Watched[Policy] | None = None
         if config.policy:
-            self._policy = WatchedFile(CredentialFile(config.policy, "access.policy"), policy_of, secret=False)
+            self._policy = CredentialFile(config.policy, "access.policy").watched(policy_of, secret=False)
         if self._authenticator.enabled and self._policy is None:
             raise InvalidConfiguration("authentication without a policy would deny everything: set access.policy")
         if self._policy is not None and not self._authenticator.enabled:
@@ -146,7 +145,7 @@ class Access:
     @property
     def problems(self) -> list[Error]:
         """Why files that have changed are not in use."""
-        watched: list[WatchedFile[Any] | WatchedTls] = [*self._files(), *([] if self.tls is None else [self.tls])]
+        watched: list[Watched[Any]] = [*self._files(), *([] if self.tls is None else [self.tls])]
         return [one.problem for one in watched if one.problem is not None]
 
     def on_change(self, call: Callable[[], None]) -> None:
@@ -224,7 +223,7 @@ class Access:
         for call in self._changed:
             call()
 
-    def _files(self) -> Iterator[WatchedFile[Any]]:
+    def _files(self) -> Iterator[Watched[Any]]:
         yield from self._authenticator.files
         if self._policy is not None:
             yield self._policy
