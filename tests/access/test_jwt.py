@@ -54,7 +54,7 @@ REFUSED = [
     ("a.b.c", "is not signed by a key"),
     ("x" * (MAX_BYTES + 1), f"has over {MAX_BYTES} bytes"),
     (signed({"sub": "a", "exp": NOW - LEEWAY}), "has expired: get a new one"),
-    (signed({"sub": "a", "exp": "soon"}), "the claim 'exp' of the token is no time"),
+    (signed({"sub": "a", "exp": "soon"}), "the claim 'exp' of the token is not a time"),
     (signed({"sub": "a", "nbf": NOW + LEEWAY + 1}), "is not valid yet"),
     (signed({}), "has no claim 'sub' that names its bearer"),
     (signed({"sub": 5}), "has no claim 'sub'"),
