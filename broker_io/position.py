@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
+    """Make a NamedTuple of the tuple of all its fields: in C, while its own constructors are Python functions."""
+    return cast(Callable[[tuple[Any, ...]], T], partial(tuple.__new__, kind))
+
 
 NO_INDEX = -1
 """The batch index of a message that is not part of a record set."""
@@ -46,6 +54,8 @@ class Position(NamedTuple):
         except ValueError:
             raise ValueError(f"{text!r} is not a position: write ledger:entry or ledger:entry:batch") from None
 
+
+as_position = maker(Position)
 
 EARLIEST = Position(-1, -1, -1)
 """Below every message; a reader that starts here reads the whole log."""
@@ -107,10 +117,10 @@ class Positions:
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Position:
-        return Position(self.ledgers.item(index), self.entries.item(index), self.indexes.item(index))
+        return as_position((self.ledgers.item(index), self.entries.item(index), self.indexes.item(index)))
 
     def __iter__(self) -> Iterator[Position]:
-        return map(Position, self.ledgers.tolist(), self.entries.tolist(), self.indexes.tolist())
+        return map(as_position, zip(self.ledgers.tolist(), self.entries.tolist(), self.indexes.tolist(), strict=True))
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Positions:
         """The positions that a mask, an index column or a slice selects."""
@@ -122,8 +132,8 @@ class Positions:
 
     @property
     def first(self) -> Position:
-        return Position(self.ledgers.item(0), self.entries.item(0), self.indexes.item(0))
+        return as_position((self.ledgers.item(0), self.entries.item(0), self.indexes.item(0)))
 
     @property
     def last(self) -> Position:
-        return Position(self.ledgers.item(-1), self.entries.item(-1), self.indexes.item(-1))
+        return as_position((self.ledgers.item(-1), self.entries.item(-1), self.indexes.item(-1)))

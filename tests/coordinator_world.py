@@ -118,7 +118,7 @@ class Reading:
                 self.damage.append(effect)
             elif isinstance(effect, TransactionEnded):
                 self.outcomes[effect.txn] = effect.outcome
-        self.ongoing = [entry.txn for entry in buffer.ongoing]
+        self.ongoing = [*buffer.ongoing]
         last = buffer.max_read_position
         if last is not None and len(placed):
             for seen, message in zip((visible_counts(placed, buffer) > 0).tolist(), log.messages, strict=True):
@@ -264,7 +264,7 @@ class Owner:
 
     def query_outcomes(self, topic: str) -> None:
         """Query all ongoing transactions of a topic."""
-        self.coordinator.query_outcomes(topic, [entry.txn for entry in self.buffers[topic].ongoing], self.world.now)
+        self.coordinator.query_outcomes(topic, [*self.buffers[topic].ongoing], self.world.now)
         self.take()
 
     def tick(self, seconds: float = 0.0) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from broker_io.position import EARLIEST as EARLIEST
 from broker_io.position import Position as Position
+from broker_io.position import maker
 
 PROTOCOL_VERSION = 1
 """The version of the log protocol that this release reads and writes."""
@@ -40,6 +41,9 @@ class TxnId(NamedTuple):
         return txn
 
 
+as_txn_id = maker(TxnId)
+
+
 class Outcome(enum.IntEnum):
     """How a transaction ended. Markers contain these values."""
 
@@ -53,6 +57,9 @@ class MarkerItem(NamedTuple):
     txn: TxnId
     outcome: Outcome
     records: int
+
+
+as_marker_item = maker(MarkerItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,9 @@ class RecordSlice(NamedTuple):
     last: Position
     first_seq: int
     size: int
+
+
+as_record_slice = maker(RecordSlice)
 
 
 class Undecodable(NamedTuple):

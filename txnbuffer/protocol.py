@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, Numbers, PropertyColumn
 from txnbuffer import avro
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, MarkerItem, Outcome, TxnId
+from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, Outcome, TxnId, as_marker_item, as_txn_id
 
 RESERVED = "tb."
 """Property names with this prefix belong to the protocol; applications cannot use them."""
@@ -121,8 +121,8 @@ def decode_marker(payload: bytes | None) -> Marker:
         raise ValueError(f"a transaction id is out of range: {min(least)} to {max(least)}, not within 1 to {MAX_LEAST}")
     if max(outcomes, default=0) > 1:
         raise ValueError(f"{max(outcomes)} is not an outcome, which is 0 or 1")
-    txns = map(TxnId._make, zip(itertools.repeat(most), least))
-    items = map(MarkerItem._make, zip(txns, map(_OUTCOMES.__getitem__, outcomes), records, strict=True))
+    txns = map(as_txn_id, zip(itertools.repeat(most), least))
+    items = map(as_marker_item, zip(txns, map(_OUTCOMES.__getitem__, outcomes), records, strict=True))
     return Marker(most, columns["epoch"], columns["low_water_mark"], columns["decided"], tuple(items))
 
 

@@ -104,27 +104,16 @@ def test_the_oldest_ongoing_is_the_first_opened(steps: list[bool]) -> None:
         if opens or not plain:
             number += 1
             txn = TxnId(0, number)
-            ongoing.open(OpenTxn(txn, Position(1, number), None, 1, 1))
+            ongoing[txn] = OpenTxn(txn, Position(1, number), None, 1, 1)
             plain.append(txn)
         else:
             gone = plain.pop(number % len(plain))
-            assert ongoing.end(gone) is not None
-            assert ongoing.end(gone) is None
-            ongoing.tidy()
+            assert ongoing.pop(gone, None) is not None
+            assert ongoing.pop(gone, None) is None
         oldest = ongoing.oldest()
         assert (oldest and oldest.txn) == (plain[0] if plain else None)
-        assert [entry.txn for entry in ongoing] == plain
+        assert [entry.txn for entry in ongoing.values()] == plain
         assert len(ongoing) == len(plain)
-
-
-def test_ended_transactions_behind_a_hanging_one_take_no_room() -> None:
-    ongoing = Ongoing()
-    for number in range(1, 5001):
-        ongoing.open(OpenTxn(TxnId(0, number), Position(1, number), None, 1, 1))
-        if number > 1:
-            ongoing.end(TxnId(0, number))
-            ongoing.tidy()
-    assert len(ongoing._queue) < 200
 
 
 @st.composite

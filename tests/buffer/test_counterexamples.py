@@ -71,7 +71,7 @@ def test_h2_the_number_accepted_survives_a_snapshot() -> None:
     log.record(X, 4)
     log.end(X, COMMIT, 4)
     owner = folded(part_of(log, 3)).recovered()
-    (entry,) = owner.buffer.ongoing
+    (entry,) = owner.buffer.ongoing.values()
     assert (entry.highest, entry.accepted, entry.first, entry.before) == (3, 3, Position(1, 0), None)
     owner.apply(log, 3)
     assert owner.buffer.counters.damaged == 0

@@ -96,7 +96,7 @@ def test_counters_effects_and_ends_are_those_of_the_definition(history, cut) -> 
     assert sizes == dict(zip(Reason, counters[:3], strict=True))
     assert set(owner.buffer.aborted.ids()) == naive.aborted_ids()
     open_ids = {txn for _, txn in naive.undecided()}
-    assert {entry.txn for entry in owner.buffer.ongoing} == open_ids
+    assert {*owner.buffer.ongoing} == open_ids
     for txn in {event.txn for event in history.log.events if event.txn}:
         assert owner.buffer.has_ended(txn) == naive.has_ended(txn, len(naive.events))
         if txn.least > naive.low_water_mark(txn.most, len(naive.events)):

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from itertools import groupby
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +56,23 @@ from txnbuffer.buffer.state import (
     SegmentSummary,
     Suppressed,
     SuppressedRanges,
-    TransactionEnded,
     Void,
+    as_ended,
     coordinator_columns,
     coordinator_states,
 )
 from txnbuffer.errors import OutOfOrder, ProtocolStopped, SegmentMismatch, UndecodableMarker, UnsupportedProtocol
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, Outcome, RecordSlice, TxnId, Undecodable
+from txnbuffer.model import (
+    MAX_LEAST,
+    PROTOCOL_VERSION,
+    Marker,
+    Outcome,
+    RecordSlice,
+    TxnId,
+    Undecodable,
+    as_record_slice,
+    as_txn_id,
+)
 from txnbuffer.protocol import (
     ABSENT,
     MARKER,
@@ -195,11 +206,11 @@ def _runs(
     firsts = [*first]
     lasts = firsts if sizes.max(initial=0) == 1 else [*last]
     least = txns.least[starts]
-    ids: list[TxnId | None] = [*map(TxnId._make, zip(txns.most[starts].tolist(), least.tolist(), strict=True))]
+    ids: list[TxnId | None] = [*map(as_txn_id, zip(txns.most[starts].tolist(), least.tolist(), strict=True))]
     for row in np.flatnonzero(least < 0).tolist():
         ids[row] = None
     seqs = np.maximum(txns.seqs[starts], 0).tolist()
-    return [*map(RecordSlice._make, zip(ids, firsts, lasts, seqs, sizes.tolist(), strict=True))]
+    return [*map(as_record_slice, zip(ids, firsts, lasts, seqs, sizes.tolist(), strict=True))]
 
 
 def _with_odd(
@@ -493,20 +504,22 @@ class TransactionBuffer:
             return effects
         if self.applied is not None and placed.positions.first <= self.applied:
             raise OutOfOrder(placed.positions.first, self.applied)
-        for item in decode(placed):
-            if isinstance(item, RecordSlice):
-                self._apply_run(item, placed.positions, effects)
-            elif isinstance(item, PlacedMarker):
-                self._apply_marker(item.position, item.marker, effects)
-            elif isinstance(item, Undecodable):  # rule 7
-                self.transactional = True
-                self._suppress(Reason.UNDECODABLE, None, item.first, item.last, 1, effects)
-                self.applied = item.last
-            else:
-                item.effects = tuple(effects)
-                self._stopped = item
-                self._decide()
-                raise item
+        for kind, items in groupby(decode(placed), type):
+            if kind is RecordSlice:
+                self._apply_runs(cast(Iterable[RecordSlice], items), placed.positions, effects)
+                continue
+            for item in items:
+                if isinstance(item, PlacedMarker):
+                    self._apply_marker(item.position, item.marker, effects)
+                elif isinstance(item, Undecodable):  # rule 7
+                    self.transactional = True
+                    self._suppress(Reason.UNDECODABLE, None, item.first, item.last, 1, effects)
+                    self.applied = item.last
+                elif isinstance(item, ProtocolStopped):
+                    item.effects = tuple(effects)
+                    self._stopped = item
+                    self._decide()
+                    raise item
         self._decide()
         return effects
 
@@ -536,27 +549,29 @@ class TransactionBuffer:
         self.replaying = self._until is not None and (self.applied is None or self.applied < self._until)
         self.max_read_position = None if self.replaying else self.decided_position
 
-    def _apply_run(self, run: RecordSlice, positions: Positions, effects: list[Effect]) -> None:
-        txn, first, last, first_seq, size = run
-        if txn is not None:
-            self.transactional = True
-            entry = self.ongoing.get(txn)
-            if entry is None:
-                coordinator = self.coordinators.get(txn.most)
-                if coordinator is not None and coordinator.has_ended(txn.least):  # rule 1
-                    self._suppress(Reason.LATE, txn, first, last, size, effects)
+    def _apply_runs(self, runs: Iterable[RecordSlice], positions: Positions, effects: list[Effect]) -> None:
+        ongoing = self.ongoing
+        for run in runs:
+            txn, first, last, first_seq, size = run
+            if txn is not None:
+                self.transactional = True
+                entry = ongoing.get(txn)
+                if entry is None:
+                    coordinator = self.coordinators.get(txn.most)
+                    if coordinator is not None and coordinator.has_ended(txn.least):  # rule 1
+                        self._suppress(Reason.LATE, txn, first, last, size, effects)
+                    else:
+                        ongoing[txn] = OpenTxn(txn, first, self.applied, first_seq + size - 1, size, last)
                 else:
-                    self.ongoing.open(OpenTxn(txn, first, self.applied, first_seq + size - 1, size, last=last))
-            else:
-                repeated = min(size, entry.highest - first_seq + 1)
-                if repeated > 0:  # rule 2
-                    end = last if repeated == size else _record_at(run, repeated - 1, positions)
-                    self._suppress(Reason.DUPLICATE, txn, first, end, repeated, effects)
-                if repeated < size:
-                    entry.highest = first_seq + size - 1
-                    entry.accepted += size - max(repeated, 0)
-                    entry.last = last
-        self.applied = last
+                    repeated = min(size, entry.highest - first_seq + 1)
+                    if repeated > 0:  # rule 2
+                        end = last if repeated == size else _record_at(run, repeated - 1, positions)
+                        self._suppress(Reason.DUPLICATE, txn, first, end, repeated, effects)
+                    if repeated < size:
+                        entry.highest = first_seq + size - 1
+                        entry.accepted += size - max(repeated, 0)
+                        entry.last = last
+            self.applied = last
 
     def _apply_marker(self, position: Position, marker: Marker, effects: list[Effect]) -> None:
         self.transactional = self.transactional or bool(marker.items)
@@ -580,7 +595,7 @@ class TransactionBuffer:
         hidden: list[TxnId] = []
         for txn, outcome, records in marker.items:
             least = txn.least
-            entry = self.ongoing.end(txn)
+            entry = self.ongoing.pop(txn, None)
             if entry is not None:
                 accepted = entry.accepted
                 self.ended.append(entry)
@@ -597,12 +612,11 @@ class TransactionBuffer:
                 aborted.add(least)
                 if entry is not None:
                     hidden.append(txn)
-            effects.append(TransactionEnded(txn, outcome, position, marker.decided, accepted))
+            effects.append(as_ended((txn, outcome, position, marker.decided, accepted)))
         state.add(committed, aborted)
         if hidden:
             self.aborted.add(hidden)
             self.segments.add_aborts(hidden, position)
-        self.ongoing.tidy()
 
     def _suppress(
         self, reason: Reason, txn: TxnId | None, first: Position, last: Position, size: int, effects: list[Effect]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import itertools
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position, Positions
+from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position, Positions, maker
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -231,6 +231,9 @@ class TransactionEnded(NamedTuple):
     accepted: int
 
 
+as_ended = maker(TransactionEnded)
+
+
 class Ignored(NamedTuple):
     """A marker's item without effect: its transaction had ended here."""
 
@@ -281,65 +284,25 @@ class OpenTxn:
     before: Position | None
     highest: int
     accepted: int
-    ended: bool = False
     last: Position | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Ongoing:
-    """The ongoing transactions of a topic.
-
-    They open in log order and never reopen, so the oldest is the head of a queue; ended ones are removed lazily.
-    """
-
-    _by_id: dict[TxnId, OpenTxn] = field(default_factory=dict)
-    _queue: deque[OpenTxn] = field(default_factory=deque)
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __contains__(self, txn: TxnId) -> bool:
-        return txn in self._by_id
-
-    def __iter__(self) -> Iterator[OpenTxn]:
-        """Oldest first."""
-        return (entry for entry in self._queue if not entry.ended)
+class Ongoing(OrderedDict[TxnId, OpenTxn]):
+    """The ongoing transactions of a topic, oldest first: they open in log order and never reopen."""
 
     def among(self, txns: Set[TxnId]) -> Iterator[OpenTxn]:
         """Those that are in a set, in no order."""
-        return (self._by_id[txn] for txn in self._by_id.keys() & txns)
+        return (self[txn] for txn in self.keys() & txns)
 
     def began_by(self, position: Position) -> Iterator[OpenTxn]:
-        """Those whose first record is at or below a position, oldest first."""
-        return itertools.takewhile(lambda entry: entry.first <= position, self)
-
-    def get(self, txn: TxnId) -> OpenTxn | None:
-        return self._by_id.get(txn)
-
-    def open(self, entry: OpenTxn) -> None:
-        self._by_id[entry.txn] = entry
-        self._queue.append(entry)
-
-    def end(self, txn: TxnId) -> OpenTxn | None:
-        """Remove and return a transaction; None if it is not ongoing."""
-        entry = self._by_id.pop(txn, None)
-        if entry is not None:
-            entry.ended = True
-        return entry
-
-    def tidy(self) -> None:
-        """Free the memory of ended transactions after one that stays open; call it now and then."""
-        if len(self._queue) > 2 * len(self._by_id) + 64:
-            self._queue = deque(self)
+        """Those whose first record is at or below a position."""
+        return itertools.takewhile(lambda entry: entry.first <= position, self.values())
 
     def oldest(self) -> OpenTxn | None:
-        queue = self._queue
-        while queue and queue[0].ended:
-            queue.popleft()
-        return queue[0] if queue else None
+        return next(iter(self.values()), None)
 
     def columns(self) -> OngoingColumns:
-        entries = list(self)
+        entries = [*self.values()]
         numbers = [(*entry.txn, entry.highest, entry.accepted) for entry in entries]
         most, least, highest, accepted = np.array(numbers, np.int64).reshape(-1, 4).T
         befores = [NOWHERE if entry.before is None else entry.before for entry in entries]
@@ -352,7 +315,7 @@ class Ongoing:
         ids = map(TxnId, columns.most.tolist(), columns.least.tolist())
         rest = (columns.firsts, columns.befores, columns.highest.tolist(), columns.accepted.tolist())
         for txn, first, before, highest, accepted in zip(ids, *rest, strict=True):
-            ongoing.open(OpenTxn(txn, first, None if before == NOWHERE else before, highest, accepted))
+            ongoing[txn] = OpenTxn(txn, first, None if before == NOWHERE else before, highest, accepted)
         return ongoing
 
 

@@ -157,7 +157,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         "open_transactions": len(state.ongoing),
         "oldest_open": [
             f"{entry.txn} since {entry.first}, {counted(entry.accepted, 'record')}"
-            for entry in itertools.islice(buffer.ongoing, SHOWN_OPEN)
+            for entry in itertools.islice(buffer.ongoing.values(), SHOWN_OPEN)
         ],
         "aborts": len(buffer.aborted),
         "suppressed_ranges": sum(1 for _ in buffer.suppressed.ranges()),

@@ -25,7 +25,7 @@ from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.transaction import Block, GroupRecord, Retirement, TransactionState
 from txnbuffer.errors import TIME_UP, Error, NotVisible
-from txnbuffer.model import MarkerItem, Outcome, TxnId
+from txnbuffer.model import MarkerItem, Outcome, TxnId, as_marker_item
 
 
 @dataclass
@@ -49,8 +49,7 @@ class TransactionCompletion:
     def commit(self, transaction: TransactionState, plan: Commit) -> None:
         """Decide COMMIT for a transaction whose commit request is valid."""
         core = self._core
-        if plan.sequence is None and not plan.positions and self._may_be_one_phase(transaction):
-            self._decide_by_marker(transaction, Outcome.COMMIT)
+        if plan.sequence is None and not plan.positions and self._decided_by_marker(transaction, Outcome.COMMIT):
             return
         refusal = None if plan.sequence is None else self._producers.refusal(plan.sequence)
         refusal = refusal or self._consumer_groups.refusal(plan.positions)
@@ -113,8 +112,7 @@ class TransactionCompletion:
         if transaction.plan is None:
             transaction.topics, transaction.records = topics, (0,) * len(topics)
         transaction.reason, transaction.refusal = reason, refusal
-        if by_marker and self._may_be_one_phase(transaction):
-            self._decide_by_marker(transaction, Outcome.ABORT)
+        if by_marker and self._decided_by_marker(transaction, Outcome.ABORT):
             return
         rows = [(_row(transaction, Outcome.ABORT), transaction)]
         for branch in transaction.branches or ():
@@ -132,19 +130,24 @@ class TransactionCompletion:
             for member in members:
                 self.publish(member)
 
-    def _may_be_one_phase(self, transaction: TransactionState) -> bool:
-        """Whether a marker can decide: one topic, registered for one-phase markers, and no other id depends on it."""
+    def _decided_by_marker(self, transaction: TransactionState, outcome: Outcome) -> bool:
+        """Let a marker decide an open transaction, and return whether it can.
+
+        It can with one topic, registered for one-phase markers, if no other id depends on the transaction.
+        """
         core, topics = self._core, transaction.topics
         if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
             return False
+        if transaction.state is not State.OPEN:
+            return False
         named = transaction.name is not None or transaction.participant_of is not None
-        return transaction.parent is None and not transaction.branches and not named
-
-    def _decide_by_marker(self, transaction: TransactionState, outcome: Outcome) -> None:
-        transaction.advance(DECIDING_STATE[outcome])
+        if named or transaction.parent is not None or transaction.branches:
+            return False
+        transaction.state = DECIDING_STATE[outcome]
         transaction.one_phase = True
-        topic, records = transaction.topics[0], transaction.records[0]
-        self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
+        item = as_marker_item((transaction.txn, outcome, transaction.records[0]))
+        core.markers.waiting.setdefault((topics[0], False), []).append(item)
+        return True
 
     # Events of logs and buffers
 
@@ -172,7 +175,7 @@ class TransactionCompletion:
         outcome = INTENDED_OUTCOME[transaction.state]
         transaction.unfinished = set(transaction.topics)
         for topic, records in zip(transaction.topics, transaction.records, strict=True):
-            self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))
+            self._core.markers.add(topic, True, as_marker_item((transaction.txn, outcome, records)))
 
     def marker_durable(self, token: int) -> None:
         """A marker is durable. A one-phase marker decides only when the topic's buffer has applied it."""
@@ -211,7 +214,7 @@ class TransactionCompletion:
                 if INTENDED_OUTCOME[transaction.state] is not outcome:
                     core.stop(f"transaction {txn} was ended as {outcome.name} on {topic} by another owner")
                     return
-                transaction.advance(ENDED_STATE[outcome])
+                transaction.state = ENDED_STATE[outcome]
                 del live[txn.least]
                 one_phase.append(transaction)
             elif transaction.state not in TERMINAL:
@@ -320,7 +323,7 @@ class TransactionCompletion:
             for waiter in waiters:
                 session, request, commit = waiter
                 if outcome is Outcome.COMMIT:
-                    core.answer(session, request, outcome)
+                    core.answers.setdefault(session, []).append((request, outcome))
                 elif commit and transaction.refusal is not None:
                     core.answer(session, request, transaction.refusal)
                 else:

@@ -62,25 +62,27 @@ class CommitRequests:
     def commit_many(self, session: Session, commits: Sequence[Commit], stored: Set[int] = frozenset()) -> None:
         """`stored` as for the coordinator."""
         core, name, sessions = self._core, session.name, self._sessions
-        unused = sessions.unused(session, [commit.txn for commit in commits])
+        unused, valid = sessions.unused(session, [commit.txn for commit in commits]), set[tuple[object, ...]]()
         for commit in commits:
             if commit.sequence is not None and (fenced := self._fenced(commit, commit.sequence)) is not None:
                 core.answer(name, commit.request, fenced)
                 continue
             request, txn = commit.request, commit.txn
             if fresh := txn in unused and txn.least not in core.live:  # as is usual: the commit is its first request
-                found: TransactionState | None = TransactionState(txn, session, unused[txn])
+                transaction = object.__new__(TransactionState)  # with the defaults of the class
+                transaction.txn, transaction.session, transaction.block = txn, session, unused[txn]
+                core.live[txn.least] = transaction
+            elif (found := sessions.find(name, request, txn, commit=True)) is not None:
+                transaction = found
             else:
-                found = sessions.find(name, request, txn, commit=True)
-            if found is None:
                 continue
-            transaction = core.live[txn.least] = found
             alone = fresh and commit[5:] == ALONE
             if transaction.state is not State.OPEN or transaction.plan is not None:
                 transaction.wait(name, request, commit=True)
                 self._completion.answer_if_due(transaction)
                 continue
-            error = self._invalid_counts(txn, commit.topics, commit.records)
+            counts = commit[2:4]
+            error = None if counts in valid else self._invalid_counts(txn, *counts)
             if error is None and not alone:
                 error = self._invalid(transaction, commit)
             if error is not None:
@@ -88,6 +90,7 @@ class CommitRequests:
                 if fresh:
                     core.watch(transaction, core.now + core.config.transaction_timeout)
             else:
+                valid.add(counts)
                 transaction.waiters = [(name, request, True)]
                 transaction.plan = commit
                 transaction.topics, transaction.records = commit.topics, commit.records

@@ -263,7 +263,7 @@ def data_loss_evidence(history: History, epoch: int, shard: int, topics: Buffers
     known = _ids(history)
     blank = is_blank(history)
     for topic, buffer in topics.items():
-        if blank and any(opened.txn.most == shard for opened in buffer.ongoing):
+        if blank and any(opened.txn.most == shard for opened in buffer.ongoing.values()):
             return f"topic {topic} has transactions of this coordinator, but the log is blank"
         state = buffer.coordinators.get(shard)
         if state is None:

@@ -82,7 +82,7 @@ class GroupRecord:
     consumers: tuple[str, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class TransactionState:
     """A transaction from its first request until it is settled.
 

@@ -43,7 +43,7 @@ class Decisions(NamedTuple):
         """Ids of this shard with undecided records, each with the topics that have such records."""
         found: dict[int, set[str]] = {}
         for topic, buffer in self.buffers.items():
-            for opened in buffer.ongoing:
+            for opened in buffer.ongoing.values():
                 if opened.txn.most == shard.number:
                     found.setdefault(opened.txn.least, set()).add(topic)
         return found

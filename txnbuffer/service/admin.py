@@ -202,7 +202,7 @@ class ServiceAdmin:
             "segments": len(buffer.segments.summaries),
             "counters": buffer.counters._asdict(),
             "transactions": [
-                await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing, strict=False)
+                await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing.values(), strict=False)
             ],
         }
 
@@ -212,7 +212,7 @@ class ServiceAdmin:
         least = _seconds(request.get("seconds", 0))
         found: dict[TxnId, Answer] = {}
         for topic in self._engine.topics.by_name.values():
-            for entry in () if topic.followed is None else list(topic.followed.buffer.ongoing):
+            for entry in () if topic.followed is None else list(topic.followed.buffer.ongoing.values()):
                 known = found.get(entry.txn)
                 if known is None:
                     found[entry.txn] = await self._ongoing(topic, entry)

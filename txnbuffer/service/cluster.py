@@ -259,7 +259,7 @@ class ClusterTopics(Topics):
     async def _complete_registration(self, topic: ServiceTopic, *, fresh: bool) -> Error | None:
         """Notify the coordinator of a new log, and write the first record of a recovered one that is empty."""
         if fresh and topic.followed is not None:
-            ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
+            ongoing = {*topic.followed.buffer.ongoing}
             self._coordinator.topic_recreated(topic.name, ongoing, self._loop.now())
         return None if fresh else await self._write_first_record(topic)
 

@@ -168,7 +168,7 @@ def _uses(engine: Engine, name: str) -> Iterator[str]:
     followed = None if topic is None else topic.followed
     open_txns = set(engine.sends.open_on(name))
     if followed is not None:
-        open_txns |= {entry.txn for entry in followed.buffer.ongoing}
+        open_txns |= {*followed.buffer.ongoing}
     for txn in sorted(open_txns):
         yield OPEN_TRANSACTION.format(txn)
     for peer in engine.streams.peers(name):

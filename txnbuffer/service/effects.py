@@ -143,7 +143,7 @@ class EffectExecutor:
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.followed is not None and len(topic.followed.buffer.ongoing):
-                self._ask(topic, [entry.txn for entry in topic.followed.buffer.ongoing], now)
+                self._ask(topic, [*topic.followed.buffer.ongoing], now)
 
     def ask_again(self) -> None:
         """Query transactions that were ongoing at the last call too, unless their markers can't be written now."""

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import eq
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ from txnbuffer.errors import (
     NotAuthorized,
     UnknownSession,
 )
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
+from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId, as_txn_id
 from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
 from txnbuffer.rpc.frames import ClientFrame, Send, SessionHello
 from txnbuffer.service.access import EVERYTHING_ALLOWED
@@ -71,13 +70,10 @@ NO_UNIT = 2**63
 """The unit of records that wait until their topic is open; it is after all others."""
 
 
-@dataclass(slots=True, eq=False)
-class Written:
-    """What a transaction has sent: its last sequence number on each topic; its first and its last unit."""
+class Written(dict[str, int]):
+    """The last sequence number that a transaction has sent to each topic; its first and its last unit."""
 
-    topics: dict[str, int]
-    first: int
-    last: int
+    first = last = 0
 
 
 @dataclass(eq=False)
@@ -122,18 +118,18 @@ class Sends:
         if self.refusal(txn) is not None:
             return ()
         written = self.written.get(txn.least)
-        return named if written is None else (*named, *written.topics)
+        return named if written is None else (*named, *written)
 
     def open_on(self, topic: str) -> list[TxnId]:
         """The transactions that have sent records to a topic and have not ended."""
-        wrote = [least for least, written in self.written.items() if topic in written.topics]
+        wrote = [least for least, written in self.written.items() if topic in written]
         ended = set(self._coordinator.ended_among(wrote))
         return [TxnId(self._coordinator.shard, least) for least in wrote if least not in ended]
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
         """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
         written = self.written.get(least)
-        return written is not None and least not in self.failed and written.topics.get(topic.name, 0) > highest
+        return written is not None and least not in self.failed and written.get(topic.name, 0) > highest
 
     def stored(self, commits: Sequence[Commit], topics: Topics) -> set[int]:
         """The commits whose records, all and no others, are in the logs, or in the unit that is being formed.
@@ -153,9 +149,8 @@ class Sends:
                 if not commit.topics:
                     found.add(least)
             elif written.first == units.number or written.last <= units.durable:
-                sent = written.topics
-                same = len(sent) == len(commit.topics) and all(map(eq, map(sent.get, commit.topics), commit.records))
-                if same and least not in self.failed and followed.issuperset(sent):
+                same = written == dict(zip(commit.topics, commit.records, strict=False))
+                if same and least not in self.failed and followed.issuperset(written):
                     found.add(least)
         return found
 
@@ -204,7 +199,7 @@ class Sends:
         starts = np.flatnonzero(begins)
         sizes = np.diff(starts, append=count).tolist()
         rows = codes[starts]
-        ids = map(TxnId, table.most[rows].tolist(), table.least[rows].tolist())
+        ids = map(as_txn_id, zip(table.most[rows].tolist(), table.least[rows].tolist(), strict=True))
         slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
         return self._check_slices(session, topic, batch, [*slices], quota)
 
@@ -240,8 +235,9 @@ class Sends:
             if error is None:
                 written = self.written.get(least)
                 if written is None:
-                    written = self.written[least] = Written({}, unit, unit)
-                last = written.topics.get(name, 0)
+                    written = self.written[least] = Written()
+                    written.first = written.last = unit
+                last = written.get(name, 0)
                 known = last - seq + 1
                 if known < 0:
                     text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
@@ -252,7 +248,7 @@ class Sends:
                     if known < size and full is not None:
                         error = self.failed[least] = full
                     elif known < size:
-                        written.topics[name] = seq + size - 1
+                        written[name] = seq + size - 1
                         written.last = max(written.last, unit)
                         written.first = written.first if unit != NO_UNIT else NO_UNIT
                         accepted.append(least)
@@ -425,8 +421,8 @@ class RequestHandler:
         for topic in self._topics.by_name.values() if claims else ():
             if topic.followed is not None:
                 for entry in topic.followed.buffer.ongoing.among(claims):
-                    written = self._sends.written.setdefault(entry.txn.least, Written({}, 0, 0))
-                    written.topics.setdefault(topic.name, entry.highest)
+                    written = self._sends.written.setdefault(entry.txn.least, Written())
+                    written.setdefault(topic.name, entry.highest)
 
     def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session

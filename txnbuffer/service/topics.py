@@ -168,7 +168,7 @@ class Topics(ABC):
         """The transactions of this shard's coordinator that are ongoing in the buffers, each with these topics."""
         found: dict[TxnId, list[str]] = {}
         for topic in self.by_name.values():
-            for entry in topic.followed.buffer.ongoing if topic.followed is not None else ():
+            for entry in topic.followed.buffer.ongoing.values() if topic.followed is not None else ():
                 if entry.txn.most == self.shard.number:
                     found.setdefault(entry.txn, []).append(topic.name)
         return found
