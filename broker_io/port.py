@@ -167,12 +167,8 @@ MAX_TOGETHER_BYTES = 64 * 1024 * 1024
 """Approximate bytes of several appends in one operation, at most; a single append may be larger."""
 
 
-class TogetherAppend(NamedTuple):
-    """One of the appends of `AtomicBroker.append_together`. `reserved`: it may use the reserve of the storage."""
-
-    writer: Writer
-    batch: Batch
-    reserved: bool = False
+TogetherAppend: TypeAlias = tuple[Writer, Batch]
+"""One of the appends of `AtomicBroker.append_together`."""
 
 
 @runtime_checkable
@@ -182,18 +178,17 @@ class AtomicBroker(Protocol):
     def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
         """Append to topics of this broker: after a crash all of it is there, or nothing. On disks it is one sync.
 
-        The future gives for each append its positions, or the error for which it alone was refused and nothing of it
-        was written: DiskWatermark, the same for all reserved ones, or TopicNotFound for a topic that was deleted. It
-        fails for all of them as that of `Writer.append` does: if a writer is fenced or closed nothing was written.
-        Appends are durable and become visible in the order of the calls of this and of `Writer.append`; those to the
-        same topic in their own order.
+        The future gives for each append its positions, or TopicNotFound for a topic that was deleted. It fails for all
+        of them as that of `Writer.append` does: if a writer is fenced or closed nothing was written. They may use the
+        reserve of the storage: ask `space_refusal` before. Appends are durable and become visible in the order of the
+        calls of this and of `Writer.append`; those to the same topic in their own order.
 
         Raises MessageTooLarge, also for more than MAX_TOGETHER_BYTES in several appends, and InvalidMessage, before
         anything is written.
         """
 
     def space_refusal(self) -> DiskWatermark | None:
-        """The error for which appends that are not reserved are refused now; None: there is space. It is cheap."""
+        """The error for which `Writer.append` is refused now; None: there is space. It is cheap."""
 
 
 class Reader(Resource, Protocol):

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.compaction import (
@@ -107,7 +107,7 @@ class FileWriter(Resource):
     closed: bool = False
 
     def append(self, batch: Batch) -> Future[Positions]:
-        return self.broker._append([TogetherAppend(self, batch)], alone=True)
+        return self.broker._append([(self, batch)], alone=True)
 
     def close(self) -> None:
         if not self.closed:
@@ -564,8 +564,8 @@ class FileBroker(ReadingBroker):
         try:
             with self._queue:
                 while True:
-                    for append in appends:
-                        self._check_writer(cast(FileWriter, append.writer))
+                    for writer, _ in appends:
+                        self._check_writer(writer)  # type: ignore[arg-type]  # `_pending` has checked that
                     if self._log.failure is not None or self._log.pending_bytes <= MAX_PENDING_BYTES:
                         break
                     self._queue.wait(CHECK_SECONDS)
@@ -583,10 +583,10 @@ class FileBroker(ReadingBroker):
 
     def _pending(self, append: TogetherAppend) -> PendingBatch:
         """Raises MessageTooLarge, InvalidMessage, and CallerError for a writer of another broker."""
-        writer, batch, reserved = append
+        writer, batch = append
         if not isinstance(writer, FileWriter) or writer.broker is not self:
             raise CallerError(f"{writer!r} is not a writer of the log {self.directory}: open one with this broker")
-        return PendingBatch.checked(writer.topic, batch, self.max_message_bytes, reserved=reserved)
+        return PendingBatch.checked(writer.topic, batch, self.max_message_bytes)
 
     def _check_writer(self, writer: FileWriter) -> None:
         self.check()

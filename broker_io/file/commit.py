@@ -47,25 +47,27 @@ class FileTopic:
 class PendingBatch:
     """A batch of `rows` messages to be written; `size` is about its bytes.
 
-    `reserved`: it may use the reserve below the watermark. `outcome`: its positions, or why it alone is refused.
+    `outcome`: its positions, or why it alone is refused.
     """
 
     topic: FileTopic
     batch: Batch
     rows: int
     size: int
-    reserved: bool
     outcome: Positions | Error | None
 
     @classmethod
-    def checked(cls, topic: FileTopic, batch: Batch, limit: int, *, reserved: bool = False) -> PendingBatch:
+    def checked(cls, topic: FileTopic, batch: Batch, limit: int) -> PendingBatch:
         """Raises MessageTooLarge or InvalidMessage."""
         rows = len(batch.values.offsets) - 1
-        return cls(topic, batch, rows, check_batch(batch, limit), reserved, None if rows else Positions.of([]))
+        return cls(topic, batch, rows, check_batch(batch, limit), None if rows else Positions.of([]))
 
 
 class PendingUnit:
-    """Appends that one operation writes, all or nothing. `alone`: the future is that of its only append."""
+    """Appends that one operation writes, all or nothing. `alone`: the future is that of its only append.
+
+    Others may use the reserve below the watermark: their caller has asked for space before.
+    """
 
     __slots__ = ("alone", "appends", "future", "size")
 
@@ -77,6 +79,11 @@ class PendingUnit:
             self.size += append.size
         self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
+
+    @property
+    def reserved(self) -> bool:
+        """Whether it may use the reserve: the service's own topics may always."""
+        return not self.alone or self.appends[0].topic.entry.name.startswith(OWN_PREFIX)
 
     def complete(self) -> None:
         """Resolve the future by the outcomes of all appends."""
@@ -114,20 +121,20 @@ class Watermark:
         """Whether there was less free space at the last check."""
         self._free = watermark_bytes
 
+    @property
+    def due(self) -> bool:
+        """Whether the free space may have changed since the last check."""
+        late = self._clock.monotonic() - self._seen_at >= SECONDS_BETWEEN
+        return late or self.is_crossed or self.unseen >= BYTES_BETWEEN
+
     def check(self) -> None:
-        """Measure the free space if it may have changed. Raises OSError."""
-        now = self._clock.monotonic()
-        if self.is_crossed or self.unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
-            self._free = self._disk.free_bytes(self._directory)
-            self.unseen, self._seen_at = 0, now
-            self.is_crossed = self._free < self._watermark_bytes
+        """Measure the free space. Raises OSError."""
+        self._free = self._disk.free_bytes(self._directory)
+        self.unseen, self._seen_at = 0, self._clock.monotonic()
+        self.is_crossed = self._free < self._watermark_bytes
 
-    def refusal(self, append: PendingBatch) -> DiskWatermark | None:
-        """The error for an append that may not be written, by the last check, or None."""
-        return self.refusal_of(reserved=append.reserved or append.topic.entry.name.startswith(OWN_PREFIX))
-
-    def refusal_of(self, *, reserved: bool) -> DiskWatermark | None:
-        """As `refusal`, for an append that may use the reserve, or may not."""
+    def refusal(self, *, reserved: bool) -> DiskWatermark | None:
+        """The error for appends that may use the reserve, or may not, by the last check; None if there is space."""
         if not self.is_crossed or (reserved and 2 * self._free >= self._watermark_bytes):
             return None
         limit = "half of the watermark" if reserved else "the watermark"
@@ -138,18 +145,18 @@ class Watermark:
 
 
 def admitted(units: Iterable[PendingUnit], watermark: Watermark) -> list[PendingUnit]:
-    """The units of which something is to be written; those whose appends are all refused are completed."""
+    """The units of which something is to be written; the others fail, or are completed."""
     left = []
     for unit in units:
         decided = True
         for append in unit.appends:
             if append.topic.removed:
                 append.outcome = TopicNotFound(f"topic {append.topic.entry.name!r} was deleted: create it first")
-            elif watermark.is_crossed and append.outcome is None:
-                append.outcome = watermark.refusal(append)
             decided = decided and append.outcome is not None
         if decided:
             unit.complete()
+        elif watermark.is_crossed and (refusal := watermark.refusal(reserved=unit.reserved)) is not None:
+            unit.future.set_exception(refusal)
         else:
             left.append(unit)
     return left

@@ -461,9 +461,9 @@ class FileLog:
 
     # --- appends ---
 
-    def submit(self, topic: FileTopic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
+    def submit(self, topic: FileTopic, batch: Batch) -> Future[Positions]:
         """Queue a batch for the next flush. Raises MessageTooLarge or InvalidMessage."""
-        append = PendingBatch.checked(topic, batch, self._options.max_message_bytes, reserved=reserved)
+        append = PendingBatch.checked(topic, batch, self._options.max_message_bytes)
         return self.submit_unit(PendingUnit([append], alone=True))
 
     def submit_unit(self, unit: PendingUnit) -> Future[Any]:
@@ -487,10 +487,12 @@ class FileLog:
         return taken
 
     def space_refusal(self) -> DiskWatermark | None:
-        """Why appends that are not reserved are refused now. In any thread."""
-        with contextlib.suppress(OSError):  # the next commit reports it
-            self._watermark.check()
-        return self._watermark.refusal_of(reserved=False)
+        """Why a batch that is submitted alone is refused now. In any thread."""
+        watermark = self._watermark
+        if watermark.due:
+            with contextlib.suppress(OSError):  # the next commit reports it
+                watermark.check()
+        return watermark.refusal(reserved=False) if watermark.is_crossed else None
 
     def flush(self) -> None:
         """Write and acknowledge all pending appends."""
@@ -510,10 +512,9 @@ class FileLog:
     def _commit(self, taken: list[PendingUnit]) -> None:
         try:
             self.check()
-            try:
-                self._watermark.check()
-            except OSError as error:
-                raise self.failed(error, self._directory) from error
+            if self._watermark.due:
+                with self.guard(self._directory):
+                    self._watermark.check()
             units = admitted(taken, self._watermark)
             units, commits = plan_commits(units, self._clock.now_ms(), self.seed, self._options.compress)
             if not commits:

@@ -360,7 +360,7 @@ class MemoryBroker(Resource):
     def append_together(self, appends: Sequence[TogetherAppend]) -> Future[list[Positions | Error]]:
         """As `AtomicBroker` says."""
         ours = []
-        for writer, batch, _ in appends:
+        for writer, batch in appends:
             if not isinstance(writer, MemoryWriter) or writer.connection is not self._connection:
                 raise CallerError(f"{writer!r} is not a writer of this broker: open one with it")
             ours.append((writer, batch))

@@ -20,7 +20,6 @@ from broker_io.file import log as log_module
 from broker_io.file.broker import FileBroker, FileWriter
 from broker_io.file.layout import journal_path
 from broker_io.file.operations import decode_operations
-from broker_io.port import TogetherAppend
 from broker_io.position import Positions
 from broker_io.testing import Crash, SimulatedClock, SimulatedDisk, Unsynced
 
@@ -45,7 +44,7 @@ def writers(broker: FileBroker) -> list[FileWriter]:
 
 def together(broker: FileBroker, text: str) -> Future[list[Positions | Error]]:
     """Append to all topics."""
-    return broker.append_together([TogetherAppend(writer, batch(text, text)) for writer in writers(broker)])
+    return broker.append_together([(writer, batch(text, text)) for writer in writers(broker)])
 
 
 def values(broker: FileBroker) -> Contents:
@@ -129,7 +128,7 @@ def test_a_failed_write_or_sync_fails_the_unit_and_leaves_all_or_nothing(error: 
         together(broker, "x").result(0)
         opened = writers(broker)
         disk.fail_at(operation, error, written=100)
-        future = broker.append_together([TogetherAppend(writer, batch("y", "y")) for writer in opened])
+        future = broker.append_together([(writer, batch("y", "y")) for writer in opened])
         assert type(future.exception(0)) is (DiskFull if error == errno.ENOSPC else DiskFailed)
         assert isinstance(together(broker, "z").exception(0), DiskFailed)
         with open_log(disk.kill()) as again:
@@ -142,7 +141,7 @@ def test_a_flush_never_takes_a_part_of_a_unit(monkeypatch: pytest.MonkeyPatch) -
     log, opened = broker._log, writers(broker)
     futures = []
     for number in range(5):
-        unit = [broker._pending(TogetherAppend(writer, batch(str(number)))) for writer in opened]
+        unit = [broker._pending((writer, batch(str(number)))) for writer in opened]
         futures.append(log.submit_unit(log_module.PendingUnit(unit)))
         futures.append(log.submit(opened[0].topic, batch("alone")))
     taken = [[len(unit.appends) for unit in log.take()] for _ in range(4)]
@@ -160,37 +159,36 @@ def test_units_up_to_the_limit_share_a_flush() -> None:
     broker = begun(SimulatedDisk())
     log, opened = broker._log, writers(broker)
     for number in range(5):
-        log.submit_unit(
-            log_module.PendingUnit([broker._pending(TogetherAppend(each, batch(str(number)))) for each in opened])
-        )
+        log.submit_unit(log_module.PendingUnit([broker._pending((each, batch(str(number)))) for each in opened]))
     end = log.journal.end.lsn
     log.flush()
     assert log.journal.end.lsn == end + 1
     assert values(broker) == {topic: [b"%d" % number for number in range(5)] for topic in TOPICS}
 
 
-def test_below_the_watermark_only_reserved_appends_of_a_unit_are_written() -> None:
+def test_a_unit_may_use_the_reserve_below_the_watermark() -> None:
     disk, clock = SimulatedDisk(capacity=1_000_000), SimulatedClock()
     broker = begun(disk, clock, watermark_bytes=50_000)
     opened = writers(broker)
 
-    def outcomes() -> list[Positions | Error]:
-        appends = [TogetherAppend(opened[0], batch("row")), TogetherAppend(opened[1], batch("end"), reserved=True)]
-        return broker.append_together([*appends, TogetherAppend(opened[2], batch("too"), reserved=True)]).result(0)
+    def append() -> tuple[DiskWatermark | None, BaseException | None, BaseException | None]:
+        alone = opened[0].append(batch("row"))
+        unit = broker.append_together([(writer, batch("x", "x")) for writer in opened])
+        return broker.space_refusal(), alone.exception(0), unit.exception(0)
 
+    assert append() == (None, None, None)
     disk.capacity = 1_000_000 - disk.free_bytes("/") + 40_000
     clock.advance(2.0)
-    row, end, too = outcomes()
-    assert isinstance(row, DiskWatermark)
-    assert (isinstance(end, Positions), isinstance(too, Positions)) == (True, True)
-    assert values(broker) == {"a": [], "b": [b"end"], "c": [b"too"]}
+    refusal, alone, unit = append()
+    assert (type(refusal), type(alone), unit) == (DiskWatermark, DiskWatermark, None)
+    assert values(broker) == {"a": [b"row", b"x", b"x", b"x", b"x"], "b": [b"x"] * 4, "c": [b"x"] * 4}
     disk.capacity -= 20_000
     clock.advance(2.0)
-    assert all(isinstance(outcome, DiskWatermark) for outcome in outcomes())
-    assert values(broker) == {"a": [], "b": [b"end"], "c": [b"too"]}
+    assert [*map(type, append())] == [DiskWatermark] * 3
+    assert values(broker) == {"a": [b"row", b"x", b"x", b"x", b"x"], "b": [b"x"] * 4, "c": [b"x"] * 4}
     disk.capacity += 900_000
     clock.advance(2.0)
-    assert all(isinstance(outcome, Positions) for outcome in outcomes())
+    assert append() == (None, None, None)
 
 
 def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
@@ -198,9 +196,9 @@ def test_a_batch_that_cannot_be_encoded_fails_its_unit_alone() -> None:
     log, opened = broker._log, writers(broker)
     column = Labels(np.array([0], np.int32), ("\ud800",))
     broken = Batch(batch("y").keys, batch("y").values, {"n": column})
-    whole = [broker._pending(TogetherAppend(writer, batch("x"))) for writer in opened]
+    whole = [broker._pending((writer, batch("x"))) for writer in opened]
     first = log.submit_unit(log_module.PendingUnit(whole[:1]))
-    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1, 1, False, None)]
+    unit = [*whole[1:2], log_module.PendingBatch(opened[2].topic, broken, 1, 1, None)]
     second = log.submit_unit(log_module.PendingUnit(unit))
     third = log.submit(opened[1].topic, batch("z"))
     log.flush()
@@ -214,8 +212,7 @@ def test_units_of_many_threads_stay_whole() -> None:
     with begun(SimulatedDisk(), committer=True) as broker:
         opened = writers(broker)
         futures = [
-            broker.append_together([TogetherAppend(writer, batch(f"{number:03}")) for writer in opened])
-            for number in range(200)
+            broker.append_together([(writer, batch(f"{number:03}")) for writer in opened]) for number in range(200)
         ]
         for future in futures:
             assert all(isinstance(outcome, Positions) for outcome in future.result(60))
@@ -238,7 +235,7 @@ def test_a_unit_of_one_topic_costs_few_calls(tmp_path: Path, rows: int) -> None:
         calls[name] += event == "call" and not name.endswith("comp>")  # later versions of Python make no call for these
 
     for _ in range(3):  # the first ones open files
-        unit = log_module.PendingUnit([broker._pending(TogetherAppend(writer, marked))])
+        unit = log_module.PendingUnit([broker._pending((writer, marked))])
         calls.clear()
         sys.setprofile(count)
         try:

@@ -8,7 +8,6 @@ import pytest
 from broker_io.batch import Batch, Message
 from broker_io.errors import Closed, Damaged, DiskFailed, DiskWatermark, Error, Fenced
 from broker_io.memory import MemoryBroker, MemoryWriter, open_memory
-from broker_io.port import TogetherAppend
 from broker_io.position import Positions
 from broker_io.testing import SimulatedClock
 
@@ -268,7 +267,7 @@ def test_appends_during_a_release_follow_the_held_ones(broker: MemoryBroker) -> 
 
 
 def together(broker: MemoryBroker, text: str, *writers: MemoryWriter) -> Future[list[Positions | Error]]:
-    return broker.append_together([TogetherAppend(writer, batch(text)) for writer in writers])
+    return broker.append_together([(writer, batch(text)) for writer in writers])
 
 
 @pytest.mark.parametrize("topic", ["t", "other"])

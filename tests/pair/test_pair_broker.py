@@ -27,7 +27,7 @@ from broker_io.pair import broker as pair_broker
 from broker_io.pair import store as pair_store
 from broker_io.pair.broker import PairOptions
 from broker_io.pair.store import DirectoryStore
-from broker_io.port import AtomicBroker, ReplicatedBroker, TogetherAppend
+from broker_io.port import AtomicBroker, ReplicatedBroker
 from broker_io.position import EARLIEST, Positions
 from broker_io.replication.numbers import Change, NumberedOperation
 from broker_io.testing.contract.base import eventually as until
@@ -79,9 +79,7 @@ def test_appends_to_several_topics_are_one_record_of_both_members(pair: BrokerPa
     writers = [a.writer(topic, exclusive=True) for topic in ("orders", "stock")]
     until(pair.same)
     end = a.log.journal.end.lsn
-    for outcome in a.append_together(
-        [TogetherAppend(writer, Batch.of([Message(None, b"x")])) for writer in writers]
-    ).result(60):
+    for outcome in a.append_together([(writer, Batch.of([Message(None, b"x")])) for writer in writers]).result(60):
         assert isinstance(outcome, Positions)
     until(pair.same)
     (record,) = b.log.journal.read(end, b.log.journal.end.lsn)
@@ -89,7 +87,7 @@ def test_appends_to_several_topics_are_one_record_of_both_members(pair: BrokerPa
     assert contents(b, "orders") == contents(b, "stock") == ["x"]
     a.switch()
     with pytest.raises(Fenced):
-        a.append_together([TogetherAppend(writer, Batch.of([Message()])) for writer in writers]).result(60)
+        a.append_together([(writer, Batch.of([Message()])) for writer in writers]).result(60)
 
 
 def test_backup_refuses_changes(pair: BrokerPair) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
-from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
+from txnbuffer.service.appends import AppendPart, ServiceTopic, TopicAppends
 from txnbuffer.service.cluster import SharedTopic
 
 
@@ -56,7 +56,7 @@ def part() -> AppendPart:
 async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
     order: list[str] = []
     loop = asyncio.get_running_loop()
-    appends = Appends(loop, lambda: None, lambda: None)
+    appends = TopicAppends(loop, lambda: None, lambda: None)
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", order)), part())
     appends.add(opened(ServiceTopic("decisions"), Writing("decision", order)), part())
     loop.call_soon(order.append, "answer")
@@ -69,7 +69,7 @@ async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
 
 @on_a_loop
 async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
-    appends = Appends(asyncio.get_running_loop(), lambda: None, lambda: None)
+    appends = TopicAppends(asyncio.get_running_loop(), lambda: None, lambda: None)
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Writing("marker", [])), part())
     appends.flush()
     assert not appends.idle
@@ -80,7 +80,7 @@ async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
     turns: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
-    appends = Appends(loop, lambda: turns.append("turn"), lambda: None)
+    appends = TopicAppends(loop, lambda: turns.append("turn"), lambda: None)
     appends.add(opened(SharedTopic("t", UNUSED, UNUSED, UNUSED), Broken("marker", [])), part())
     appends.flush()
     await asyncio.sleep(0)

@@ -1,9 +1,9 @@
 """Appends of all topics: collected during a turn of the loop, written in groups, reported in order.
 
 On a log that the service owns, everything that is collected is one *unit*: one atomic append to all topics
-(`UnitAppends`). On a cluster each topic is appended to by itself (`Appends`), with at most `MAX_IN_FLIGHT` appends in
-flight. While one is synced the next one fills, so a slower disk gets larger groups. Futures complete in other threads,
-which wake the loop once for many appends.
+(`UnitAppends`). On a cluster each topic is appended to by itself (`TopicAppends`). While one append is synced the next
+one fills, so a slower disk gets larger groups. Futures complete in other threads, which wake the loop once for many
+appends.
 
 In cluster mode only markers are appended to topics, and no client waits for them: the answers of a turn are sent first.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from broker_io.errors import (
     TopicNotFound,
     as_error,
 )
-from broker_io.port import MAX_PROPERTIES, AtomicBroker, TogetherAppend, Writer
+from broker_io.port import MAX_PROPERTIES, AtomicBroker, Writer
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
 from txnbuffer.errors import UnregisteredTopic
@@ -62,8 +63,9 @@ class AppendPart:
 
 
 class AppendInFlight(NamedTuple):
-    """One append in flight: its parts, and all their messages in one batch."""
+    """One append in flight to a topic: its parts, and all their messages in one batch."""
 
+    topic: ServiceTopic
     parts: Sequence[AppendPart]
     batch: Batch
 
@@ -169,15 +171,12 @@ class ServiceTopic:
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
             parts.append(self.waiting.popleft())
-        return AppendInFlight(parts, Batch.concat([part.batch for part in parts]))
-
-
-MAX_IN_FLIGHT = 2
+        return AppendInFlight(self, parts, Batch.concat([part.batch for part in parts]))
 
 
 @dataclass(eq=False)
-class Appends:
-    """Queues and writes appends, each topic by itself.
+class Appends(ABC):
+    """Queues appends until a turn of the loop has collected them.
 
     `wake` schedules a turn of the loop. A thread that completes an append schedules `turn` itself, which saves an
     iteration of the event loop.
@@ -191,26 +190,25 @@ class Appends:
     failure: Error | None = None
     waiting_bytes: int = 0
     _ready: dict[ServiceTopic, None] = field(default_factory=dict)
-    _under_way: int = 0
-    _in_flight: dict[ServiceTopic, None] = field(default_factory=dict)
-    _completed: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = field(default_factory=deque)
     _woken: bool = False
-    _markers_due: bool = False
 
     @property
+    @abstractmethod
     def idle(self) -> bool:
-        return not self._under_way and not self._ready
+        """Whether nothing is queued or in flight, but for what waits until it may be appended."""
 
     @property
+    @abstractmethod
     def age(self) -> float:
         """Seconds since the oldest part was queued that could be durable by now; topics that are held do not count."""
-        oldest = now = self._loop.time()
-        for topic in (*self._in_flight, *self._ready):
-            if topic.flights:
-                oldest = min(oldest, topic.flights[0].parts[0].since)
-            elif topic.waiting:
-                oldest = min(oldest, topic.waiting[0].since)
-        return now - oldest
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Append what is queued, as far as more may be in flight."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Report what was acknowledged or failed since the last call."""
 
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
         """Queue a part; it fails immediately if its topic, or every append, has failed."""
@@ -240,8 +238,61 @@ class Appends:
         while topic.waiting:
             self._failed(topic.waiting.popleft(), error)
 
+    def _on_done(self, _: object) -> None:
+        """Schedule a turn; called in the thread that completed an append."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._turn)
+
+    def _flight_durable(self, flight: AppendInFlight, positions: Positions) -> None:
+        topic = flight.topic
+        topic.durable(flight, positions)
+        for part in flight.parts:
+            self.waiting_bytes -= part.size
+            part.acknowledged()
+        if topic.problem is not None:
+            self.fail(topic, topic.problem)
+
+    def _flight_failed(self, flight: AppendInFlight, error: Error) -> None:
+        if flight.topic.writer_failed(error):
+            self.failure = error
+            if not isinstance(error, DiskFailed):
+                return  # the clients get no answer, and repeat their requests at the next owner of the log
+        for part in flight.parts:
+            self._failed(part, error)
+
+    def _failed(self, part: AppendPart, error: Error) -> None:
+        self.waiting_bytes -= part.size
+        part.failed(error)
+
+
+MAX_IN_FLIGHT = 2
+
+
+@dataclass(eq=False)
+class TopicAppends(Appends):
+    """Appends to each topic by itself, with at most `MAX_IN_FLIGHT` appends in flight."""
+
+    _under_way: int = 0
+    _in_flight: dict[ServiceTopic, None] = field(default_factory=dict)
+    _completed: deque[tuple[AppendInFlight, Future[Positions]]] = field(default_factory=deque)
+    _markers_due: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._under_way and not self._ready
+
+    @property
+    def age(self) -> float:
+        oldest = now = self._loop.time()
+        for topic in (*self._in_flight, *self._ready):
+            if topic.flights:
+                oldest = min(oldest, topic.flights[0].parts[0].since)
+            elif topic.waiting:
+                oldest = min(oldest, topic.waiting[0].since)
+        return now - oldest
+
     def flush(self) -> None:
-        """Append what is queued, except for topics with `MAX_IN_FLIGHT` appends."""
         ready, self._ready = self._ready, {}
         for topic in ready:
             if topic.deferred:
@@ -264,10 +315,10 @@ class Appends:
             raise
 
     def complete(self) -> None:
-        """Report every append that was acknowledged or failed since the last call."""
         self._woken = False
         while self._completed:
-            topic, flight, future = self._completed.popleft()
+            flight, future = self._completed.popleft()
+            topic = flight.topic
             topic.flights.popleft()
             self._under_way -= 1
             if not topic.flights:
@@ -275,10 +326,10 @@ class Appends:
             if topic.waiting and not topic.held:
                 self._ready[topic] = None
             error = future.exception()
-            if error is not None:
-                self._flight_failed(topic, flight, error)
+            if error is None:
+                self._flight_durable(flight, future.result())
             else:
-                self._flight_durable(topic, flight, future.result())
+                self._flight_failed(flight, as_error(error))
 
     def _append(self, topic: ServiceTopic) -> None:
         """Append what is queued for a topic, in as many appends as may be in flight."""
@@ -287,41 +338,16 @@ class Appends:
             try:
                 future = writer.append(flight.batch)
             except Error as error:
-                self._flight_failed(topic, flight, error)
+                self._flight_failed(flight, error)
                 continue
             topic.flights.append(flight)
             self._in_flight[topic] = None
             self._under_way += 1
-            future.add_done_callback(partial(self._on_done, topic, flight))
+            future.add_done_callback(partial(self._on_append, flight))
 
-    def _on_done(self, topic: ServiceTopic, flight: AppendInFlight, future: Future[Positions]) -> None:
-        """Called in the thread that completed the future."""
-        self._completed.append((topic, flight, future))
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._turn)
-
-    def _flight_durable(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
-        topic.durable(flight, positions)
-        for part in flight.parts:
-            self.waiting_bytes -= part.size
-            part.acknowledged()
-        if topic.problem is not None:
-            self.fail(topic, topic.problem)
-
-    def _flight_failed(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException) -> None:
-        if not isinstance(error, Error):
-            error = Error(f"an append failed: {error!r}")
-        if topic.writer_failed(error):
-            self.failure = error
-            if not isinstance(error, DiskFailed):
-                return  # the clients get no answer, and repeat their requests at the next owner of the log
-        for part in flight.parts:
-            self._failed(part, error)
-
-    def _failed(self, part: AppendPart, error: Error) -> None:
-        self.waiting_bytes -= part.size
-        part.failed(error)
+    def _on_append(self, flight: AppendInFlight, future: Future[Positions]) -> None:
+        self._completed.append((flight, future))
+        self._on_done(future)
 
 
 UNIT_BYTES = 1024 * 1024
@@ -334,18 +360,11 @@ REFUSALS = (DiskWatermark, TooManyFiles)
 """Errors after which nothing of a unit was written, and which may pass."""
 
 
-class FlightOfTopic(NamedTuple):
-    """A part of a unit: what it appends to one topic."""
-
-    topic: ServiceTopic
-    flight: AppendInFlight
-
-
 class Unit(NamedTuple):
     """A unit in flight."""
 
     number: int
-    flights: list[FlightOfTopic]
+    flights: list[AppendInFlight]
     future: Future[list[Positions | Error]]
 
 
@@ -374,6 +393,8 @@ class UnitAppends(Appends):
         """The size of what is queued for the next unit."""
         self._unit: Unit | None = None
         """The unit in flight: one at a time, so that none is written that follows a refused one."""
+        self._done = False
+        """Whether the future of the unit in flight is done."""
         self._again: Unit | None = None
         """The unit that was refused."""
         self._refused_by: Error | None = None
@@ -404,7 +425,7 @@ class UnitAppends(Appends):
     def age(self) -> float:
         now = self._loop.time()
         if self._unit is not None:
-            return now - self._unit.flights[0].flight.parts[0].since
+            return now - self._unit.flights[0].parts[0].since
         return now - min([topic.waiting[0].since for topic in self._ready if topic.waiting], default=now)
 
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
@@ -426,7 +447,7 @@ class UnitAppends(Appends):
 
     def flush(self) -> None:
         """Append what was refused, or else as one unit what is queued; a large backlog in pieces."""
-        if not self.may_append:
+        if self._unit is not None or self._paused:
             return
         if self._again is not None:
             number, flights, _ = self._again
@@ -436,10 +457,10 @@ class UnitAppends(Appends):
             self._submit(self.number, flights)
             self.number += 1
 
-    def _formed(self) -> list[FlightOfTopic]:
+    def _formed(self) -> list[AppendInFlight]:
         """Take what the next unit holds."""
         ready, self._ready = self._ready, {}
-        flights: list[FlightOfTopic] = []
+        flights: list[AppendInFlight] = []
         size, self.queued_bytes = self.queued_bytes, 0
         for topic in ready:
             while topic.formed if topic.held or topic.problem else topic.waiting:
@@ -448,68 +469,64 @@ class UnitAppends(Appends):
                     break
                 flight = topic.take(topic.formed) if topic.held else topic.take()
                 topic.formed = max(topic.formed - len(flight.parts), 0)
-                flights.append(FlightOfTopic(topic, flight))
+                flights.append(flight)
                 topic.flights.append(flight)
                 if topic.backlog:
                     size += sum([part.size for part in flight.parts])
             topic.backlog = topic.backlog and bool(topic.waiting)
         return flights
 
-    def _submit(self, number: int, flights: list[FlightOfTopic]) -> None:
-        appends = [TogetherAppend(_writer(topic), flight.batch, reserved=True) for topic, flight in flights]
+    def _submit(self, number: int, flights: list[AppendInFlight]) -> None:
         try:
-            future = self._broker.append_together(appends)
+            future = self._broker.append_together([(_writer(flight.topic), flight.batch) for flight in flights])
         except Error as error:
             future = Future()
             future.set_exception(error)
         self._unit = Unit(number, flights, future)
         future.add_done_callback(self._on_unit)
 
-    def _on_unit(self, _: Future[list[Positions | Error]]) -> None:
-        """Called in the thread that completed the future."""
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._turn)
+    def _on_unit(self, future: Future[list[Positions | Error]]) -> None:
+        self._done = True
+        self._on_done(future)
 
     def complete(self) -> None:
         """Report the unit in flight if it is durable, or was refused."""
         self._woken = False
         unit = self._unit
-        if unit is None or not unit.future.done():
+        if unit is None or not self._done:
             return
-        self._unit = None
-        error = unit.future.exception()
-        results = [] if error is not None else unit.future.result()
-        refusal = next((one for one in (error, *results) if isinstance(one, REFUSALS)), None)
-        if refusal is not None:  # of all that it has, but for deleted topics
-            self._refused(unit, refusal)
-        elif error is not None:
+        self._unit, self._done = None, False
+        try:
+            results = unit.future.result()
+        except REFUSALS as error:
+            self._refused(unit, error)
+        except Exception as error:
             self._failed_unit(unit.flights, as_error(error))
         else:
             self.durable = unit.number
             self._durable_unit(unit.flights, results)
 
-    def _durable_unit(self, flights: list[FlightOfTopic], results: list[Positions | Error]) -> None:
+    def _durable_unit(self, flights: list[AppendInFlight], results: list[Positions | Error]) -> None:
         if self._wait is not None:
             waits.end(self._wait)
             self._wait = self._refused_by = None
         for decisions in (True, False):
-            for (topic, flight), result in zip(flights, results, strict=True):
-                if (topic is self._decisions) is not decisions:
+            for flight, result in zip(flights, results, strict=True):
+                if (flight.topic is self._decisions) is not decisions:
                     continue
-                topic.flights.popleft()
+                flight.topic.flights.popleft()
                 if isinstance(result, Error):
-                    self._flight_failed(topic, flight, result)
+                    self._flight_failed(flight, result)
                 else:
-                    self._flight_durable(topic, flight, result)
+                    self._flight_durable(flight, result)
 
-    def _failed_unit(self, flights: list[FlightOfTopic], error: Error) -> None:
+    def _failed_unit(self, flights: list[AppendInFlight], error: Error) -> None:
         """Nobody knows whether a unit is durable: the engine ends, and the next owner of the log reads what it has.
 
         Clients repeat their requests there; those of a log that has stopped get its error.
         """
         self.failure = self.failure or error
-        for _, flight in flights if isinstance(error, DiskFailed) else ():
+        for flight in flights if isinstance(error, DiskFailed) else ():
             for part in flight.parts:
                 self._failed(part, error)
 

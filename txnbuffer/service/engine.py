@@ -28,7 +28,7 @@ from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.recovery.followed_topic import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.access import EVERYTHING_ALLOWED, Permissions
-from txnbuffer.service.appends import Appends, ServiceTopic, UnitAppends
+from txnbuffer.service.appends import Appends, ServiceTopic, TopicAppends, UnitAppends
 from txnbuffer.service.backups import Backups
 from txnbuffer.service.cluster import ClusterTopics
 from txnbuffer.service.compaction import CompactionScheduler, CompactRecords
@@ -124,7 +124,7 @@ class Engine(Loop):
         calls = self._loop, self.wake, self._turn
         units = UnitAppends(*calls, _atomic(broker), self._decisions) if topics.takes_records else None
         self._units = units
-        self.appends: Appends = units or Appends(*calls)
+        self.appends: Appends = units or TopicAppends(*calls)
         self.topics = topics(self, broker, owned, self.appends, executor, shard, create=limits.create_topics)
         self.sends = Sends(self.coordinator, limits.max_message_bytes, self._units)
         self.quotas = Quotas(limits.principal, limits.overload, clock.monotonic)

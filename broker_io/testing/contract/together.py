@@ -59,7 +59,7 @@ class AtomicContract(Base):
     def test_appends_to_several_topics_are_read_where_they_were_acknowledged(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
-        appends = [TogetherAppend(writer, Batch.of(numbered(n))) for n, writer in enumerate(writers, 1)]
+        appends = [(writer, Batch.of(numbered(n))) for n, writer in enumerate(writers, 1)]
         positions = self.together(broker, *appends)
         for number, topic in enumerate(topics, 1):
             found = read_all(broker, topic)
@@ -75,7 +75,7 @@ class AtomicContract(Base):
         futures: list[Future[Any]] = []
         for number in range(0, 90, 3):
             alone, both, after = (batch(f"{number + n:02}") for n in range(3))
-            one, two = TogetherAppend(first, both), TogetherAppend(second, both)
+            one, two = (first, both), (second, both)
             futures += [first.append(alone), broker.append_together([one, two]), second.append(after)]
             for future in futures[-3:]:
                 future.add_done_callback(done.append)
@@ -90,30 +90,23 @@ class AtomicContract(Base):
     ) -> None:
         first, other, _ = writers
         pairs = [(first, "a"), (other, "x"), (first, "b"), (first, "c")]
-        positions = self.together(broker, *[TogetherAppend(writer, batch(text)) for writer, text in pairs])
+        positions = self.together(broker, *[(writer, batch(text)) for writer, text in pairs])
         assert self.contents(broker, topics[:2]) == [b"abc", b"x"]
         assert positions[0].last < positions[2].first <= positions[2].last < positions[3].first
 
     def test_empty_batches_have_no_positions(self, broker: Broker, topics: list[str], writers: list[Writer]) -> None:
-        empty, one = TogetherAppend(writers[0], batch()), TogetherAppend(writers[1], batch("a"))
+        empty, one = (writers[0], batch()), (writers[1], batch("a"))
         assert [len(positions) for positions in self.together(broker, empty, one)] == [0, 1]
         assert [len(positions) for positions in self.together(broker, empty)] == [0]
         assert self.together(broker) == []
         assert self.contents(broker, topics) == [b"", b"a", b""]
-
-    def test_reserved_appends_are_as_others_while_there_is_space(
-        self, broker: Broker, topics: list[str], writers: list[Writer]
-    ) -> None:
-        reserved = TogetherAppend(writers[0], batch("a"), reserved=True)
-        self.together(broker, reserved, TogetherAppend(writers[1], batch("b")))
-        assert self.contents(broker, topics) == [b"a", b"b", b""]
 
     def test_only_the_append_to_a_deleted_topic_is_refused(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
         assert isinstance(broker, AtomicBroker)
         broker.delete_topic(topics[1])
-        future = broker.append_together([TogetherAppend(writer, batch("a", "b")) for writer in writers])
+        future = broker.append_together([(writer, batch("a", "b")) for writer in writers])
         first, gone, third = future.result(WAIT_SECONDS)
         assert isinstance(gone, TopicNotFound)
         assert topics[1] in str(gone)
@@ -128,10 +121,10 @@ class AtomicContract(Base):
         large = Batch.of([Message(None, bytes(self.max_message_bytes + 1))])
         small = batch("a")
         with pytest.raises(MessageTooLarge):
-            broker.append_together([TogetherAppend(writers[0], small), TogetherAppend(writers[1], large)])
+            broker.append_together([(writers[0], small), (writers[1], large)])
         torn = Batch(small.keys, Batch.of(numbered(2)).values)
         with pytest.raises(InvalidMessage):
-            broker.append_together([TogetherAppend(writers[0], small), TogetherAppend(writers[1], torn)])
+            broker.append_together([(writers[0], small), (writers[1], torn)])
         assert put(writers[0], numbered(1))
         assert self.contents(broker, topics) == [b"value-0", b"", b""]
 
@@ -142,9 +135,9 @@ class AtomicContract(Base):
         value = bytes(min(self.max_message_bytes, 1024 * 1024) - 1000)
         large = Batch.of([Message(None, value)] * (MAX_TOGETHER_BYTES // len(value) + 1))
         with pytest.raises(MessageTooLarge, match=str(MAX_TOGETHER_BYTES)):
-            broker.append_together([TogetherAppend(writers[0], batch("a")), TogetherAppend(writers[1], large)])
+            broker.append_together([(writers[0], batch("a")), (writers[1], large)])
         assert self.contents(broker, topics) == [b"", b"", b""]
-        (positions,) = self.together(broker, TogetherAppend(writers[1], large))
+        (positions,) = self.together(broker, (writers[1], large))
         assert len(positions) == len(large)
 
     def test_nothing_is_written_by_a_closed_writer(
@@ -152,7 +145,7 @@ class AtomicContract(Base):
     ) -> None:
         assert isinstance(broker, AtomicBroker)
         writers[1].close()
-        future = broker.append_together([TogetherAppend(writer, batch("a")) for writer in writers])
+        future = broker.append_together([(writer, batch("a")) for writer in writers])
         with pytest.raises(Closed):
             future.result(WAIT_SECONDS)
         assert self.contents(broker, topics) == [b"", b"", b""]
@@ -162,10 +155,10 @@ class AtomicContract(Base):
     ) -> None:
         assert isinstance(broker, AtomicBroker)
         with broker.writer(topics[2], exclusive=True) as newer:
-            future = broker.append_together([TogetherAppend(writer, batch("a")) for writer in writers])
+            future = broker.append_together([(writer, batch("a")) for writer in writers])
             with pytest.raises(Fenced):
                 future.result(WAIT_SECONDS)
-            self.together(broker, TogetherAppend(writers[0], batch("b")), TogetherAppend(newer, batch("c")))
+            self.together(broker, (writers[0], batch("b")), (newer, batch("c")))
         assert self.contents(broker, topics) == [b"b", b"", b"c"]
 
     def test_a_writer_of_no_broker_is_refused(self, broker: Broker, topics: list[str], writers: list[Writer]) -> None:
@@ -178,13 +171,13 @@ class AtomicContract(Base):
 
         assert isinstance(broker, AtomicBroker)
         with pytest.raises(CallerError, match="Other"):
-            broker.append_together([TogetherAppend(writers[0], batch("a")), TogetherAppend(Other(), batch("a"))])
+            broker.append_together([(writers[0], batch("a")), (Other(), batch("a"))])
         assert self.contents(broker, topics) == [b"", b"", b""]
 
     def test_all_topics_have_what_was_acknowledged_after_a_restart(
         self, broker: Broker, topics: list[str], writers: list[Writer]
     ) -> None:
         for number in range(20):
-            self.together(broker, *[TogetherAppend(writer, batch(f"{number:02}")) for writer in writers])
+            self.together(broker, *[(writer, batch(f"{number:02}")) for writer in writers])
         with self.reopen(broker) as again:
             assert self.contents(again, topics) == ["".join(f"{n:02}" for n in range(20)).encode()] * 3
