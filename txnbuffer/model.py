@@ -35,7 +35,7 @@ class TxnId(NamedTuple):
         most, colon, least = text.partition(":") if isinstance(text, str) else ("", "", "")
         if not (colon and most.isascii() and most.isdigit() and least.isascii() and least.isdigit()):
             raise ValueError(f"{text!r} is not a transaction id: write MOST:LEAST, such as 0:17")
-        txn = cls(int(most), int(least))
+        txn = as_txn_id((int(most), int(least)))
         if txn.most > MAX_LEAST or not 1 <= txn.least <= MAX_LEAST:
             raise ValueError(f"{text!r} is not a transaction id: both numbers must fit in 63 bits, the second from 1")
         return txn

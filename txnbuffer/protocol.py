@@ -39,14 +39,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Batch, Labels, Message, Numbers, PropertyColumn
+from broker_io.batch import Batch, Blobs, Labels, Message, Numbers, PropertyColumn
 from txnbuffer import avro
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, Outcome, TxnId, as_marker_item, as_txn_id
 
@@ -78,12 +78,25 @@ MARKER_SCHEMA = {
 }
 
 _SCHEMA = avro.stored_schema(MARKER_SCHEMA)
-_MARKER_PROPERTIES = {VERSION: str(PROTOCOL_VERSION), MARKER: MARKER_TEXT}
+_VERSION_TEXT = str(PROTOCOL_VERSION)
+_MARKER_PROPERTIES = {VERSION: _VERSION_TEXT, MARKER: MARKER_TEXT}
+_MARKER_COLUMNS = Batch.of([Message(None, b"", _MARKER_PROPERTIES)]).properties
+_NO_KEY = Blobs.none(1)
 _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 
 def encode_marker(marker: Marker) -> Message:
     """Return the message of a marker."""
+    return Message(None, _marker_value(marker), _MARKER_PROPERTIES)
+
+
+def marker_batch(marker: Marker) -> Batch:
+    """Return a batch of the message of a marker."""
+    value = _marker_value(marker)
+    return Batch(_NO_KEY, Blobs(value, np.array((0, len(value)), np.int32), None), _MARKER_COLUMNS)
+
+
+def _marker_value(marker: Marker) -> bytes:
     differences: list[int] = []
     outcomes: list[Outcome] = []
     records: list[int] = []
@@ -93,7 +106,7 @@ def encode_marker(marker: Marker) -> Message:
         outcomes.append(outcome)
         records.append(expected)
         before = txn.least
-    payload = avro.encode(
+    return avro.encode(
         _SCHEMA,
         {
             "coordinator": marker.coordinator,
@@ -105,7 +118,6 @@ def encode_marker(marker: Marker) -> Message:
             "records": records,
         },
     )
-    return Message(None, payload, _MARKER_PROPERTIES)
 
 
 def decode_marker(payload: bytes | None) -> Marker:
@@ -176,6 +188,54 @@ def transaction_codes(column: PropertyColumn | None, count: int) -> tuple[NDArra
     else:
         labels = used(column)
     return labels.codes, ids(labels.values)
+
+
+SentSlice = tuple[TxnId, int, int, int]
+"""Records of one transaction with consecutive seqs: its id, their first row and number, and the seq of the first."""
+FEW_ROWS = 8
+"""With fewer messages, reading rows costs less than reading columns."""
+
+
+def sent_slices(properties: Mapping[str, PropertyColumn], count: int) -> Sequence[SentSlice] | None:
+    """Return the slices of records that all have `tb.v`, `tb.txn` and `tb.seq`; None if one of them is invalid."""
+    columns = properties[TXN], properties[SEQ], properties[VERSION]
+    return _slices_of_rows(*columns) if count < FEW_ROWS else _slices_of_columns(*columns)
+
+
+def _slices_of_rows(txns: PropertyColumn, seqs: PropertyColumn, versions: PropertyColumn) -> list[SentSlice] | None:
+    slices: list[SentSlice] = []
+    before: str | None = None
+    texts = zip(txns.to_list(), seqs.to_list(), versions.to_list(), strict=True)
+    for row, (text, seq_text, version) in enumerate(texts):
+        seq = number(seq_text or "", MAX_LEAST)
+        if seq < 1 or text is None or version != _VERSION_TEXT:
+            return None
+        if text == before and seq == slices[-1][3] + row - slices[-1][1]:
+            txn, start, size, first = slices[-1]
+            slices[-1] = txn, start, size + 1, first
+            continue
+        try:
+            slices.append((TxnId.parse(text), row, 1, seq))
+        except ValueError:
+            return None
+        before = text
+    return slices
+
+
+def _slices_of_columns(txns: PropertyColumn, seqs: PropertyColumn, versions: PropertyColumn) -> list[SentSlice] | None:
+    count = len(txns)
+    codes, table = transaction_codes(txns, count)
+    numbered = numbers(seqs, count, MAX_LEAST)
+    current = texts_equal(versions, count, _VERSION_TEXT)
+    if not current.all() or int(numbered.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
+        return None
+    begins = np.ones(count, np.bool_)
+    begins[1:] = (codes[1:] != codes[:-1]) | (numbered[1:] != numbered[:-1] + 1)
+    starts = np.flatnonzero(begins)
+    rows = codes[starts]
+    ids = map(as_txn_id, zip(table.most[rows].tolist(), table.least[rows].tolist(), strict=True))
+    sizes = np.diff(starts, append=count).tolist()
+    return [*zip(ids, starts.tolist(), sizes, numbered[starts].tolist(), strict=True)]
 
 
 class IdTable(NamedTuple):

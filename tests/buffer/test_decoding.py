@@ -10,10 +10,22 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Labels, Message, Numbers, PlacedBatch
 from broker_io.position import Position, Positions
-from txnbuffer.buffer.buffer import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
+from txnbuffer.buffer.buffer import PlacedMarker, decode, decode_columns, decode_rows
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import Outcome, RecordSlice, TxnId, Undecodable
-from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION, encode_marker
+from txnbuffer.protocol import (
+    FEW_ROWS,
+    MARKER,
+    RECORDS,
+    SEQ,
+    TXN,
+    VERSION,
+    SentSlice,
+    _slices_of_columns,
+    _slices_of_rows,
+    encode_marker,
+    sent_slices,
+)
 
 X, Y = TxnId(0, 1), TxnId(0, 2)
 
@@ -54,6 +66,37 @@ plausible = st.fixed_dictionaries(
     {VERSION: st.just("1"), TXN: st.sampled_from(["0:1", "0:2", "0:x"]), SEQ: st.sampled_from(["1", "2", "3"])},
     optional={RECORDS: st.sampled_from(["1", "2", "0"])},
 )
+
+
+def sent(*rows: tuple[str | None, str | None, str | None]) -> list[SentSlice] | None:
+    """The slices of sent records, given as version, transaction and seq, read by rows and by columns."""
+    properties = [dict(zip((VERSION, TXN, SEQ), row, strict=True)) for row in rows]
+    found = Batch.of(Message(properties={n: t for n, t in row.items() if t is not None}) for row in properties)
+    columns = [found.properties.get(name, Labels.of([None] * len(rows))) for name in (TXN, SEQ, VERSION)]
+    by_rows, by_columns = _slices_of_rows(*columns), _slices_of_columns(*columns)
+    assert by_rows == by_columns == sent_slices(dict(zip((TXN, SEQ, VERSION), columns, strict=True)), len(rows))
+    return by_rows
+
+
+near = st.sampled_from(["1", "2", "3", "4"])
+sent_rows = st.tuples(st.just("1"), st.sampled_from(["0:1", "0:2", "1:7"]), near)
+
+
+@given(st.lists(sent_rows | sent_rows | st.tuples(*[texts | st.none()] * 3), min_size=1, max_size=12))
+def test_rows_and_columns_of_sent_records_agree(rows: list[tuple[str | None, str | None, str | None]]) -> None:
+    sent(*rows)
+
+
+def test_sent_records_are_sliced_by_transaction_and_number() -> None:
+    rows = [("1", "0:1", "1"), ("1", "0:1", "2"), ("1", "0:2", "3"), ("1", "0:2", "5"), ("1", "0:1", "3")]
+    assert sent(*rows) == [(X, 0, 2, 1), (Y, 2, 1, 3), (Y, 3, 1, 5), (X, 4, 1, 3)]
+    assert (
+        sent(("1", "0:1", "0"))
+        is sent(("2", "0:1", "1"))
+        is sent(("1", "0:0", "1"))
+        is sent((None, "0:1", "1"))
+        is None
+    )
 
 
 @given(st.lists(st.one_of(noise, plausible, st.just({})), min_size=1, max_size=12), st.booleans())

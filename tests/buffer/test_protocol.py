@@ -10,9 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Message
+from broker_io.block import encode_block
 from txnbuffer import avro
 from txnbuffer.model import MAX_LEAST, Marker, MarkerItem, Outcome, TxnId
-from txnbuffer.protocol import MARKER, MARKER_SCHEMA, SEQ, TXN, VERSION, decode_marker, encode_marker, transactional
+from txnbuffer.protocol import (
+    MARKER,
+    MARKER_SCHEMA,
+    SEQ,
+    TXN,
+    VERSION,
+    decode_marker,
+    encode_marker,
+    marker_batch,
+    transactional,
+)
 
 GOLDEN = {
     "border": Marker(3, 9, 0, True, ()),
@@ -30,6 +41,9 @@ GOLDEN = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_markers(name: str) -> None:
     message = encode_marker(GOLDEN[name])
+    alone, made = marker_batch(GOLDEN[name]), Batch.of([message])
+    assert [*alone] == [message]
+    assert encode_block(alone, first_entry=0, publish_time=0) == encode_block(made, first_entry=0, publish_time=0)
     assert message.key is None
     assert message.properties == {"tb.v": "1", "tb.marker": "1"}
     assert message.value is not None

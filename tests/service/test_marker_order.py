@@ -49,7 +49,7 @@ def opened(topic: ServiceTopic, writer: Writing) -> ServiceTopic:
 
 
 def part() -> AppendPart:
-    return AppendPart(Batch.of([Message(b"k", b"v")]), lambda: None, lambda error: None)
+    return AppendPart(Batch.of([Message(b"k", b"v")]), 0, lambda: None, lambda error: None)
 
 
 @on_a_loop

@@ -12,7 +12,8 @@ def part(*messages: Message) -> AppendPart:
 
     def failed(_: Error) -> None: ...
 
-    return AppendPart(Batch.of(messages), acknowledged, failed)
+    batch = Batch.of(messages)
+    return AppendPart(batch, batch.weight, acknowledged, failed)
 
 
 def test_many_properties_of_one_record_are_no_columns_for_many_others() -> None:

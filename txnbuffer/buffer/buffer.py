@@ -75,6 +75,7 @@ from txnbuffer.model import (
 )
 from txnbuffer.protocol import (
     ABSENT,
+    FEW_ROWS,
     MARKER,
     MARKER_TEXT,
     MAX_SET_RECORDS,
@@ -91,8 +92,6 @@ from txnbuffer.protocol import (
 )
 
 _DECODED = frozenset((VERSION, TXN, SEQ, RECORDS, MARKER))
-FEW_ROWS = 8
-"""With fewer messages, reading rows costs less than reading columns."""
 
 
 class PlacedMarker(NamedTuple):

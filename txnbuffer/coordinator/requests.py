@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from snapshots.shards import shard_of
 from txnbuffer.coordinator.completion import TransactionCompletion
@@ -62,7 +63,7 @@ class CommitRequests:
     def commit_many(self, session: Session, commits: Sequence[Commit], stored: Set[int] = frozenset()) -> None:
         """`stored` as for the coordinator."""
         core, name, sessions = self._core, session.name, self._sessions
-        unused, valid = sessions.unused(session, [commit.txn for commit in commits]), set[tuple[object, ...]]()
+        unused, valid = sessions.unused(session, map(attrgetter("txn"), commits)), set[tuple[object, ...]]()
         for commit in commits:
             if commit.sequence is not None and (fenced := self._fenced(commit, commit.sequence)) is not None:
                 core.answer(name, commit.request, fenced)

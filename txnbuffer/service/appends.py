@@ -49,17 +49,20 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 class AppendPart:
     """Messages to append, and the callbacks for the result.
 
-    `size` is their approximate size in bytes; `since` is when it was queued, by the time of the loop.
+    `rows` is their number, `size` their approximate bytes; `since` is when it was queued, by the time of the loop.
     """
 
-    __slots__ = ("acknowledged", "batch", "failed", "since", "size")
+    __slots__ = ("acknowledged", "batch", "failed", "rows", "since", "size")
 
-    def __init__(self, batch: Batch, acknowledged: Callable[[], None], failed: Callable[[Error], None]) -> None:
+    def __init__(
+        self, batch: Batch, size: int, acknowledged: Callable[[], None], failed: Callable[[Error], None]
+    ) -> None:
         self.batch = batch
+        self.rows = len(batch.values.offsets) - 1
         self.acknowledged = acknowledged
         self.failed = failed
         self.since = 0.0
-        self.size = batch.weight
+        self.size = size
 
 
 class AppendInFlight(NamedTuple):
@@ -166,7 +169,7 @@ class ServiceTopic:
         size, rows, names = 0, 0, set[str]()
         while self.waiting and len(parts) < most:
             part = self.waiting[0]
-            size, rows = size + part.size, rows + len(part.batch)
+            size, rows = size + part.size, rows + part.rows
             names.update(part.batch.properties)
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break

@@ -31,7 +31,7 @@ from snapshots.shards import Shard
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.protocol import encode_marker
+from txnbuffer.protocol import marker_batch
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.appends import Appends, ServiceTopic
@@ -274,7 +274,7 @@ class ClusterTopics(Topics):
         return None
 
     def _epoch_marker(self) -> Batch:
-        return Batch.of([encode_marker(self._coordinator.epoch_marker())])
+        return marker_batch(self._coordinator.epoch_marker())
 
     def _append_if_empty(self, name: str, epoch_marker: Batch, *, new: bool = False) -> Position | None:
         """Write a message if a log is empty, and return its position.

@@ -96,6 +96,8 @@ class SessionConnection:
         """Whether the client is in this process, so that it is gone when the next owner begins."""
         self.quota = quota
         self.permissions = permissions
+        self.filtered = permissions is not EVERYTHING_ALLOWED or quota.applies
+        """Whether its requests need permissions, or count for a limit: not if there are no principals and limits."""
         self.session = ""
         self.welcomed = False
         self.closed = False
@@ -218,7 +220,7 @@ class SessionConnection:
         """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
         much = self.unsettled > self._limits.client_bytes or len(self._answers) > self._limits.answers
         much = much or self.waiting_rows > WAITING_ROWS
-        full = full or self.quota.usage.too_many_bytes
+        full = full or (self.filtered and self.quota.usage.too_many_bytes)
         if (full and self.unsettled) or much or self._held:
             if self.reads:
                 self._let_read(False)

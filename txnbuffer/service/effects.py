@@ -22,7 +22,7 @@ from txnbuffer.coordinator.messages import (
 )
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.protocol import encode_marker
+from txnbuffer.protocol import marker_batch
 from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic
 from txnbuffer.service.loop import Loop
 from txnbuffer.service.remote_shards import RemoteTopics, ShardMessages
@@ -232,9 +232,9 @@ class EffectExecutor:
             self._coordinator.marker_failed(token)
             self._topics.look_up(name)
             return
-        batch = Batch.of([encode_marker(marker)])
+        batch = marker_batch(marker)
         durable, failed = partial(self._marker_durable, token), partial(self._marker_failed, token)
-        self._appends.add(topic, AppendPart(batch, durable, failed))
+        self._appends.add(topic, AppendPart(batch, batch.weight, durable, failed))
 
     def stopped(self, topic: ServiceTopic, problem: Error) -> None:
         """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
@@ -256,7 +256,8 @@ class EffectExecutor:
 
     def _append_decisions(self, effect: AppendDecisions) -> None:
         durable = partial(self._decisions_durable, effect.token)
-        self._appends.add(self._decisions, AppendPart(Batch.of(effect.messages), durable, self._decisions_failed))
+        batch = Batch.of(effect.messages)
+        self._appends.add(self._decisions, AppendPart(batch, batch.weight, durable, self._decisions_failed))
 
     def _decisions_durable(self, token: int) -> None:
         self._coordinator.decisions_durable(token, self._now())
@@ -272,8 +273,8 @@ class EffectExecutor:
             self._coordinator.topic_deleted(name, self._now())
         elif topic.followed is not None:
             durable = partial(self._epoch_marker_durable, topic)
-            batch = Batch.of([encode_marker(marker)])
-            self._appends.add(topic, AppendPart(batch, durable, self._epoch_marker_failed))
+            batch = marker_batch(marker)
+            self._appends.add(topic, AppendPart(batch, batch.weight, durable, self._epoch_marker_failed))
 
     def _epoch_marker_durable(self, topic: ServiceTopic) -> None:
         if topic.followed is None:

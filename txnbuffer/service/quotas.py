@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import inf
 
 from broker_io.errors import LimitExceeded, TooManyStreams
-from txnbuffer.access.limits import Contender, Excess, FairAdmission, PrincipalLimits, PrincipalUsage
+from txnbuffer.access.limits import NO_LIMITS, Contender, Excess, FairAdmission, PrincipalLimits, PrincipalUsage
 from txnbuffer.errors import TooManyTopics, TooManyTransactions
 from txnbuffer.service.access import Permissions
 
@@ -44,13 +44,17 @@ CLASSES = {
 
 
 class ClientQuota:
-    """What one connection may do. `limited`: whether new work has to ask `admit`; otherwise `ask` counts it."""
+    """What one connection may do. `limited`: whether new work has to ask `admit`; otherwise `ask` counts it.
+
+    `applies`: whether there is anything to ask or count, now or ever.
+    """
 
     def __init__(
         self, quotas: Quotas, usage: PrincipalUsage, contender: Contender, whose: str, contends: str = ""
     ) -> None:
         """`whose`: the limits, in errors; `contends`: who gets a share of its own, if not the same."""
         self.usage = usage
+        self.applies = quotas.limits_any or usage.contender is contender
         self._contender = contender
         self._quotas = quotas
         self._whose = whose
@@ -166,6 +170,8 @@ class Quotas:
         self.now = now
         self.refused: Counter[str] = Counter()
         self._defaults = defaults
+        self.limits_any = bool(overload) or defaults != NO_LIMITS
+        """Whether there are limits for clients without a principal."""
         self._admission = FairAdmission(overload, now()) if overload else None
         self._usages: dict[str, tuple[PrincipalUsage, Permissions]] = {}
 

@@ -229,7 +229,8 @@ class ShardMessages:
                 ]
                 self.sent += len(messages)
                 # The answers show whether a message arrived.
-                self._appends.add(inbox, AppendPart(Batch.of(messages), lambda: None, lambda _: None))
+                batch = Batch.of(messages)
+                self._appends.add(inbox, AppendPart(batch, batch.weight, lambda: None, lambda _: None))
 
     # Messages from other shards
 

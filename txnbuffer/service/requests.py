@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import attrgetter, itemgetter, methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +43,8 @@ from txnbuffer.errors import (
     NotAuthorized,
     UnknownSession,
 )
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId, as_txn_id
-from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, numbers, texts_equal, transaction_codes
+from txnbuffer.model import TxnId
+from txnbuffer.protocol import RESERVED, SEQ, TXN, VERSION, SentSlice, sent_slices
 from txnbuffer.rpc.frames import ClientFrame, Send, SessionHello
 from txnbuffer.service.access import EVERYTHING_ALLOWED
 from txnbuffer.service.appends import AppendPart, Appends, ServiceTopic, UnitAppends
@@ -91,22 +93,31 @@ class Sends:
     written: dict[int, Written] = field(default_factory=dict)
     failed: dict[int, Error] = field(default_factory=dict)
 
-    def check(self, session: str, topic: ServiceTopic, batch: Batch, quota: ClientQuota) -> CheckedSend:
-        """Return which records of a send may be appended."""
+    def check(self, session: str, topic: ServiceTopic, batch: Batch, quota: ClientQuota | None) -> CheckedSend:
+        """Return which records of a send may be appended. `quota` is None if its client has no limits."""
         try:
-            self._check_messages(batch)
-            reserved = {name for name in batch.properties if name.startswith(RESERVED)}
-            if reserved:
-                return self._check_transactions(session, topic, batch, reserved, quota)
+            if len(batch.properties) > MAX_PROPERTIES:
+                raise InvalidMessage(
+                    f"a send has {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
+                )
+            if _upper_bound(batch) > self._limit:
+                self._check_sizes(batch)
+            if reserved := {*filter(_is_reserved, batch.properties)}:
+                return self._check_slices(session, topic, batch, _slices(batch, reserved), quota)
             if (full := self._no_space) is not None:
                 return CheckedSend(None, [], [(None, full)])
-            if not quota.limited:
-                quota.ask(1, batch.weight)
-            elif (refusal := quota.admit(quota.last_send(), batch.weight)) is not None:
+            if quota is not None and (refusal := self._ordinary_refusal(batch, quota)) is not None:
                 return CheckedSend(None, [], [(None, refusal)])
             return CheckedSend(batch, [], [], 1)
         except Error as error:
             return CheckedSend(None, [], [(None, error)])
+
+    def _ordinary_refusal(self, batch: Batch, quota: ClientQuota) -> LimitExceeded | None:
+        """Why a limit refuses an ordinary send, which is counted."""
+        if quota.limited:
+            return quota.admit(quota.last_send(), batch.weight)
+        quota.ask(1, batch.weight)
+        return None
 
     def refusal(self, txn: TxnId) -> LimitExceeded | None:
         """Why the first record of a transaction was refused, if a limit has; then nothing of it was written."""
@@ -140,7 +151,7 @@ class Sends:
         units = self._units
         if units is None:
             return found
-        named = {topic for commit in commits for topic in commit.topics}
+        named = {*chain.from_iterable(map(attrgetter("topics"), commits))}
         followed = set(filter(topics.is_followed, named))
         for commit in commits:
             least = commit.txn.least
@@ -165,13 +176,7 @@ class Sends:
         """Why no record can be taken now, if the disk is nearly full."""
         return None if self._units is None else self._units.refusal
 
-    def _check_messages(self, batch: Batch) -> None:
-        if len(batch.properties) > MAX_PROPERTIES:
-            raise InvalidMessage(
-                f"a send has {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
-            )
-        if _upper_bound(batch) <= self._limit:
-            return
+    def _check_sizes(self, batch: Batch) -> None:
         sizes = batch.sizes()
         largest = int(sizes.argmax())
         if sizes[largest] > self._limit:
@@ -179,29 +184,6 @@ class Sends:
                 f"message {largest} of the send has {sizes[largest]} bytes, the limit is {self._limit}: split it; "
                 "nothing of the send was appended"
             )
-
-    def _check_transactions(
-        self, session: str, topic: ServiceTopic, batch: Batch, reserved: set[str], quota: ClientQuota
-    ) -> CheckedSend:
-        count = len(batch)
-        if reserved != TRANSACTIONAL:
-            strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
-            raise InvalidRequest(f"properties that begin with {RESERVED} are reserved ({strange}): use other names")
-        codes, table = transaction_codes(batch.properties[TXN], count)
-        seqs = numbers(batch.properties[SEQ], count, MAX_LEAST)
-        current = texts_equal(batch.properties[VERSION], count, str(PROTOCOL_VERSION))
-        if not current.all() or int(seqs.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
-            raise InvalidRequest(f"a send has an invalid {VERSION}, {TXN} or {SEQ}: give each record valid ones")
-        if topic.followed is None:
-            raise topic.refusal()
-        begins = np.ones(count, np.bool_)
-        begins[1:] = (codes[1:] != codes[:-1]) | (seqs[1:] != seqs[:-1] + 1)
-        starts = np.flatnonzero(begins)
-        sizes = np.diff(starts, append=count).tolist()
-        rows = codes[starts]
-        ids = map(as_txn_id, zip(table.most[rows].tolist(), table.least[rows].tolist(), strict=True))
-        slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
-        return self._check_slices(session, topic, batch, [*slices], quota)
 
     def _admission(self, least: int, quota: ClientQuota) -> Error | None:
         """Why a limit refuses a transaction, whose first record this is."""
@@ -215,22 +197,24 @@ class Sends:
         session: str,
         topic: ServiceTopic,
         batch: Batch,
-        slices: list[tuple[TxnId, int, int, int]],
-        quota: ClientQuota,
+        slices: Sequence[SentSlice],
+        quota: ClientQuota | None,
     ) -> CheckedSend:
-        """`slices`: transaction, first row, number of rows, first sequence number."""
-        name, refusals = topic.name, self._coordinator.write_refusals(session, [txn for txn, *_ in slices])
+        if topic.followed is None:
+            raise topic.refusal()
+        name, refusals = topic.name, self._coordinator.write_refusals(session, [*map(itemgetter(0), slices)])
         dropped: list[tuple[int, int]] = []
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
-        known_before, limited, admitted = len(self.written), quota.limited, 0
+        known_before, admitted = len(self.written), 0
+        limited = quota if quota is not None and quota.limited else None
         unit = NO_UNIT if topic.held or topic.backlog or self._units is None else self._units.number
         full = self._no_space
         for txn, start, size, seq in slices:
             least = txn.least
             error = refusals.get(txn) or self.failed.get(least)
             if limited and error is None and least not in self.written:
-                error = self._admission(least, quota)
+                error = self._admission(least, limited)
                 admitted += error is None
             if error is None:
                 written = self.written.get(least)
@@ -257,8 +241,23 @@ class Sends:
                 dropped.append((start, size))
         batch = _without(batch, dropped) if dropped else batch
         begun = len(self.written) - known_before
-        quota.ask(begun - admitted, batch.weight)
-        return CheckedSend(batch if len(batch) else None, accepted, [*failures.items()], begun)
+        if quota is not None:
+            quota.ask(begun - admitted, batch.weight)
+        return CheckedSend(batch if accepted else None, accepted, [*failures.items()], begun)
+
+
+_is_reserved = methodcaller("startswith", RESERVED)
+
+
+def _slices(batch: Batch, reserved: set[str]) -> Sequence[SentSlice]:
+    """The slices of a send with these reserved properties. Raises InvalidRequest."""
+    if reserved != TRANSACTIONAL:
+        strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
+        raise InvalidRequest(f"properties that begin with {RESERVED} are reserved ({strange}): use other names")
+    slices = sent_slices(batch.properties, len(batch.values.offsets) - 1)
+    if slices is None:
+        raise InvalidRequest(f"a send has an invalid {VERSION}, {TXN} or {SEQ}: give each record valid ones")
+    return slices
 
 
 def _without(batch: Batch, slices: list[tuple[int, int]]) -> Batch:
@@ -445,7 +444,7 @@ class RequestHandler:
         for send in frame.sends:
             self._send(connection, send)
         self._handle_ends(connection, frame, now)
-        if hold := connection.quota.take_hold():
+        if connection.filtered and (hold := connection.quota.take_hold()):
             connection.hold(hold)
         if frame.bye:
             coordinator.close_session(name, NO_REQUEST, now)
@@ -539,7 +538,12 @@ class RequestHandler:
             connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
             connection.settle(number, 0)
             return
-        denial = connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic)
+        denial, quota = None, None
+        if connection.filtered:
+            denial, quota = (
+                connection.permissions.refusal(Action.WRITE, ResourceKind.TOPIC, send.topic),
+                connection.quota,
+            )
         if denial is not None:
             connection.fail(number, denial)
             connection.settle(number, 0)
@@ -553,24 +557,25 @@ class RequestHandler:
                 connection.fail(number, refusal)
                 connection.settle(number, 0)
                 return
-        batch, least, failures, begun = self._sends.check(connection.session, topic, send.batch, connection.quota)
+        batch, least, failures, begun = self._sends.check(connection.session, topic, send.batch, quota)
         for txn, error in failures:
             connection.fail(number, error, txn)
         if batch is None:
             connection.settle(number, 0)
             return
-        size = batch.weight
-        durable = partial(self._send_durable, connection, number, size, len(batch), begun)
+        size, records = batch.weight, len(batch.values.offsets) - 1
+        durable = partial(self._send_durable, connection, number, size, records, begun)
         failed = partial(self._send_failed, connection, number, size, least)
         self.unsettled_bytes += size
         connection.unsettled += size
         connection.quota.usage.bytes_in_flight += size
-        self._appends.add(topic, AppendPart(batch, durable, failed))
+        self._appends.add(topic, AppendPart(batch, size, durable, failed))
 
     def _send_durable(self, connection: SessionConnection, number: int, size: int, records: int, begun: int) -> None:
         self.unsettled_bytes -= size
         connection.quota.usage.bytes_in_flight -= size
-        self._quotas.served(begun, size)
+        if connection.filtered:
+            self._quotas.served(begun, size)
         self.records += records
         connection.settle(number, size)
 
