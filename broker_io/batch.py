@@ -373,29 +373,19 @@ def concat_columns(columns: Sequence[PropertyColumn | None], counts: Sequence[in
     """One property of consecutive batches of these lengths; None for batches without it."""
     if len(columns) == 1 and columns[0] is not None:
         return columns[0]
-    if Numbers in map(type, columns):
-        numbers: list[Numbers | None] = []
-        for column in columns:
-            number = None if column is None else as_numbers(column)
-            if number is None and column is not None:
-                return _concat_labels(columns, counts)
-            numbers.append(number)
-        return _concat_numbers(numbers, counts)
-    return _concat_labels(columns, counts)
-
-
-def _concat_numbers(columns: Sequence[Numbers | None], counts: Sequence[int]) -> Numbers:
-    whole = [column.values for column in columns if column is not None and column.present is None]
-    if len(whole) == len(columns):
-        return Numbers(np.concatenate(whole))
+    if Numbers not in map(type, columns):
+        return _concat_labels(columns, counts)
     values, present = np.zeros(sum(counts), np.int64), np.zeros(sum(counts), np.bool_)
     at = 0
     for column, count in zip(columns, counts, strict=True):
-        if column is not None:
-            values[at : at + count] = column.values
-            present[at : at + count] = True if column.present is None else column.present
+        numbers = as_numbers(column) if isinstance(column, Labels) else column
+        if numbers is not None:
+            values[at : at + count] = numbers.values
+            present[at : at + count] = True if numbers.present is None else numbers.present
+        elif column is not None:
+            return _concat_labels(columns, counts)
         at += count
-    return Numbers(values, present)
+    return Numbers(values, None if np.logical_and.reduce(present) else present)
 
 
 def _concat_labels(columns: Sequence[PropertyColumn | None], counts: Sequence[int]) -> Labels:

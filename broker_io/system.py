@@ -32,8 +32,7 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def boottime_ns(self) -> int:
         return time.clock_gettime_ns(_BOOTTIME)

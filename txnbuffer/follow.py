@@ -229,7 +229,7 @@ class DecidedFollower(LogFollower):
             self._again = None
 
     def _applied(self, placed: PlacedBatch) -> None:
-        if not self.lagging and len(placed):
+        if not self.lagging and len(placed.publish_times):
             self._hold(placed)
         if self._held_bytes > self.held_limit:
             self._take_decided()
@@ -253,7 +253,7 @@ class DecidedFollower(LogFollower):
         if not count:
             return None
         taken = self._held.popleft()
-        if count < len(head):
+        if count < len(head.publish_times):
             taken = head.take(slice(count))
             self._held.appendleft(head.take(slice(count, None)))
         self._held_bytes -= taken.messages.weight
@@ -331,7 +331,7 @@ class SequencedFollower(DecidedFollower):
         placed = self.take()
         if placed is None:
             return False
-        sequenced = self.numbered.advance(placed, self.buffer)
+        sequenced = self.numbered.advance(placed, self.buffer, decided=True)
         if self.on_sequenced is not None and sequenced.stop > sequenced.start:
             self.on_sequenced(placed, sequenced)
         return True

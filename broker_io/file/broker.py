@@ -621,7 +621,8 @@ class FileBroker(ReadingBroker):
         while True:
             with self._queue:
                 self._idle = True
-                self._queue.wait_for(lambda: self._log.pending or self._closing)
+                while not (self._log.pending or self._closing):
+                    self._queue.wait()
                 self._idle = False
                 if self._closing:
                     return

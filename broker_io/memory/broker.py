@@ -144,15 +144,12 @@ class MemoryConnection:
                 for _ in range(fault.copies):
                     writer.put(batch if fault.written is None else batch.take(slice(0, fault.written)))
             elif isinstance(fault.error, DiskWatermark):
-                continue
+                return fault.error
             elif fault.written is None:
                 unit.put()
             writer.fail(fault.error)
             return fault.error
         for (writer, batch), fault in zip(unit.appends, faults, strict=True):
-            if fault is not None and isinstance(fault.error, Error):
-                outcomes.append(fault.error)
-                continue
             for _ in range(fault.copies if fault is not None else 1):
                 outcome = writer.put(batch)
             outcomes.append(outcome)

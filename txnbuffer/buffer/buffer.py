@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,7 @@ def decode(placed: PlacedBatch) -> list[Item]:
     A slice has consecutive rows: of one transaction with consecutive seqs, or ordinary ones. A record
     set is a slice of its own; its positions are `(ledger, entry, 0 … n - 1)`.
     """
-    return decode_rows(placed) if len(placed) < FEW_ROWS else decode_columns(placed)
+    return decode_rows(placed) if len(placed.publish_times) < FEW_ROWS else decode_columns(placed)
 
 
 def decode_rows(placed: PlacedBatch) -> list[Item]:
@@ -242,7 +242,7 @@ def _row(position: Position, properties: Mapping[str, str], value: bytes | None)
     if TXN not in properties and SEQ not in properties:
         if refused is None and RECORDS in properties and version is None:
             refused = f"{RECORDS} without {VERSION}"
-        return Undecodable(first, last, refused) if refused else RecordSlice(None, first, last, 0, size)
+        return Undecodable(first, last, refused) if refused else as_record_slice((None, first, last, 0, size))
     return _transactional(properties, first, last, size, refused)
 
 
@@ -258,7 +258,7 @@ def _transactional(
         txn = TxnId.parse(properties.get(TXN, ""))
     except ValueError:
         return Undecodable(first, last, refused or _quoted(properties, TXN))
-    return Undecodable(first, last, refused) if refused else RecordSlice(txn, first, last, seq, size)
+    return Undecodable(first, last, refused) if refused else as_record_slice((txn, first, last, seq, size))
 
 
 def _marker(position: Position, properties: Mapping[str, str], value: bytes | None) -> PlacedMarker | UndecodableMarker:
@@ -499,13 +499,14 @@ class TransactionBuffer:
         effects: list[Effect] = []
         if self.ended:
             self.ended = []
-        if not len(placed):
+        if not len(placed.publish_times):
             return effects
-        if self.applied is not None and placed.positions.first <= self.applied:
-            raise OutOfOrder(placed.positions.first, self.applied)
+        first = placed.positions.first
+        if self.applied is not None and first <= self.applied:
+            raise OutOfOrder(first, self.applied)
         for kind, items in groupby(decode(placed), type):
             if kind is RecordSlice:
-                self._apply_runs(cast(Iterable[RecordSlice], items), placed.positions, effects)
+                self._apply_runs(items, placed.positions, effects)  # type: ignore[arg-type]  # by their kind
                 continue
             for item in items:
                 if isinstance(item, PlacedMarker):

@@ -345,8 +345,8 @@ class CoordinatorState:
     def add(self, committed: set[int], aborted: set[int]) -> None:
         """Record ends, except at or below the low-water mark, where all have ended."""
         mark = self.low_water_mark
-        self.committed.update([least for least in committed if least > mark])
-        self.aborted.update([least for least in aborted if least > mark])
+        self.committed.update(filter(mark.__lt__, committed))
+        self.aborted.update(filter(mark.__lt__, aborted))
 
     def raise_low_water_mark(self, mark: int) -> None:
         if mark > self.low_water_mark:
@@ -450,35 +450,35 @@ class AbortedSet:
 class SuppressedRanges:
     """Disjoint ranges in log order, each within one ledger, both ends included."""
 
-    _ledgers: dict[int, tuple[list[Position], list[Position]]] = field(default_factory=dict)
+    ledgers: dict[int, tuple[list[Position], list[Position]]] = field(default_factory=dict)
     """The first and last positions of the ranges in each ledger."""
 
     def __len__(self) -> int:
-        return sum(len(firsts) for firsts, _ in self._ledgers.values())
+        return sum(len(firsts) for firsts, _ in self.ledgers.values())
 
     def copy(self) -> SuppressedRanges:
         """A copy that stays as it is when these ranges change."""
-        return SuppressedRanges({ledger: ([*firsts], [*lasts]) for ledger, (firsts, lasts) in self._ledgers.items()})
+        return SuppressedRanges({ledger: ([*firsts], [*lasts]) for ledger, (firsts, lasts) in self.ledgers.items()})
 
     def add(self, first: Position, last: Position) -> None:
         """Add a range above all others."""
-        firsts, lasts = self._ledgers.setdefault(first.ledger, ([], []))
+        firsts, lasts = self.ledgers.setdefault(first.ledger, ([], []))
         firsts.append(first)
         lasts.append(last)
 
     def extend(self, last: Position) -> None:
         """Extend the newest range of the ledger."""
-        self._ledgers[last.ledger][1][-1] = last
+        self.ledgers[last.ledger][1][-1] = last
 
     def trim(self, first_ledger: int) -> None:
         """Forget the ranges of all ledgers below `first_ledger`."""
-        for ledger in [ledger for ledger in self._ledgers if ledger < first_ledger]:
-            del self._ledgers[ledger]
+        for ledger in [ledger for ledger in self.ledgers if ledger < first_ledger]:
+            del self.ledgers[ledger]
 
     def mask(self, positions: Positions) -> NDArray[np.bool_]:
         """bool[n]: which of these positions, all of one ledger, are suppressed."""
         found = np.zeros(len(positions), np.bool_)
-        if not self._ledgers or not len(positions):
+        if not self.ledgers or not len(positions):
             return found
         firsts, lasts = self._overlapping(positions.first, positions.last)
         if not firsts:
@@ -512,9 +512,9 @@ class SuppressedRanges:
 
     def ranges(self) -> list[tuple[Position, Position]]:
         """All of them in log order; for tools and tests."""
-        return [pair for ledger in sorted(self._ledgers) for pair in zip(*self._ledgers[ledger], strict=True)]
+        return [pair for ledger in sorted(self.ledgers) for pair in zip(*self.ledgers[ledger], strict=True)]
 
     def _overlapping(self, first: Position, last: Position) -> tuple[list[Position], list[Position]]:
-        firsts, lasts = self._ledgers.get(first.ledger, ([], []))
+        firsts, lasts = self.ledgers.get(first.ledger, ([], []))
         low, high = bisect_left(lasts, first), bisect_right(firsts, last)
         return firsts[low:high], lasts[low:high]

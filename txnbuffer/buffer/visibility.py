@@ -62,7 +62,7 @@ def visible_counts(placed: PlacedBatch, buffer: Visibility, *, decided: bool = F
 
     Some records of a record set may be suppressed: `buffer.suppressed.mask` of their positions shows which.
     """
-    count = len(placed)
+    count = len(placed.publish_times)
     properties = placed.messages.properties
     visible = np.zeros(count, np.bool_)
     visible[: count if decided else decided_rows(placed, buffer)] = True
@@ -71,7 +71,9 @@ def visible_counts(placed: PlacedBatch, buffer: Visibility, *, decided: bool = F
     if TXN in properties and buffer.aborted:
         codes, table = transaction_codes(properties[TXN], count)
         visible &= ~buffer.aborted.mask(table.most, table.least)[codes]
-    counts = (visible & ~buffer.suppressed.mask(placed.positions)).astype(np.int64)
+    counts = visible.astype(np.int64)
+    if buffer.suppressed.ledgers:
+        counts[buffer.suppressed.mask(placed.positions)] = 0
     if RECORDS in properties:
         sizes = numbers(properties[RECORDS], count, MAX_SET_RECORDS)
         sets = np.flatnonzero((sizes > 0) & (placed.positions.indexes == NO_INDEX))
@@ -82,7 +84,7 @@ def visible_counts(placed: PlacedBatch, buffer: Visibility, *, decided: bool = F
 def decided_rows(placed: PlacedBatch, buffer: Visibility) -> int:
     """How many of the messages, from the first, are at or before maxReadPosition."""
     limit = buffer.max_read_position
-    count = len(placed)
+    count = len(placed.publish_times)
     if limit is None or not count:
         return 0
     return count if placed.positions.last <= limit else placed.positions.search(limit, right=True)
@@ -147,19 +149,21 @@ class Sequencer:
         seqnos = np.array([*self.first_seqnos.values()], np.int64)
         return SequencerState(self.position, self.next_seqno, ledgers, seqnos)
 
-    def advance(self, placed: PlacedBatch, buffer: TransactionBuffer) -> Sequenced:
+    def advance(self, placed: PlacedBatch, buffer: TransactionBuffer, *, decided: bool = False) -> Sequenced:
         """Sequence the messages that follow those sequenced so far, up to maxReadPosition of the buffer.
 
         Messages of the batch that are sequenced already are skipped; those not decided yet have to be passed
-        again later. No message may be missing between the last sequenced one and the batch.
+        again later. No message may be missing between the last sequenced one and the batch. `decided`: whether all
+        are known to be decided.
         """
-        start, stop = 0, decided_rows(placed, buffer)
+        count = len(placed.publish_times)
+        start, stop = 0, count if decided else decided_rows(placed, buffer)
         if self.position is not None and stop and placed.positions.first <= self.position:
             start = placed.positions.search(self.position, right=True)
         first = self.next_seqno
         if start >= stop:
             return Sequenced(start, start, np.zeros(0, np.int64), first)
-        rows = placed if stop - start == len(placed) else placed.take(slice(start, stop))
+        rows = placed if stop - start == count else placed.take(slice(start, stop))
         counts = visible_counts(rows, buffer, decided=True)
         self.first_seqnos.setdefault(rows.positions.ledgers.item(0), first)
         self.next_seqno += int(np.add.reduce(counts))

@@ -134,8 +134,8 @@ class Coordinator:
             if self._commits.checks:
                 self._commits.ask_counts()
         if core.stopped is None:
-            if (append := core.journal.take()) is not None:
-                core.effects.append(append)
+            if core.journal.queued:
+                core.effects.append(core.journal.take())
             if core.markers.waiting:
                 core.effects += core.markers.take()
         if core.answers:

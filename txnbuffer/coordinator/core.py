@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
@@ -67,7 +67,8 @@ class DecisionJournal:
 
     Entries become durable in the order of the calls, so each may rely on all before it. Decisions are collected in
     groups. A group has at most `max_group` rows and topics, and its message at most `max_bytes`. `group_durable` is
-    called for each group once it is durable; `now` is the time in seconds since 1970.
+    called for each group once it is durable; `now` is the time in seconds since 1970. `queued`: there is something to
+    take.
     """
 
     _epoch: int
@@ -76,6 +77,7 @@ class DecisionJournal:
     max_bytes: int
     _group_durable: GroupDurable
     now: float = 0.0
+    queued: bool = False
     _messages: list[Message] = field(default_factory=list)
     _callbacks: list[OnDurable] = field(default_factory=list)
     _under_way: deque[tuple[int, list[OnDurable]]] = field(default_factory=deque)
@@ -110,6 +112,7 @@ class DecisionJournal:
         self._transactions += [transaction for _, transaction in decisions]
         self._names += names
         self._positions += positions
+        self.queued = True
         return self.next_group
 
     def abort(self, decisions: Decisions) -> None:
@@ -134,6 +137,7 @@ class DecisionJournal:
             self._seal()
         self._bytes += added
         self._retired += blocks
+        self.queued = True
         self._retirements.append(retirement)
 
     def put(self, entry: Entry, on_durable: OnDurable | None = None) -> None:
@@ -142,6 +146,7 @@ class DecisionJournal:
         if isinstance(entry, Name | Consumers):
             entry = entry._replace(since=self.next_group)
         self._messages.append(encode(entry))
+        self.queued = True
         if on_durable is not None:
             self._callbacks.append(on_durable)
 
@@ -150,16 +155,16 @@ class DecisionJournal:
         if keys:
             self._seal()
             self._messages += map(tombstone, keys)
+            self.queued = True
 
     def prove_ownership(self, on_durable: OnDurable) -> None:
         """Call `on_durable` once a new message is durable, which proves that the log had no newer owner."""
         self.forget([PROOF_KEY])
         self._callbacks.append(on_durable)
 
-    def take(self) -> AppendDecisions | None:
+    def take(self) -> AppendDecisions:
         """The messages to append now."""
-        if not (self._messages or self._rows or self._retired):
-            return None
+        self.queued = False
         self._seal()
         self._token += 1
         append = AppendDecisions(self._token, tuple(self._messages))
@@ -255,6 +260,9 @@ class Markers:
     _answered: dict[str, BitMap64] = field(default_factory=dict)
     _token: int = 0
 
+    def __post_init__(self) -> None:
+        self._most = min(MAX_ITEMS, marker_items(self._max_bytes))
+
     def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
         self.waiting.setdefault((topic, decided), []).append(item)
 
@@ -277,17 +285,20 @@ class Markers:
         """A marker without transactions."""
         return Marker(self._shard, self._epoch, self._progress.low_water_mark, True, ())
 
-    def take(self) -> Iterator[AppendMarker]:
+    def take(self) -> list[AppendMarker]:
         """The markers to append now."""
         waiting, self.waiting = self.waiting, {}
-        mark, most = self._progress.low_water_mark, min(MAX_ITEMS, marker_items(self._max_bytes))
+        mark, most = self._progress.low_water_mark, self._most
+        taken: list[AppendMarker] = []
         for queue, items in waiting.items():
             topic, decided = queue
             for start in range(0, len(items), most):
                 some = tuple(items[start : start + most])
                 self._token += 1
                 self._under_way[self._token] = (queue, some)
-                yield AppendMarker(self._token, topic, Marker(self._shard, self._epoch, mark, decided, some))
+                marker = Marker(self._shard, self._epoch, mark, decided, some)
+                taken.append(AppendMarker(self._token, topic, marker))
+        return taken
 
     def durable(self, token: int) -> tuple[Queue, tuple[MarkerItem, ...]] | None:
         """A marker is durable: return its topic and transactions, or None if it was reported before."""

@@ -199,7 +199,7 @@ class FollowedTopic(SequencedFollower):
         changes = 0
         for effect in effects:
             changes += isinstance(effect, (TransactionEnded, Suppressed))
-        self.due.applied(len(placed), changes)
+        self.due.applied(len(placed.publish_times), changes)
         return effects
 
     def taken_over(self, owner: str) -> None:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
+from typing import ClassVar, NamedTuple
 
 from broker_io import waits
 from broker_io.batch import Batch
@@ -73,6 +74,7 @@ class AppendInFlight(NamedTuple):
     batch: Batch
 
 
+_batch = attrgetter("batch")
 LOST_ROLE = Fenced | NotLive
 """Errors of a log that another process owns, or that this one has owned in between."""
 
@@ -174,7 +176,7 @@ class ServiceTopic:
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
             parts.append(self.waiting.popleft())
-        return AppendInFlight(self, parts, Batch.concat([part.batch for part in parts]))
+        return AppendInFlight(self, parts, Batch.concat([*map(_batch, parts)]))
 
 
 @dataclass(eq=False)
@@ -192,6 +194,9 @@ class Appends(ABC):
     _turn: Callable[[], None]
     failure: Error | None = None
     waiting_bytes: int = 0
+    queued_bytes: int = 0
+    """The size of what is queued for the next unit."""
+    forms_units: ClassVar[bool] = False
     _ready: dict[ServiceTopic, None] = field(default_factory=dict)
     _woken: bool = False
 
@@ -224,8 +229,11 @@ class Appends(ABC):
         topic.waiting.append(part)
         if topic.held:
             topic.open_writer()
-        else:
-            self._ready[topic] = None
+            return
+        self._ready[topic] = None
+        if self.forms_units:
+            topic.formed = len(topic.waiting)
+            self.queued_bytes += part.size
 
     def release(self, topic: ServiceTopic) -> None:
         """Resume the appends of a held topic."""
@@ -380,6 +388,8 @@ class UnitAppends(Appends):
     then meet no marker whose decision is not known to be durable.
     """
 
+    forms_units = True
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -392,8 +402,6 @@ class UnitAppends(Appends):
         self.number, self.durable = 1, 0
         self._broker = broker
         self._decisions = decisions
-        self.queued_bytes = 0
-        """The size of what is queued for the next unit."""
         self._unit: Unit | None = None
         """The unit in flight: one at a time, so that none is written that follows a refused one."""
         self._done = False
@@ -430,12 +438,6 @@ class UnitAppends(Appends):
         if self._unit is not None:
             return now - self._unit.flights[0].parts[0].since
         return now - min([topic.waiting[0].since for topic in self._ready if topic.waiting], default=now)
-
-    def add(self, topic: ServiceTopic, part: AppendPart) -> None:
-        super().add(topic, part)
-        if not (topic.held or topic.problem or self.failure):
-            topic.formed = len(topic.waiting)
-            self.queued_bytes += part.size
 
     def fail(self, topic: ServiceTopic, error: Error) -> None:
         formed = [topic.waiting.popleft() for _ in range(topic.formed)]

@@ -104,7 +104,7 @@ class Sends:
                 self._check_sizes(batch)
             if reserved := {*filter(_is_reserved, batch.properties)}:
                 return self._check_slices(session, topic, batch, _slices(batch, reserved), quota)
-            if (full := self._no_space) is not None:
+            if self._units is not None and (full := self._units.refusal) is not None:
                 return CheckedSend(None, [], [(None, full)])
             if quota is not None and (refusal := self._ordinary_refusal(batch, quota)) is not None:
                 return CheckedSend(None, [], [(None, refusal)])
@@ -171,11 +171,6 @@ class Sends:
             for least in self._coordinator.ended_among(known):
                 del known[least]
 
-    @property
-    def _no_space(self) -> Error | None:
-        """Why no record can be taken now, if the disk is nearly full."""
-        return None if self._units is None else self._units.refusal
-
     def _check_sizes(self, batch: Batch) -> None:
         sizes = batch.sizes()
         largest = int(sizes.argmax())
@@ -209,7 +204,7 @@ class Sends:
         known_before, admitted = len(self.written), 0
         limited = quota if quota is not None and quota.limited else None
         unit = NO_UNIT if topic.held or topic.backlog or self._units is None else self._units.number
-        full = self._no_space
+        full = None if self._units is None else self._units.refusal
         for txn, start, size, seq in slices:
             least = txn.least
             error = refusals.get(txn) or self.failed.get(least)

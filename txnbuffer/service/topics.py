@@ -502,7 +502,8 @@ class OwnedTopic(ServiceTopic):
 def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
     """Return an append as placed batches, one for each ledger; all messages have the same publish time."""
     ledgers = positions.ledgers
-    times = np.full(len(positions), positions.published, np.int64)
+    times = np.empty(len(ledgers), np.int64)
+    times.fill(positions.published)
     if ledgers[0] == ledgers[-1]:
         return [PlacedBatch(positions, times, batch)]
     whole = PlacedBatch(positions, times, batch)
