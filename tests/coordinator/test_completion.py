@@ -148,7 +148,6 @@ class TestCommit:
             (("a", "a"), (1, 1), InvalidRequest),
             (("a",), (0,), InvalidRequest),
             (("a",), (), InvalidRequest),
-            (("nowhere",), (1,), UnregisteredTopic),
         ],
     )
     def test_bad_input_gets_one_error_and_loses_nothing(
@@ -161,6 +160,23 @@ class TestCommit:
         stage.owner.settle()
         assert isinstance(stage.owner.heard(S, 77), error)
         assert stage.commit(0, "a") is Outcome.COMMIT
+
+    @pytest.mark.parametrize("config", [None, DECIDED], ids=["by a marker", "decided"])
+    def test_a_commit_with_a_topic_that_is_gone_is_answered_when_its_abort_is_durable(
+        self, config: CoordinatorConfig | None
+    ) -> None:
+        stage = Stage(config)
+        stage.write(0, "a")
+        owner, bad = stage.owner, Commit(77, stage.txn(0), ("a", "nowhere"), (1, 1))
+        owner.coordinator.commit_many(S, [bad], stage.world.now)
+        owner.take()
+        assert len(owner.appends) + len(owner.markers) == 1
+        assert owner.heard(S, 77) is None
+        owner.settle()
+        assert isinstance(owner.heard(S, 77), UnregisteredTopic)
+        assert stage.query(0) is Outcome.ABORT
+        assert isinstance(stage.commit(0, "a"), TransactionAborted)
+        assert stage.world.read("a").values == stage.world.read("a").ongoing == []
 
     def test_a_marker_that_failed_is_written_again(self) -> None:
         for config in (None, DECIDED):

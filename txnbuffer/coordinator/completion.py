@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.coordinator.core import Core, Decisions, TooLarge
-from txnbuffer.coordinator.decisions import NamedCommit, PositionCommit, Row
+from txnbuffer.coordinator.decisions import NamedCommit, PositionCommit, Row, as_row
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.messages import (
     DECIDING_STATE,
@@ -52,12 +52,15 @@ class TransactionCompletion:
         if plan.sequence is None and not plan.positions and self._decided_by_marker(transaction, Outcome.COMMIT):
             return
         refusal = None if plan.sequence is None else self._producers.refusal(plan.sequence)
-        refusal = refusal or self._consumer_groups.refusal(plan.positions)
+        if refusal is None and plan.positions:
+            refusal = self._consumer_groups.refusal(plan.positions)
         if refusal is not None:
             self.abort(transaction, str(refusal), refusal=refusal)
             return
-        winners = {transaction.txn.least, *(branch.txn.least for branch in plan.winners)}
-        members = [transaction, *(branch for branch in transaction.branches or () if branch.state is State.OPEN)]
+        winners, members = {transaction.txn.least}, [transaction]
+        if transaction.branches:
+            winners.update(branch.txn.least for branch in plan.winners)
+            members += [branch for branch in transaction.branches if branch.state is State.OPEN]
         rows = [
             (_row(member, Outcome.COMMIT if member.txn.least in winners else Outcome.ABORT), member)
             for member in members
@@ -79,7 +82,8 @@ class TransactionCompletion:
                 transaction.hidden += 1
         if plan.sequence is not None:
             self._producers.commit(plan.sequence, number)
-        self._consumer_groups.commit(positions, number)
+        if positions:
+            self._consumer_groups.commit(positions, number)
         self._decided(members)
 
     def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
@@ -374,7 +378,7 @@ class TransactionCompletion:
 
 
 def _row(transaction: TransactionState, outcome: Outcome) -> Row:
-    return Row(transaction.txn.least, outcome, transaction.topics, transaction.records)
+    return as_row((transaction.txn.least, outcome, transaction.topics, transaction.records))
 
 
 def _unseen(transaction: TransactionState) -> Iterator[str]:

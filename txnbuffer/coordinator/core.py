@@ -95,7 +95,8 @@ class DecisionJournal:
         """
         rows = [row for row, _ in decisions]
         rows_and_topics = sum([1 + len(row.topics) for row in rows])
-        extra = names_bytes(names) + positions_bytes(positions)
+        extra = names_bytes(names) if names else 0
+        extra += positions_bytes(positions) if positions else 0
         added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + extra
         if self._bytes + added > self.max_bytes or self._size + rows_and_topics > self._max_group:
             self._seal()

@@ -69,7 +69,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from broker_io.batch import Batch, Message
-from broker_io.position import Position
+from broker_io.position import Position, maker
 from txnbuffer import avro
 from txnbuffer.buffer.state import bitmap_of_bytes, bitmap_to_bytes
 from txnbuffer.coordinator.transaction import SettledIds
@@ -118,6 +118,9 @@ class Row(NamedTuple):
     outcome: Outcome
     topics: tuple[str, ...]
     records: tuple[int, ...]
+
+
+as_row = maker(Row)
 
 
 @dataclass(slots=True)

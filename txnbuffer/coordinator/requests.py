@@ -27,7 +27,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions, of_another_principal
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, TransactionState, principal_tag
+from txnbuffer.coordinator.transaction import Session, TransactionState, Waiter, principal_tag
 from txnbuffer.errors import (
     Error,
     ForeignTransaction,
@@ -87,9 +87,9 @@ class CommitRequests:
             if error is None and not alone:
                 error = self._invalid(transaction, commit)
             if error is not None:
-                core.answer(name, request, error)
                 if fresh:
                     core.watch(transaction, core.now + core.config.transaction_timeout)
+                self._refuse(transaction, (name, request, True), commit.topics, error)
             else:
                 valid.add(counts)
                 transaction.waiters = [(name, request, True)]
@@ -99,6 +99,18 @@ class CommitRequests:
                     self._completion.commit(transaction, commit)
                 elif alone or self._link_branches(transaction, commit):
                     self._check_counts(transaction, commit, stored)
+
+    def _refuse(self, transaction: TransactionState, waiter: Waiter, topics: tuple[str, ...], error: Error) -> None:
+        """Answer an invalid commit, after which the client may send a valid one.
+
+        If a topic is gone there is none: the transaction aborts, and the error is the answer once that is durable.
+        """
+        if isinstance(error, UnregisteredTopic) and transaction.parent is None and transaction.participant_of is None:
+            transaction.waiters = [waiter]
+            known = tuple([topic for topic in topics if topic in self._core.topics])
+            self._completion.abort(transaction, str(error), known, by_marker=True, refusal=error)
+        else:
+            self._core.answer(*waiter[:2], error)
 
     def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]]) -> None:
         """How many records of each transaction the topic's buffer has accepted."""
